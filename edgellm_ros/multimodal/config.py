@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the runtime must know about a vision tower and the image processor in front of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Vision tower of the Qwen3-VL / Qwen3-Omni kind, with its preprocessing.
+
+    `min_pixels` and `max_pixels` are the processor's `shortest_edge` and `longest_edge`: areas of the resized image in pixels.
+    `resample` is the PIL code of the filter (3 = bicubic). `num_position_embeddings` is a square number: the side of the learned
+    position grid is its root.
+    """
+
+    hidden_size: int
+    num_heads: int
+    depth: int
+    out_hidden_size: int
+    in_channels: int
+    patch_size: int
+    temporal_patch_size: int
+    spatial_merge_size: int
+    num_position_embeddings: int
+    deepstack_visual_indexes: tuple[int, ...]
+    rope_theta: float
+    min_pixels: int
+    max_pixels: int
+    resample: int
+    rescale_factor: float
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "num_heads",
+            "depth",
+            "out_hidden_size",
+            "patch_size",
+            "temporal_patch_size",
+            "spatial_merge_size",
+            "min_pixels",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.in_channels != 3:
+            raise ValueError(f"in_channels must be 3 (RGB), got {self.in_channels}")
+        if self.max_pixels < self.min_pixels:
+            raise ValueError(f"max_pixels {self.max_pixels} is less than min_pixels {self.min_pixels}")
+        if self.grid_side**2 != self.num_position_embeddings:
+            raise ValueError(f"num_position_embeddings must be a square, got {self.num_position_embeddings}")
+        if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 4:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} over num_heads {self.num_heads} must give a head size divisible by 4"
+            )
+        for name in ("image_mean", "image_std"):
+            if len(getattr(self, name)) != self.in_channels:
+                raise ValueError(f"{name} must have {self.in_channels} values, got {getattr(self, name)}")
+        if min(self.image_std) <= 0:
+            raise ValueError(f"image_std must be positive, got {self.image_std}")
+        if any(not 0 <= index < self.depth for index in self.deepstack_visual_indexes):
+            raise ValueError(f"deepstack_visual_indexes {self.deepstack_visual_indexes} outside 0..{self.depth - 1}")
+
+    @property
+    def grid_side(self) -> int:
+        """Side of the learned position grid."""
+        return round(self.num_position_embeddings**0.5)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_dim(self) -> int:
+        """Values per patch: channels x frames x patch x patch."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def patches_per_token(self) -> int:
+        return self.spatial_merge_size**2
+
+    @property
+    def size_factor(self) -> int:
+        """Height and width of a resized image are multiples of this, in pixels."""
+        return self.patch_size * self.spatial_merge_size

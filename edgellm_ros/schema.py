@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strict conversion between JSON objects and frozen dataclasses.
+
+A configuration file is written by one program and read by another, often much later. So nothing is guessed: every key must be
+there, no other key may be there, every value must have the declared type, and an error names the key by its full path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def to_dict(value: Any) -> Any:
+    """JSON-compatible form of a dataclass made of dataclasses, tuples, numbers, strings and None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def from_dict(cls: type[T], data: Any, where: str = "") -> T:
+    """Build the dataclass `cls` from a JSON object.
+
+    `where` is the path shown in errors ("config.json: llm.rope"). ValueError for unknown keys, missing keys and wrong types;
+    what `cls` itself checks in `__post_init__` is reported with the path too.
+    """
+    where = where or cls.__name__
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{where}: expected an object, got {_describe(data)}")
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    unknown = sorted(str(key) for key in data if key not in names)
+    missing = [name for name in names if name not in data]
+    if unknown or missing:
+        problems = [f"unknown key {key!r}" for key in unknown] + [f"missing key {key!r}" for key in missing]
+        raise ValueError(f"{where}: {', '.join(problems)}")
+    values = {name: _convert(hints[name], data[name], f"{where}.{name}") for name in names}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        return None if value is None else _convert(options[0], value, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{where}: expected a list, got {_describe(value)}")
+        item_hint = typing.get_args(hint)[0]
+        return tuple(_convert(item_hint, item, f"{where}[{i}]") for i, item in enumerate(value))
+    if dataclasses.is_dataclass(hint):
+        return from_dict(hint, value, where)  # type: ignore[arg-type]
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        expected = "null" if hint is type(None) else hint.__name__
+        raise ValueError(f"{where}: expected {expected}, got {_describe(value)}")
+    return value
+
+
+def _describe(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}" if not isinstance(value, (Mapping, list)) else type(value).__name__
