@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The analytic driver: it knows the whole scene and plans the actions that the model learns to imitate.
+
+It steers at the target; while a solid's disc, grown by the robot's radius and some clearance, blocks the straight line,
+it steers along that disc's tangent on one side. Curvature follows from the heading error alone and speed from the
+curvature and the way left, so that the action depends on nothing but the state: a plan made again on the way goes on
+with the old one. Each choice of sides is driven to the end in simulation; the cheapest wins, and where two cost about
+the same a coin decides. Everything is vectorised over situations and choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from edgellm_ros.arena.scene import Scene
+from edgellm_ros.arena.unicycle import (
+    ACCEL_MAX,
+    CURVATURE_MAX,
+    DT,
+    HORIZON,
+    ROBOT_RADIUS,
+    V_MAX,
+    State,
+    advance,
+    wrap,
+)
+
+STOP_DISTANCE = 0.27  # m from the target's surface to the robot's centre at rest
+CLEARANCE = 0.10  # m kept free beside the robot
+STEPS = 130  # the longest route that is tried, in actions
+SIDES = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]])  # of the nearest blocking solid and of the others; 1 = left
+TEMPERATURE = 0.10  # s: routes whose costs differ by much less are taken equally often
+
+_STEER = 2.6  # 1/m per rad of heading error
+_SETTLE = 0.35  # s: speed follows its wish with this time constant
+_BRAKE = 1.2  # m/s^2, for a stop on command
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to the target: states [T+1, 4], actions [T, 2], cost in s (about the time it takes), and whether it collides."""
+
+    states: NDArray[np.float64]
+    actions: NDArray[np.float64]
+    cost: float
+    collides: bool
+    arrives: bool
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """N situations side by side. Solids are padded to M with ones far away."""
+
+    xy: NDArray[np.float64]  # [N, M, 2]
+    radius: NDArray[np.float64]  # [N, M]
+    target: NDArray[np.int64]  # [N]
+    start: NDArray[np.float64]  # [N, 4]
+
+
+def plan(scene: Scene, state: State, target: int | None, rng: Generator) -> NDArray[np.float64]:
+    """The expert's next HORIZON actions [40, 2] (m/s^2, 1/m) on the way to solid `target`; None = stop here.
+
+    If every way collides, it brakes.
+    """
+    return plan_batch([scene], [state], [target], rng)[0]
+
+
+def plan_batch(
+    scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int | None], rng: Generator
+) -> NDArray[np.float64]:
+    """`plan` for N situations at once [N, 40, 2]."""
+    actions = np.stack([brake(s.speed) for s in states])
+    going = [i for i, target in enumerate(targets) if target is not None]
+    if going:
+        choices = routes_batch([scenes[i] for i in going], [states[i] for i in going], [targets[i] for i in going])
+        for i, routes in zip(going, choices, strict=True):
+            route = choose(routes, rng)
+            if not route.collides:
+                actions[i] = route.actions[:HORIZON]
+    return actions
+
+
+def brake(speed: float, steps: int = HORIZON) -> NDArray[np.float64]:
+    """Actions [steps, 2] that bring the robot to rest, straight and firmly, and keep it there."""
+    actions = np.zeros((steps, 2))
+    for action in actions:
+        action[0] = max(-_BRAKE, -speed / DT if speed < 0.12 else -speed / 0.22)
+        speed = max(speed + action[0] * DT, 0.0)
+    return actions
+
+
+def routes(scene: Scene, state: State, target: int) -> list[Route]:
+    """All ways to the target that differ, unordered."""
+    return routes_batch([scene], [state], [target])[0]
+
+
+def choose(choices: Sequence[Route], rng: Generator) -> Route:
+    """A cheap route: cost differences count in units of TEMPERATURE, and colliding routes are a last resort."""
+    costs = np.array([r.cost for r in choices])
+    weights = np.exp(-(costs - costs.min()) / TEMPERATURE)
+    return choices[int(rng.choice(len(choices), p=weights / weights.sum()))]
+
+
+def blocking(scene: Scene, state: State, target: int) -> list[int]:
+    """Solids that the expert would drive around, were the robot to head straight for the target; nearest first."""
+    problem = _problem([scene], [state], [target])
+    ahead, _, distance = _blocked(problem.start[:, None, :2], _goal_heading(problem, problem.start[:, None])[0], problem)
+    found = [i for i in np.flatnonzero(ahead[0, 0]) if i < len(scene.solids)]
+    return sorted((int(i) for i in found), key=lambda i: distance[0, 0, i])
+
+
+def routes_batch(scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int]) -> list[list[Route]]:
+    """`routes` for N situations at once. Choices that led to the same route are merged."""
+    problem = _problem(scenes, states, targets)
+    path, actions, cost, collides, arrives = _drive(problem)
+    result = []
+    for n in range(len(scenes)):
+        kept: list[Route] = []
+        for k in range(len(SIDES)):
+            if any(np.abs(path[n, k, :, :2] - r.states[:, :2]).max() < 0.05 for r in kept):
+                continue
+            kept.append(
+                Route(path[n, k], actions[n, k], float(cost[n, k]), bool(collides[n, k]), bool(arrives[n, k]))
+            )
+        result.append(kept)
+    return result
+
+
+def _problem(scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int]) -> _Problem:
+    most = max(len(s.solids) for s in scenes)
+    xy = np.full((len(scenes), most, 2), 1e3)
+    radius = np.full((len(scenes), most), 0.1)
+    for n, scene in enumerate(scenes):
+        for m, solid in enumerate(scene.solids):
+            xy[n, m] = solid.x, solid.y
+            radius[n, m] = solid.radius
+        if not 0 <= targets[n] < len(scene.solids):
+            raise ValueError(f"target {targets[n]} is not one of the scene's {len(scene.solids)} solids")
+    return _Problem(xy, radius, np.asarray(targets, np.int64), np.stack([s.array() for s in states]))
+
+
+def _goal_heading(problem: _Problem, states: NDArray) -> tuple[NDArray, NDArray]:
+    """Heading to the target [N, K] and distance to its centre [N, K] from states [N, K, 4]."""
+    rows = np.arange(len(problem.target))
+    gap = problem.xy[rows, problem.target][:, None] - states[..., :2]
+    return np.arctan2(gap[..., 1], gap[..., 0]), np.hypot(gap[..., 0], gap[..., 1])
+
+
+def _blocked(position: NDArray, heading: NDArray, problem: _Problem) -> tuple[NDArray, NDArray, NDArray]:
+    """Which solids [N, K, M] lie across the straight way with this heading, before the target.
+
+    Also their bearings and centre distances [N, K, M], seen from positions [N, K, 2].
+    """
+    rows = np.arange(len(problem.target))
+    gap = problem.xy[:, None] - position[:, :, None]
+    distance = np.hypot(gap[..., 0], gap[..., 1])
+    bearing = np.arctan2(gap[..., 1], gap[..., 0])
+    off = bearing - heading[..., None]
+    forward, aside = distance * np.cos(off), np.abs(distance * np.sin(off))
+    to_target = distance[rows, :, problem.target] - problem.radius[rows, problem.target][:, None] - STOP_DISTANCE
+    grown = (problem.radius + ROBOT_RADIUS + CLEARANCE)[:, None]
+    across = (aside < grown) & (forward > 0) & (forward < to_target[..., None])
+    across[rows, :, problem.target] = False
+    return across, bearing, distance
+
+
+def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
+    """Simulate every choice of sides: states [N, K, T+1, 4], actions [N, K, T, 2], cost, collides and arrives [N, K]."""
+    count, choices = len(problem.target), len(SIDES)
+    rows = np.arange(count)
+    states = np.repeat(problem.start[:, None], choices, 1)
+    path = np.empty((count, choices, STEPS + 1, 4))
+    actions = np.zeros((count, choices, STEPS, 2))
+    path[:, :, 0] = states
+    target_radius = problem.radius[rows, problem.target][:, None]
+    grown = (problem.radius + ROBOT_RADIUS + CLEARANCE)[:, None]
+    side = _sides(problem)
+    time = np.full((count, choices), STEPS * DT)
+    squeeze, turning, unseen = np.zeros((count, choices)), np.zeros((count, choices)), np.zeros((count, choices))
+    collides = np.zeros((count, choices), bool)
+    done = np.zeros((count, choices), bool)
+    for index in range(STEPS):
+        goal, distance = _goal_heading(problem, states)
+        left = distance - target_radius - STOP_DISTANCE
+        wish = goal
+        for _ in range(2):  # the second round: what stands across the tangent that the first one found
+            across, bearing, far = _blocked(states[..., :2], wish, problem)
+            nearest = np.where(across, far, np.inf).argmin(2)[..., None]
+            any_across = across.any(2)
+            half = np.arcsin(np.minimum(grown / np.maximum(far, 1e-6), 0.96))
+            tangent = bearing + side * half
+            wish = np.where(any_across, np.take_along_axis(tangent, nearest, 2)[..., 0], wish)
+        error = wrap(wish - states[..., 2])
+        curvature = np.clip(_STEER * error, -CURVATURE_MAX, CURVATURE_MAX) * np.clip(left / 0.12, 0, 1)
+        speed = states[..., 3]
+        turn_limit = V_MAX / (1 + 0.55 * np.abs(curvature))
+        allowed = np.minimum(turn_limit, np.minimum(1.1 * left, 0.9 * np.sqrt(np.maximum(left, 0))))
+        allowed = np.maximum(allowed, 0.0)
+        accel = np.clip((allowed - speed) / _SETTLE, -1.4, ACCEL_MAX * 0.9)
+        resting = (allowed < 0.05) & (speed < 0.06)
+        accel = np.where(resting, -speed / DT, accel)
+        curvature = np.where(resting, 0.0, curvature)
+        actions[:, :, index, 0], actions[:, :, index, 1] = accel, curvature
+        states = advance(states, accel, curvature)
+        path[:, :, index + 1] = states
+        gap = problem.xy[:, None] - states[:, :, None, :2]
+        clear = (np.hypot(gap[..., 0], gap[..., 1]) - problem.radius[:, None]).min(2)
+        moving = ~done
+        collides |= moving & (clear < ROBOT_RADIUS)
+        squeeze += moving * np.maximum(ROBOT_RADIUS + CLEARANCE - clear, 0) * DT
+        turning += moving * np.abs(curvature) * states[..., 3] * DT
+        off = np.abs(wrap(goal - states[..., 2]))
+        unseen += moving * np.maximum(off - np.deg2rad(38), 0) * DT
+        arrived = moving & (left < 0.06)
+        time = np.where(arrived, (index + 1) * DT, time)
+        done |= left < 0.06
+        if done.all() and index >= HORIZON + 10 and (states[..., 3] == 0).all():
+            path[:, :, index + 2 :] = states[:, :, None]
+            break
+    cost = time + 12.0 * squeeze + 0.25 * turning + 6.0 * unseen + 60.0 * collides
+    return path, actions, cost, collides, done
+
+
+def _sides(problem: _Problem) -> NDArray[np.float64]:
+    """On which side to pass each solid in each choice [N, K, M]: 1 = left of it, -1 = right.
+
+    The solid that blocks the way first gets the choice's first side, the other blocking ones the second. A solid that
+    does not block now is passed where the straight way passes it.
+    """
+    position = problem.start[:, None, :2]
+    goal, _ = _goal_heading(problem, problem.start[:, None])
+    across, bearing, far = _blocked(position, goal, problem)
+    across, bearing, far = across[:, 0], bearing[:, 0], far[:, 0]
+    first = np.where(across, far, np.inf).argmin(1)
+    is_first = across & (np.arange(far.shape[1])[None] == first[:, None])
+    plain = np.where(np.sin(bearing - goal) > 0, -1, 1)
+    chosen = np.where(is_first[:, None], SIDES[None, :, 0, None], SIDES[None, :, 1, None])
+    return np.where(across[:, None], chosen, plain[:, None]).astype(np.float64)
