@@ -34,10 +34,11 @@ STOP_DISTANCE = 0.27  # m from the target's surface to the robot's centre at res
 CLEARANCE = 0.10  # m kept free beside the robot
 STEPS = 130  # the longest route that is tried, in actions
 SIDES = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]])  # of the nearest blocking solid and of the others; 1 = left
-TEMPERATURE = 0.10  # s: routes whose costs differ by much less are taken equally often
+TEMPERATURE = 0.05  # s: routes whose costs differ by much less are taken equally often
 
 _STEER = 2.6  # 1/m per rad of heading error
 _SETTLE = 0.35  # s: speed follows its wish with this time constant
+_BESIDE = 1.3  # within so many grown radii of a solid's centre there is no choice of sides any more
 _BRAKE = 1.2  # m/s^2, for a stop on command
 
 
@@ -222,7 +223,7 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
         if done.all() and index >= HORIZON + 10 and (states[..., 3] == 0).all():
             path[:, :, index + 2 :] = states[:, :, None]
             break
-    cost = time + 12.0 * squeeze + 0.25 * turning + 6.0 * unseen + 60.0 * collides
+    cost = time + 12.0 * squeeze + 0.6 * turning + 6.0 * unseen + 60.0 * collides
     return path, actions, cost, collides, done
 
 
@@ -230,14 +231,15 @@ def _sides(problem: _Problem) -> NDArray[np.float64]:
     """On which side to pass each solid in each choice [N, K, M]: 1 = left of it, -1 = right.
 
     The solid that blocks the way first gets the choice's first side, the other blocking ones the second. A solid that
-    does not block now is passed where the straight way passes it.
+    does not block now, or that the robot is already beside, is passed where the straight way passes it.
     """
     position = problem.start[:, None, :2]
     goal, _ = _goal_heading(problem, problem.start[:, None])
     across, bearing, far = _blocked(position, goal, problem)
     across, bearing, far = across[:, 0], bearing[:, 0], far[:, 0]
+    plain = np.where(np.sin(bearing - goal) > 0, -1, 1)
+    across = across & (far > _BESIDE * (problem.radius + ROBOT_RADIUS + CLEARANCE))
     first = np.where(across, far, np.inf).argmin(1)
     is_first = across & (np.arange(far.shape[1])[None] == first[:, None])
-    plain = np.where(np.sin(bearing - goal) > 0, -1, 1)
     chosen = np.where(is_first[:, None], SIDES[None, :, 0, None], SIDES[None, :, 1, None])
     return np.where(across[:, None], chosen, plain[:, None]).astype(np.float64)

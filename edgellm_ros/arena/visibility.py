@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which solids a person looking at the picture would name, so that answers can be true of the picture.
+
+A solid is seen if enough pixels show it and enough of it is neither hidden by others nor outside the picture. Between
+clearly seen and clearly unseen lies a grey zone; training and scoring leave it out.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from edgellm_ros.arena.camera import CAMERA
+from edgellm_ros.arena.renderer import identify
+from edgellm_ros.arena.scene import Scene
+from edgellm_ros.arena.unicycle import State, to_base
+
+_SCALE = 2  # solids are counted in a picture of half the size
+_SEEN_PIXELS, _UNSEEN_PIXELS = 60, 16  # of the full picture
+_SEEN_SHARE, _UNSEEN_SHARE = 0.40, 0.12
+
+
+class Sight(IntEnum):
+    """How well a solid is seen."""
+
+    UNSEEN = 0
+    UNCLEAR = 1
+    SEEN = 2
+
+
+def sights(scene: Scene, pose: State) -> list[Sight]:
+    """The sight of every solid of the scene, in its order."""
+    ids = identify(scene, pose, _SCALE)
+    feet = to_base(pose, np.array([[s.x, s.y] for s in scene.solids]).reshape(-1, 2))
+    result = []
+    for index, (x, y) in enumerate(feet):
+        pixels = int((ids == index).sum()) * _SCALE**2
+        if pixels == 0:
+            result.append(Sight.UNSEEN)
+            continue
+        alone = int((identify(scene, pose, _SCALE, only=index) >= 0).sum()) * _SCALE**2
+        share = pixels / max(alone, 1) * _inside(scene, index, float(x), float(y))
+        if pixels >= _SEEN_PIXELS and share >= _SEEN_SHARE:
+            result.append(Sight.SEEN)
+        elif pixels <= _UNSEEN_PIXELS or share <= _UNSEEN_SHARE:
+            result.append(Sight.UNSEEN)
+        else:
+            result.append(Sight.UNCLEAR)
+    return result
+
+
+def _inside(scene: Scene, index: int, x: float, y: float) -> float:
+    """Share of the solid's width that lies between the picture's left and right border."""
+    ahead = x - CAMERA.x
+    distance = np.hypot(ahead, y)
+    half = np.arcsin(min(scene.solids[index].radius / distance, 0.99))
+    bearing, edge = np.arctan2(y, ahead), np.arctan(CAMERA.width / 2 / CAMERA.focal)
+    low, high = max(bearing - half, -edge), min(bearing + half, edge)
+    return float(np.clip((high - low) / (2 * half), 0.0, 1.0))
