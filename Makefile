@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything from a fresh clone: Python 3.10 to 3.13, gcc, g++ and make are enough; no root, no GPU, no ROS.
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
+
+.PHONY: demo test parity bench lint venv clean
+.DELETE_ON_ERROR:
+
+demo: venv ## one closed-loop episode over ROS 2 topics, with a picture of it
+	$(BIN)/edgellm demo
+
+test: venv lint ## the whole test suite
+	$(BIN)/python -m pytest
+
+parity: venv $(STAMPS)/parity ## the engines against transformers and PyTorch
+	$(BIN)/pip check
+	$(BIN)/python -m pytest -m parity
+
+bench: venv ## speed and memory, in process and through ROS
+	$(BIN)/python -m benchmarks
+
+lint: $(STAMPS)/packages
+	$(BIN)/pip check
+	$(BIN)/ruff check .
+
+venv: $(STAMPS)/interfaces $(STAMPS)/command
+
+clean:
+	rm -rf $(VENV) engines out build install log
+
+$(STAMPS)/venv:
+	@tools/check_prerequisites.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/packages: requirements.txt requirements-ros.txt requirements-test.txt | $(STAMPS)/venv
+	$(BIN)/pip install --quiet --disable-pip-version-check $(^:%=-r %)
+	@touch $@
+
+$(STAMPS)/interfaces: $(INTERFACES) package.xml CMakeLists.txt tools/build_interfaces.sh $(STAMPS)/packages
+	tools/build_interfaces.sh $(VENV)
+	@touch $@
+
+# The command `edgellm`, and the clone on the path of the virtual environment.
+$(STAMPS)/command: setup.py $(STAMPS)/packages
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(STAMPS)/parity: requirements-parity.txt $(STAMPS)/packages
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
+	@touch $@
