@@ -38,24 +38,24 @@ def render(scene: Scene, pose: State, rng: Generator) -> NDArray[np.uint8]:
     return _sensor(image, scene.look, rng)
 
 
-def identify(scene: Scene, pose: State, scale: int = 1, only: int | None = None) -> NDArray[np.int8]:
-    """Which solid each pixel shows [224/scale, 320/scale]: its index, or -1. With `only`, as if that solid stood alone."""
+def identify(scene: Scene, pose: State, scale: int = 1) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Which solid each pixel shows [224/scale, 320/scale]: its index, or -1; and how many each would fill alone [M]."""
     camera = CAMERA if scale == 1 else CAMERA.scaled(scale)
     depth = np.full((camera.height, camera.width), np.inf, np.float32)
     ids = np.full((camera.height, camera.width), -1, np.int8)
+    alone = np.zeros(len(scene.solids), np.int64)
     for index, (solid, (x, y)) in enumerate(zip(scene.solids, _feet(scene, pose), strict=True)):
-        if only is not None and index != only:
-            continue
         box = window(camera, solid, float(x), float(y))
         if box is None:
             continue
         left, right, top, bottom = box
         t, _ = hit(solid, solid.yaw - pose.heading, rays(camera)[:, top:bottom, left:right], camera.x - x, -y, camera.z)
+        alone[index] = np.isfinite(t).sum()
         near = depth[top:bottom, left:right]
         won = t < near
         near[won] = t[won]
         ids[top:bottom, left:right][won] = index
-    return ids
+    return ids, alone
 
 
 def _feet(scene: Scene, pose: State) -> NDArray[np.float64]:

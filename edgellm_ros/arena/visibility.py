@@ -31,7 +31,7 @@ class Sight(IntEnum):
 
 def sights(scene: Scene, pose: State) -> list[Sight]:
     """The sight of every solid of the scene, in its order."""
-    ids = identify(scene, pose, _SCALE)
+    ids, alone = identify(scene, pose, _SCALE)
     feet = to_base(pose, np.array([[s.x, s.y] for s in scene.solids]).reshape(-1, 2))
     result = []
     for index, (x, y) in enumerate(feet):
@@ -39,8 +39,7 @@ def sights(scene: Scene, pose: State) -> list[Sight]:
         if pixels == 0:
             result.append(Sight.UNSEEN)
             continue
-        alone = int((identify(scene, pose, _SCALE, only=index) >= 0).sum()) * _SCALE**2
-        share = pixels / max(alone, 1) * _inside(scene, index, float(x), float(y))
+        share = pixels / (int(alone[index]) * _SCALE**2) * _inside(scene, index, float(x), float(y))
         if pixels >= _SEEN_PIXELS and share >= _SEEN_SHARE:
             result.append(Sight.SEEN)
         elif pixels <= _UNSEEN_PIXELS or share <= _UNSEEN_SHARE:

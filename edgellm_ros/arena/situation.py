@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single moments to learn from: a scene, the robot's state and recent way, a command, the true answer, the expert's actions.
+
+States are spread wider than good driving would leave them, so that a policy learned from them finds back when it has
+strayed: starts, moments of drives (also pushed aside a little), anywhere at any speed, close beside a solid, at the
+target. Planning is vectorised over situations, so they are made in batches.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from edgellm_ros.arena import answers, expert
+from edgellm_ros.arena.language import SPLITS, Command, sample_command
+from edgellm_ros.arena.scene import COLORS, ROOM_CENTRE, SHAPES, Scene, generate_scene
+from edgellm_ros.arena.unicycle import DT, HISTORY, HORIZON, ROBOT_RADIUS, State, advance, to_base, to_world, wrap
+from edgellm_ros.arena.visibility import Sight, sights
+
+FAMILIES = {  # share of each way to place the robot
+    "start": 0.16,
+    "dead_ahead": 0.15,
+    "drive": 0.32,
+    "anywhere": 0.21,
+    "beside": 0.08,
+    "at_target": 0.08,
+}
+KINDS = {"go": 0.75, "where": 0.08, "describe": 0.10, "stop": 0.07}
+_BATCH = 48
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One moment.
+
+    history [8, 2]: positions in the base frame at DT, oldest first, the last (0, 0). target: index of the solid that the
+    command names, None if it names none that is seen. seen: indices of the solids in view. actions [40, 2], None where
+    the answer is talk only. blocked: something stands across the straight way to the target.
+    """
+
+    scene: Scene
+    state: State
+    history: NDArray[np.float64]
+    command: Command
+    answer: str
+    has_actions: bool
+    actions: NDArray[np.float64] | None
+    target: int | None
+    seen: tuple[int, ...]
+    blocked: bool
+    family: str
+
+    @property
+    def kind(self) -> str:
+        """go, where, describe or stop."""
+        return self.command.kind
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A placed robot; target is the solid that its place was chosen for."""
+
+    scene: Scene
+    state: State
+    history: NDArray[np.float64]
+    target: int
+    family: str
+
+
+def situations(seed: int, split: str = "train") -> Iterator[Situation]:
+    """Situations without end; the same for the same seed and split, and never the same scene in two splits."""
+    rng = split_rng(seed, split)
+    while True:
+        yield from sample_situations(rng, _BATCH, split)
+
+
+def sample_situation(
+    rng: Generator, split: str = "train", family: str | None = None, kind: str | None = None
+) -> Situation:
+    """One situation; see `sample_situations`, which is faster for many."""
+    return sample_situations(rng, 1, split, family, kind)[0]
+
+
+def sample_situations(
+    rng: Generator, count: int, split: str = "train", family: str | None = None, kind: str | None = None
+) -> list[Situation]:
+    """`count` situations of the split, of one family and one kind of command if given."""
+    if family is not None and family not in FAMILIES:
+        raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+    result: list[Situation] = []
+    while len(result) < count:
+        drafts = _drafts(rng, count - len(result), family)
+        made = [_speak(rng, draft, split, kind) for draft in drafts]
+        result += _with_actions(rng, [s for s in made if s is not None])
+    return result
+
+
+def split_rng(seed: int, split: str) -> Generator:
+    """A generator of its own for each seed and split."""
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is not train or test")
+    if seed < 0:
+        raise ValueError(f"seed {seed} is negative")
+    return np.random.default_rng([zlib.crc32(split.encode()), seed])
+
+
+def _drafts(rng: Generator, count: int, family: str | None) -> list[_Draft]:
+    """Up to `count` placed robots that touch nothing and are inside the room."""
+    drafts: list[_Draft] = []
+    on_the_way: list[_Draft] = []
+    for _ in range(count):
+        kind = family or str(rng.choice(list(FAMILIES), p=list(FAMILIES.values())))
+        ahead = kind == "dead_ahead" or (kind == "drive" and rng.random() < 0.3)
+        scene = generate_scene(rng, "dead_ahead" if ahead else "random")
+        target = 0 if ahead else int(rng.integers(sum(not s.is_obstacle for s in scene.solids)))
+        if kind == "drive" or (kind == "dead_ahead" and rng.random() < 0.4):
+            state = _start(rng, scene, target, ahead)
+            if state is not None:
+                on_the_way.append(_Draft(scene, state, np.zeros((HISTORY, 2)), target, kind))
+            continue
+        state = _start(rng, scene, target, ahead) if kind in ("start", "dead_ahead") else _place(rng, scene, target, kind)
+        if state is not None:
+            drafts.append(_Draft(scene, state, _past(rng, state), target, kind))
+    drafts += _drive_on(rng, on_the_way)
+    return [d for d in drafts if _is_free(d.scene, d.state)]
+
+
+def _is_free(scene: Scene, state: State) -> bool:
+    inside = (
+        abs(state.x - ROOM_CENTRE[0]) < scene.look.room[0] - 0.4 and abs(state.y - ROOM_CENTRE[1]) < scene.look.room[1] - 0.4
+    )
+    return inside and scene.clearance(state.x, state.y) > ROBOT_RADIUS + 0.01
+
+
+def _start(rng: Generator, scene: Scene, target: int, ahead: bool) -> State | None:
+    """A robot at rest (or nearly) near the origin, as an episode begins."""
+    solid = scene.solids[target]
+    speed = 0.0 if rng.random() < 0.75 else float(rng.uniform(0, 0.5))
+    if ahead:
+        return State(float(rng.uniform(-0.1, 0.2)), float(rng.normal(0, 0.02)), float(rng.normal(0, 0.05)), speed)
+    x, y = float(rng.uniform(-0.4, 0.4)), float(rng.uniform(-0.4, 0.4))
+    bearing = np.arctan2(solid.y - y, solid.x - x)
+    off = float(np.clip(rng.normal(0, 0.35), -0.65, 0.65))
+    return State(x, y, float(bearing - off), speed) if solid.surface_distance(x, y) > 0.5 else None
+
+
+def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | None:
+    """A robot anywhere with the target somewhere in front of it."""
+    solid = scene.solids[target]
+    speed = 0.0 if rng.random() < 0.3 else float(rng.uniform(0, 0.8))
+    around = float(rng.uniform(-np.pi, np.pi)) if rng.random() < 0.5 else float(rng.normal(np.pi, 0.6))
+    off = float(np.clip(rng.normal(0, 0.45), -0.9, 0.9))
+    if family == "at_target":
+        away = solid.radius + float(rng.uniform(0.20, 0.5))
+        speed = 0.0 if rng.random() < 0.6 else float(rng.uniform(0, 1.1 * (away - solid.radius - 0.15)))
+        x, y = solid.x + away * np.cos(around), solid.y + away * np.sin(around)
+    elif family == "beside":
+        others = [s for i, s in enumerate(scene.solids) if i != target]
+        if not others:
+            return None
+        near = others[int(rng.integers(len(others)))]
+        away = near.radius + float(rng.uniform(0.17, 0.5))
+        x, y = near.x + away * np.cos(around), near.y + away * np.sin(around)
+        speed = min(speed, 0.6)
+    else:
+        away = solid.radius + 0.25 + 3.55 * float(rng.beta(1.2, 1.6))
+        x, y = solid.x + away * np.cos(around), solid.y + away * np.sin(around)
+    bearing = np.arctan2(solid.y - y, solid.x - x)
+    return State(float(x), float(y), float(wrap(bearing - off)), speed)
+
+
+def _past(rng: Generator, state: State) -> NDArray[np.float64]:
+    """A plausible history [8, 2] that ends in the state: some acceleration and curvature, held."""
+    accel = float(rng.uniform(-1.0, 0.8)) if rng.random() < 0.6 else 0.0
+    curvature = float(np.clip(rng.normal(0, 0.8), -2.2, 2.2)) if rng.random() < 0.7 else 0.0
+    if state.speed == 0 and rng.random() < 0.7:
+        accel = 0.0
+    track = [state.array()]
+    for _ in range(HISTORY - 1):
+        track.append(advance(track[-1], accel, curvature, -DT))
+    return to_base(state, np.stack(track[::-1])[:, :2])
+
+
+def _drive_on(rng: Generator, drafts: list[_Draft]) -> list[_Draft]:
+    """Let the expert drive for a while from each start, then push some robots aside a little."""
+    if not drafts:
+        return []
+    found = expert.routes_batch([d.scene for d in drafts], [d.state for d in drafts], [d.target for d in drafts])
+    result = []
+    for draft, routes in zip(drafts, found, strict=True):
+        route = expert.choose(routes, rng)
+        length = int(np.argmax(route.states[:, 3] < 1e-3)) if (route.states[:, 3] < 1e-3).any() else len(route.states)
+        length = next((i for i in range(5, len(route.states)) if route.states[i, 3] < 1e-3), len(route.states) - 1)
+        now = int(rng.integers(0, length + 3))
+        now = min(now, len(route.states) - 1)
+        track = route.states[np.maximum(np.arange(now - HISTORY + 1, now + 1), 0)]
+        before = State(*track[-1])
+        history = to_base(before, track[:, :2])
+        state = before
+        if rng.random() < 0.6:
+            push = rng.normal(0, (0.03, 0.05))
+            x, y = to_world(before, push)
+            turn = float(rng.normal(0, np.deg2rad(6)))
+            state = State(float(x), float(y), float(wrap(before.heading + turn)), before.speed)
+        result.append(_Draft(draft.scene, state, history, draft.target, draft.family))
+    return result
+
+
+def _speak(rng: Generator, draft: _Draft, split: str, kind: str | None) -> Situation | None:
+    """Give the draft a command and its true answer; None where too little is clear in the picture."""
+    scene, state = draft.scene, draft.state
+    sight = sights(scene, state)
+    seen = tuple(i for i, s in enumerate(sight) if s is Sight.SEEN)
+    kind = kind or str(rng.choice(list(KINDS), p=list(KINDS.values())))
+    if kind in ("describe", "stop"):
+        if kind == "describe" and Sight.UNCLEAR in sight:
+            return None
+        answer = answers.STOP_ANSWER if kind == "stop" else answers.describe_answer(scene, state, seen)
+        command = sample_command(rng, kind, split=split)
+        return Situation(scene, state, draft.history, command, answer, kind == "stop", None, None, seen, False, draft.family)
+    absent = rng.random() < (0.07 if kind == "go" else 0.25)
+    if absent:
+        color, shape = _absent(rng, scene)
+        unseen = True
+    else:
+        if sight[draft.target] is Sight.UNCLEAR:
+            return None
+        unseen = sight[draft.target] is Sight.UNSEEN
+        if unseen and rng.random() < 0.5:
+            return None
+        solid = scene.solids[draft.target]
+        color, shape = solid.color, solid.shape
+    target = None if unseen else draft.target
+    if rng.random() < 0.15 and _is_only(scene, sight, shape, target):
+        color = None
+    command = sample_command(rng, kind, color, shape, split)
+    blocked = False
+    if target is None:
+        answer = answers.unseen_answer(color, shape, stop=kind == "go")
+    elif kind == "where":
+        answer = answers.where_answer(scene, state, target)
+    else:
+        blocked = bool(expert.blocking(scene, state, target))
+        answer = answers.go_answer(scene, state, target, blocked)
+    return Situation(
+        scene, state, draft.history, command, answer, kind == "go", None, target, seen, blocked, draft.family
+    )
+
+
+def _absent(rng: Generator, scene: Scene) -> tuple[str, str]:
+    """Colour and shape of a solid that the scene does not have; often one that differs in one of both."""
+    have = {(s.color, s.shape) for s in scene.solids}
+    missing = [(c, s) for c in COLORS for s in SHAPES if (c, s) not in have]
+    if rng.random() < 0.6:
+        colors, shapes = {c for c, _ in have}, {s for _, s in have}
+        missing = [m for m in missing if m[0] in colors or m[1] in shapes] or missing
+    return missing[int(rng.integers(len(missing)))]
+
+
+def _is_only(scene: Scene, sight: list[Sight], shape: str, target: int | None) -> bool:
+    """True if the shape alone says which solid is meant, or that none is in view."""
+    return not any(
+        s.shape == shape and sight[i] is not Sight.UNSEEN and i != target for i, s in enumerate(scene.solids)
+    )
+
+
+def _with_actions(rng: Generator, made: list[Situation]) -> list[Situation]:
+    """Add the expert's actions; situations that it cannot solve are left out. Order is kept."""
+    going = deque(s for s in made if s.has_actions and s.target is not None)
+    found = iter(
+        expert.routes_batch([s.scene for s in going], [s.state for s in going], [s.target for s in going]) if going else ()
+    )
+    result = []
+    for s in made:
+        actions = expert.brake(s.state.speed) if s.has_actions else None
+        if s.has_actions and s.target is not None:
+            route = expert.choose(next(found), rng)
+            if route.collides or not route.arrives:
+                continue
+            actions = route.actions[:HORIZON]
+        result.append(
+            Situation(
+                s.scene, s.state, s.history, s.command, s.answer, s.has_actions, actions, s.target, s.seen, s.blocked, s.family
+            )
+        )
+    return result
