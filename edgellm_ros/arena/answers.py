@@ -20,7 +20,7 @@ from edgellm_ros.arena.unicycle import State, to_base
 SIDE_DEGREES = 8.0
 SIDE_TOLERANCE = 1.5  # degrees beside a boundary where either word counts as true
 DISTANCE_TOLERANCE = 0.40  # m: a distance word that is off by less counts as true
-THERE = 0.32  # m to the surface: nearer than that the robot has arrived
+THERE = 0.35  # m to the surface: nearer than that the robot has arrived
 
 _DISTANCES = {
     0.5: "half a metre",

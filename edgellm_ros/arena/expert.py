@@ -30,7 +30,7 @@ from edgellm_ros.arena.unicycle import (
     wrap,
 )
 
-STOP_DISTANCE = 0.27  # m from the target's surface to the robot's centre at rest
+STOP_DISTANCE = 0.30  # m from the target's surface to the robot's centre at rest: too far can be mended, too near cannot
 CLEARANCE = 0.10  # m kept free beside the robot
 STEPS = 130  # the longest route that is tried, in actions
 SIDES = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]])  # of the nearest blocking solid and of the others; 1 = left

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is an answer true of the picture? Every part of it is judged by itself, against the scene and not against a wording."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm_ros.arena import answers
+from edgellm_ros.arena.answers import DISTANCE_TOLERANCE, Answer, Mention
+from edgellm_ros.arena.scene import Scene
+from edgellm_ros.arena.situation import Situation
+
+
+def check(text: str, situation: Situation) -> dict[str, bool]:
+    """What an answer says and whether it is true; only the parts that the situation calls for are keys.
+
+    go and where: "seen" (it says rightly whether it sees the thing), "color", "shape", and for a thing in view "side" and
+    "distance". go: also "way" (clear, blocked, or there). describe: "count", "color", "shape", "side". stop: "stops".
+    Sides within 1.5 degrees of a boundary may be called either way, distances may be off by 0.4 m.
+    """
+    answer = answers.parse_answer(text)
+    if situation.kind == "stop":
+        return {"stops": answer.stops and not answer.mentions}
+    if situation.kind == "describe":
+        return _check_description(answer, situation)
+    command, target = situation.command, situation.target
+    mention = answer.mentions[0] if len(answer.mentions) == 1 else Mention(None, "")
+    result = {"seen": bool(answer.mentions) and answer.seen == (target is not None)}
+    if target is None:
+        return result | {"color": mention.color == command.color, "shape": mention.shape == command.shape}
+    result |= _check_mention(mention, situation, target)
+    if situation.kind == "go":
+        result["way"] = answer.way == _way(situation, target)
+    return result
+
+
+def is_true(text: str, situation: Situation) -> bool:
+    """True if every part of the answer is."""
+    return all(check(text, situation).values())
+
+
+def _way(situation: Situation, target: int) -> str:
+    if answers.arrived(situation.scene, situation.state, target):
+        return "there"
+    return "blocked" if situation.blocked else "clear"
+
+
+def _check_mention(mention: Mention, situation: Situation, index: int) -> dict[str, bool]:
+    scene, state = situation.scene, situation.state
+    solid = scene.solids[index]
+    distance = solid.surface_distance(state.x, state.y)
+    said = mention.distance
+    return {
+        "color": mention.color == solid.color,
+        "shape": mention.shape == solid.shape,
+        "side": answers.side_is_true(mention.side, answers.bearing_degrees(scene, state, index)),
+        "distance": said is not None and abs(said - np.clip(distance, 0.5, 5.0)) < DISTANCE_TOLERANCE,
+    }
+
+
+def _check_description(answer: Answer, situation: Situation) -> dict[str, bool]:
+    """Match the mentions with the solids in view, the best fitting side first."""
+    scene, left = situation.scene, list(answer.mentions)
+    names = sorted(_called(scene, i) for i in situation.seen)
+    said = sorted((m.color or "", m.shape) for m in left)
+    side = len(said) == len(names)
+    for index in situation.seen:
+        bearing = answers.bearing_degrees(scene, situation.state, index)
+        fits = [m for m in left if (m.color or "", m.shape) == _called(scene, index)]
+        fits = [m for m in fits if answers.side_is_true(m.side, bearing)]
+        side &= bool(fits)
+        if fits:
+            left.remove(fits[0])
+    return {
+        "count": len(said) == len(names),
+        "color": sorted(c for c, _ in said) == sorted(c for c, _ in names),
+        "shape": sorted(s for _, s in said) == sorted(s for _, s in names),
+        "side": side,
+    }
+
+
+def _called(scene: Scene, index: int) -> tuple[str, str]:
+    solid = scene.solids[index]
+    return solid.color, "obstacle" if solid.is_obstacle else solid.shape
