@@ -87,9 +87,9 @@ class BuilderConfig:
         for name in ("max_batch_size", "max_input_len", "max_action_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_kv_cache_capacity <= self.max_input_len:
+        if self.max_kv_cache_capacity < self.max_input_len + 2:
             raise ValueError(
-                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must be greater than max_input_len {self.max_input_len}"
+                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must exceed max_input_len {self.max_input_len} by 2"
             )
         if self.max_lora_rank < 0:
             raise ValueError(f"max_lora_rank must not be negative, got {self.max_lora_rank}")

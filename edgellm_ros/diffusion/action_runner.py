@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ActionRunner: from noise to trajectories, by Euler steps of a flow-matching head over the language model's KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import Kernels, RopeTable
+from edgellm_ros.kernels.random import normal_noise
+
+
+class SequenceCache(Protocol):
+    """One sequence's part of the KV cache: per layer [1,Hkv,C,D], its length [1] i64 and its RoPE delta [1] i64."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    length: Tensor
+    rope_delta: Tensor
+
+
+class ActionRunner:
+    """Samples trajectories for one sequence at a time: a request's result cannot depend on what shares its batch.
+
+    (Products of activations, unlike products with weights, may round differently in another batch size: docs/data_flow.md.)
+    All samples of a request are one batch. The cache is read in place.
+    """
+
+    def __init__(
+        self,
+        executor: EngineExecutor,
+        config: ActionConfig,
+        device: Device,
+        kernels: Kernels,
+        rope_table: RopeTable,
+        max_samples: int,
+    ) -> None:
+        self.max_samples = max_samples
+        self._executor = executor
+        self._config = config
+        self._device = device
+        self._kernels = kernels
+        self._rope_table = rope_table
+        space = config.action_space
+        self._trajectory = device.empty((max_samples, space.horizon, space.dim), np.float32)
+        self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
+        self._time = device.empty((1,), np.float32)
+        rope_shape = (1, space.horizon, config.head_dim // 2)
+        self._rope_cos, self._rope_sin = device.empty(rope_shape, np.float32), device.empty(rope_shape, np.float32)
+
+    def execute(
+        self, cache: SequenceCache, samples: int, steps: int, seed: int, go_on: Callable[[int], bool]
+    ) -> np.ndarray | None:
+        """Normalised actions, float32 [samples, T, A]; None if `go_on(step)`, asked before every Euler step, said no.
+
+        The cache must hold everything up to and including the future-start token. Same cache, seed and steps give the same
+        result, bit by bit. EngineError if the result is not finite.
+        """
+        device, space = self._device, self._config.action_space
+        trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
+        noise = normal_noise(seed, samples, space.horizon * space.dim)
+        device.upload(trajectory, noise.reshape(trajectory.shape))
+        self._kernels.rope_rows(self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin)
+        tensors = {
+            "trajectory": trajectory,
+            "time": self._time,
+            "rope_cos": self._rope_cos,
+            "rope_sin": self._rope_sin,
+            "kv_length": cache.length,
+            "velocity": velocity,
+            **{f"key_cache_{i}": tensor for i, tensor in enumerate(cache.keys)},
+            **{f"value_cache_{i}": tensor for i, tensor in enumerate(cache.values)},
+        }
+        self._executor.prepare(0, {"B": 1, "Bn": samples}, tensors, device.stream)
+        for step in range(steps):
+            if not go_on(step):
+                return None
+            device.upload(self._time, np.array([step / steps], np.float32))
+            self._executor.execute(device.stream)
+            self._kernels.euler_step(trajectory, velocity, 1.0 / steps)
+        result = device.download(trajectory)
+        if not np.isfinite(result).all():
+            raise EngineError(f"the action head made values that are not finite (noise seed {seed}, {steps} steps)")
+        return result

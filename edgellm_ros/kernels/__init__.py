@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs between engines: embedding, rotary rows, masks, sampling, Euler steps. One twin per kind of device."""
+
+from __future__ import annotations
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState
+
+__all__ = ["Kernels", "RopeTable", "SamplingState", "load_kernels"]
+
+
+def load_kernels(device: Device) -> Kernels:
+    """The kernels that work on this device's tensors."""
+    if device.name == "cpu":
+        from edgellm_ros.kernels.host import HostKernels
+
+        return HostKernels()
+    raise EngineError(f"no kernels for device {device.name!r}")

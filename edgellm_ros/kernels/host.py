@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels in NumPy, on host tensors: for CPU inference, and the reference for every other twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.protocol import RopeTable, SamplingState
+from edgellm_ros.kernels.random import token_uniform
+
+
+class HostKernels:
+    """See `Kernels` for what each does."""
+
+    def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
+        ids, vocab_size = token_ids.array, table.shape[0]
+        is_multimodal = ids >= vocab_size
+        if not is_multimodal.any():
+            np.take(table.array, ids, axis=0, out=out.array, mode="clip")  # clip: the mode that writes to `out` directly
+            return
+        np.take(table.array, np.minimum(ids, vocab_size - 1), axis=0, out=out.array, mode="clip")
+        out.array[is_multimodal] = multimodal_rows.array[ids[is_multimodal] - vocab_size]
+
+    def deepstack(self, token_ids: Tensor, vocab_size: int, multimodal_rows: Tensor, out: Tensor) -> None:
+        is_multimodal = token_ids.array >= vocab_size
+        out.array[...] = 0
+        out.array[is_multimodal] = multimodal_rows.array[token_ids.array[is_multimodal] - vocab_size]
+
+    def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
+        positions = (lengths.array + deltas.array)[:, None] + np.arange(cos.shape[1])
+        np.take(table.cos.array, positions, axis=0, out=cos.array, mode="clip")
+        np.take(table.sin.array, positions, axis=0, out=sin.array, mode="clip")
+
+    def mrope_rows(
+        self, table: RopeTable, positions: Tensor, mrope_section: Sequence[int], cos: Tensor, sin: Tensor
+    ) -> None:
+        time, height, width = positions.array[:, 0], positions.array[:, 1], positions.array[:, 2]
+        for source, target in ((table.cos.array, cos.array), (table.sin.array, sin.array)):
+            np.take(source, time, axis=0, out=target, mode="clip")
+            if mrope_section:
+                for offset, axis_positions in ((1, height), (2, width)):
+                    chosen = slice(offset, 3 * mrope_section[offset], 3)
+                    target[..., chosen] = source[:, chosen][axis_positions]
+
+    def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
+        _, _, steps, capacity = out.shape
+        last_seen = lengths.array[:, None] + np.arange(steps)
+        np.less_equal(np.arange(capacity), last_seen[:, None, :, None], out=out.array)
+
+    def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
+        for row in range(tokens.shape[0]):
+            token = _sample_row(logits.array[row, 0], state, row)
+            tokens.array[row] = token
+            if token >= 0:
+                state.seen.array[row, token] = True
+            state.step.array[row] += 1
+
+    def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
+        count = top_ids.shape[1] - 1
+        for row in range(tokens.shape[0]):
+            scores = logits.array[row, 0].astype(np.float64)
+            scores -= scores.max()
+            scores -= np.log(np.exp(scores).sum())
+            top_ids.array[row, :count] = np.argsort(-scores, kind="stable")[:count]
+            top_ids.array[row, count] = tokens.array[row]
+            top_values.array[row] = scores[top_ids.array[row]]
+
+    def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
+        x.array += np.float32(dt) * velocity.array
+
+
+def _sample_row(logits: np.ndarray, state: SamplingState, row: int) -> int:
+    """The next token for logits [V], or -1 if they are not finite."""
+    if not np.isfinite(logits).all():
+        return -1
+    temperature = float(state.temperature.array[row])
+    penalty = float(state.repetition_penalty.array[row])
+    if penalty != 1.0:
+        seen = state.seen.array[row]
+        logits = np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
+    if temperature == 0.0:
+        return int(np.argmax(logits))
+    scores = logits.astype(np.float64) / temperature
+    order = np.argsort(-scores, kind="stable")
+    top_k = int(state.top_k.array[row])
+    if top_k:
+        order = order[:top_k]
+    probabilities = np.exp(scores[order] - scores[order[0]])
+    probabilities /= probabilities.sum()
+    kept = len(order)  # both filters below keep a prefix of the falling order
+    top_p, min_p = float(state.top_p.array[row]), float(state.min_p.array[row])
+    if top_p < 1.0:
+        mass_before = np.cumsum(probabilities) - probabilities
+        kept = int(np.searchsorted(mass_before, top_p))
+    if min_p > 0.0:
+        kept = min(kept, int(np.count_nonzero(probabilities >= min_p * probabilities[0])))
+    cumulative = np.cumsum(probabilities[:kept])
+    draw = token_uniform(int(state.seed.array[row]), int(state.step.array[row])) * cumulative[-1]
+    return int(order[min(int(np.searchsorted(cumulative, draw, side="right")), kept - 1)])

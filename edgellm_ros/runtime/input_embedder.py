@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InputEmbedder: token ids, with rows from the encoders put in place, to what the language model reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import Kernels
+from edgellm_ros.runtime.config import EngineConfig
+
+
+class InputEmbedder:
+    """Owns the embedding table [V,H] and the rows that the encoders write.
+
+    A placeholder that is to become row r carries the id V + r: one look-up serves text and everything else. Rows are numbered
+    over the whole batch; no batch can need more of them than its prompts have tokens.
+    """
+
+    def __init__(self, path: Path, config: EngineConfig, device: Device, kernels: Kernels, dtype: np.dtype) -> None:
+        self._device = device
+        self._kernels = kernels
+        llm, batch, tokens = config.llm, config.builder.max_batch_size, config.builder.max_input_len
+        self._pad_id = config.special_tokens.pad_token_id
+        self._image_token_id = config.special_tokens.image_token_id
+        self._vocab_size, self._hidden_size = llm.vocab_size, llm.hidden_size
+        table = _read_table(path, (llm.vocab_size, llm.hidden_size))
+        self._table = device.empty(table.shape, dtype)
+        device.upload(self._table, table.astype(dtype, copy=False))
+        self._image_rows = device.zeros((batch * tokens, llm.hidden_size), dtype)
+        self._deepstack_rows = [device.zeros((batch * tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)]
+        self._token_ids = device.empty((batch, tokens), np.int64)
+        self._embeds = device.empty((batch, tokens, llm.hidden_size), dtype)
+        self._deepstack = [device.empty((batch, tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)]
+
+    def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
+        """Where the vision engine writes `count` rows: [count, H] for the input, and for each deepstack feature."""
+        stop = start + count
+        return self._image_rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
+
+    def embed_prompts(self, prompts: list[list[int]], image_starts: list[int]) -> tuple[Tensor, list[Tensor]]:
+        """Prompts of B sequences, padded to the longest: inputs_embeds [B,S,H] and each deepstack feature [B,S,H].
+
+        image_starts: the row of each sequence's first image placeholder; the others follow it.
+        """
+        batch, longest = len(prompts), max(map(len, prompts))
+        ids = np.full((batch, longest), self._pad_id, np.int64)
+        for row, (prompt, start) in enumerate(zip(prompts, image_starts, strict=True)):
+            ids[row, : len(prompt)] = prompt
+            placeholders = np.flatnonzero(ids[row] == self._image_token_id)
+            ids[row, placeholders] = self._vocab_size + start + np.arange(len(placeholders))
+        token_ids = self._token_ids.view(batch, longest)
+        self._device.upload(token_ids, ids)
+        embeds = self._embeds.view(batch, longest, self._hidden_size)
+        self._kernels.embed(token_ids, self._table, self._image_rows, embeds)
+        deepstack = [buffer.view(batch, longest, self._hidden_size) for buffer in self._deepstack]
+        for rows, out in zip(self._deepstack_rows, deepstack, strict=True):
+            self._kernels.deepstack(token_ids, self._vocab_size, rows, out)
+        return embeds, deepstack
+
+    def token_embeds(self, batch: int) -> Tensor:
+        """Where `embed_tokens` writes, [batch,1,H]: always the same memory."""
+        return self._embeds.view(batch, 1, self._hidden_size)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Drawn tokens [B], on the device, to inputs_embeds [B,1,H]."""
+        embeds = self.token_embeds(tokens.shape[0])
+        self._kernels.embed(tokens.view(tokens.shape[0], 1), self._table, self._image_rows, embeds)
+        return embeds
+
+
+def _read_table(path: Path, shape: tuple[int, int]) -> np.ndarray:
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a readable safetensors file: {error}") from None
+    if "embedding" not in tensors or tensors["embedding"].shape != shape:
+        found = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        raise ValueError(f"{path}: expected a tensor 'embedding' {list(shape)}, found {found}")
+    return tensors["embedding"]

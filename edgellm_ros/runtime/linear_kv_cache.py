@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LinearKVCache: keys and values of every layer, one stretch of rows per sequence.
+
+Layout per layer, for keys and for values: [max batch, Hkv, C, D], C = capacity in tokens. Sequence b has rows 0 .. length[b]-1;
+what lies beyond is left over from before and is never looked at. Engines write new rows in place; a row counts from when it is
+committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceCacheView:
+    """One sequence's cache: per layer [1,Hkv,C,D], length [1] i64, RoPE delta [1] i64. Windows on the memory, not copies."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    length: Tensor
+    rope_delta: Tensor
+
+
+class LinearKVCache:
+    """Owns the cache's memory and the lengths of its sequences, on the device and on the host alike."""
+
+    def __init__(
+        self, device: Device, layers: int, max_batch_size: int, kv_heads: int, capacity: int, head_dim: int, dtype: np.dtype
+    ) -> None:
+        self.capacity = capacity
+        self.max_batch_size = max_batch_size
+        shape = (max_batch_size, kv_heads, capacity, head_dim)
+        self._device = device
+        self._keys = [device.zeros(shape, dtype) for _ in range(layers)]
+        self._values = [device.zeros(shape, dtype) for _ in range(layers)]
+        self._device_lengths = device.zeros((max_batch_size,), np.int64)
+        self._device_deltas = device.zeros((max_batch_size,), np.int64)
+        self._host_lengths = np.zeros(max_batch_size, np.int64)
+        self._active = 0
+
+    @property
+    def active_batch_size(self) -> int:
+        return self._active
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._keys + self._values)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Committed rows per active sequence, on the host, [B] int64."""
+        return self._host_lengths[: self._active].copy()
+
+    @property
+    def device_lengths(self) -> Tensor:
+        """The same, on the device: also where an engine writes its next row."""
+        return self._device_lengths.rows(0, self._active)
+
+    @property
+    def device_rope_deltas(self) -> Tensor:
+        """[B] int64: a token at sequence index i stands at position i + delta."""
+        return self._device_deltas.rows(0, self._active)
+
+    def reset_for_new_sequences(self, reuse_lengths: Sequence[int], rope_deltas: Sequence[int]) -> None:
+        """Begin a batch of len(reuse_lengths) sequences whose first rows are in the cache already (0 = none)."""
+        if not 1 <= len(reuse_lengths) <= self.max_batch_size:
+            raise ValueError(f"{len(reuse_lengths)} sequences, the cache holds 1 to {self.max_batch_size}")
+        self._active = len(reuse_lengths)
+        self._host_lengths[: self._active] = reuse_lengths
+        self._device.upload(self.device_lengths, self._host_lengths[: self._active])
+        self._device.upload(self.device_rope_deltas, np.asarray(rope_deltas, np.int64))
+
+    def commit_sequence_length(self, increments: np.ndarray) -> None:
+        """Count the rows that were just written: increments [B] int64 (0 leaves a sequence as it is)."""
+        self._host_lengths[: self._active] += increments
+        if self._host_lengths[: self._active].max() > self.capacity:
+            raise ValueError(f"sequences of {self._host_lengths[: self._active]} tokens exceed the capacity {self.capacity}")
+        self._device.upload(self.device_lengths, self._host_lengths[: self._active])
+
+    def set_active_batch_size(self, batch_size: int) -> None:
+        """Go on with the first sequences only; the others keep their rows and lengths until the next reset."""
+        if not 1 <= batch_size <= self.max_batch_size:
+            raise ValueError(f"batch size must be from 1 to {self.max_batch_size}, got {batch_size}")
+        self._active = batch_size
+
+    def bindings(self) -> dict[str, Tensor]:
+        """The active sequences' rows under an LLM engine's names: what it reads and what it writes is the same memory."""
+        tensors = {}
+        for i, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+            tensors[f"key_cache_{i}"] = tensors[f"present_key_{i}"] = keys.rows(0, self._active)
+            tensors[f"value_cache_{i}"] = tensors[f"present_value_{i}"] = values.rows(0, self._active)
+        return tensors
+
+    def sequence(self, row: int) -> SequenceCacheView:
+        """The cache of one sequence, active or not any more."""
+        return SequenceCacheView(
+            [keys.rows(row, row + 1) for keys in self._keys],
+            [values.rows(row, row + 1) for values in self._values],
+            self._device_lengths.rows(row, row + 1),
+            self._device_deltas.rows(row, row + 1),
+        )
+
+    def clear(self) -> None:
+        """Zero everything. After numbers that are not finite: masked rows still enter a sum as 0 x NaN."""
+        for tensor in self._keys + self._values:
+            self._device.fill_zero(tensor)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GenerationSequence: one request on its way through the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgellm_ros.runtime.request import LLMGenerationRequest, Progress
+from edgellm_ros.runtime.text_stream import TextStream
+
+
+@dataclass(eq=False)
+class GenerationSequence:
+    """State of one request.
+
+    token_ids: the prompt, with image placeholders; positions [3, S] and rope_delta: see `get_rope_index`; max_tokens: what the
+    request and the cache's room allow; points [N, 2]: past positions in metres, None without an action head; image_row: where
+    its images' rows begin in the batch's multimodal rows; generated, logprobs: the answer so far, one entry per token.
+    """
+
+    request: LLMGenerationRequest
+    token_ids: list[int]
+    image_grids: list[tuple[int, int]]
+    positions: np.ndarray
+    rope_delta: int
+    max_tokens: int
+    stop_token_ids: Collection[int]
+    future_start_token_id: int | None
+    points: np.ndarray | None
+    noise_seed: int
+    text: TextStream
+    image_row: int = 0
+    generated: list[int] = field(default_factory=list)
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish_reason: str | None = None
+    actions: np.ndarray | None = None
+    paths: np.ndarray | None = None
+    _future_start_pending: bool = False
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the next decode step is for this sequence too.
+
+        After the future-start token one more step writes that token's keys and values, which the action head attends to.
+        """
+        return self.finish_reason is None or self._future_start_pending
+
+    @property
+    def announced_actions(self) -> bool:
+        """Whether the answer ended with the future-start token, and the request wants trajectories."""
+        return (
+            self.finish_reason == "stop"
+            and self.request.action_samples > 0
+            and self.generated[-1:] == [self.future_start_token_id]
+        )
+
+    def accept(self, token: int) -> None:
+        """Take the token drawn for this sequence, and finish if it is the last."""
+        if self._future_start_pending:
+            self._future_start_pending = False  # only the step mattered
+            return
+        self.generated.append(token)
+        if token in self.stop_token_ids:
+            self._finish("stop")
+            self._future_start_pending = self.announced_actions
+            return
+        self.text.push(token)
+        if self.text.stopped:
+            self._finish("stop")
+        elif len(self.generated) >= self.max_tokens:
+            self._finish("length")
+
+    def take_logprobs(self, top_ids: Sequence[int], top_values: Sequence[float]) -> None:
+        """Keep the most likely tokens, in falling order, and the drawn token (last of top_ids) if it is not among them."""
+        entries = list(zip(top_ids, top_values, strict=True))
+        best, drawn = entries[: self.request.logprobs], entries[-1]
+        self.logprobs.append(best if drawn in best else [*best, drawn])
+
+    def go_on(self, stage: str, step: int) -> bool:
+        """Tell the client where the request stands; False, and the sequence finished, if it was cancelled."""
+        if self.request.on_progress is not None:
+            text = self.text.visible if self.finish_reason is None else self.text.text
+            self.request.on_progress(Progress(stage, text, len(self.generated), step))
+        if self.request.cancel is not None and self.request.cancel.is_set():
+            self._finish("cancelled")
+        return self.finish_reason != "cancelled"
+
+    def _finish(self, reason: str) -> None:
+        if self.finish_reason is None:
+            self.text.finish()
+        self.finish_reason = reason
+        self._future_start_pending = False
