@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the robot answers: short, lower case, and true of the picture. Also the reading of answers, for scores.
+"""What the robot answers: short, lower case, and true of the picture. Also the reading of answers, for
+scores.
 
-Sides are bearings of a solid's centre from the robot's centre in the base frame: more than 8 degrees to the left is
-"on the left", more than 8 to the right "on the right", between them "straight ahead". Distances run from the robot's
-centre to the solid's surface and are said in steps of half a metre.
+Sides are bearings of a solid's centre from the robot's centre in the base frame: more than 8 degrees to the
+left is "on the left", more than 8 to the right "on the right", between them "straight ahead". Distances run
+from the robot's centre to the solid's surface and are said in steps of half a metre.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Mention:
 class Answer:
     """An answer taken apart. seen is False where it says that it does not see the (only) thing it mentions.
 
-    way is "clear", "blocked" or "there" where it tells, and stops is True where the robot says that it stops here.
+    way is "clear", "blocked" or "there" where it tells, and stops is True where the robot says that it
+    stops here.
     """
 
     mentions: tuple[Mention, ...]
@@ -78,7 +80,7 @@ def distance_step(distance: float) -> float:
 
 
 def where_answer(scene: Scene, state: State, index: int) -> str:
-    """Where a solid that is seen is: "the red box is ahead on the left, about two metres away." """
+    """Where a solid that is seen is, like "the red box is ahead on the left, about two metres away."."""
     solid = scene.solids[index]
     side = _AHEAD[side_of(bearing_degrees(scene, state, index))]
     distance = _DISTANCES[distance_step(solid.surface_distance(state.x, state.y))]
@@ -86,7 +88,7 @@ def where_answer(scene: Scene, state: State, index: int) -> str:
 
 
 def go_answer(scene: Scene, state: State, index: int, blocked: bool) -> str:
-    """What the robot says when it drives to a solid that is seen; blocked: something stands across the straight way."""
+    """What the robot says of a drive to a solid in view; blocked: something is across the straight way."""
     solid = scene.solids[index]
     where = where_answer(scene, state, index)
     if arrived(scene, state, index):
@@ -107,7 +109,10 @@ def describe_answer(scene: Scene, state: State, seen: Sequence[int]) -> str:
     if not seen:
         return "i see nothing here."
     bearings = {i: bearing_degrees(scene, state, i) for i in seen}
-    parts = [f"a {scene.solids[i].name} {_ON[side_of(bearings[i])]}" for i in sorted(seen, key=lambda i: -bearings[i])]
+    parts = [
+        f"a {scene.solids[i].name} {_ON[side_of(bearings[i])]}"
+        for i in sorted(seen, key=lambda i: -bearings[i])
+    ]
     listed = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     return f"i see {listed}."
 
@@ -144,7 +149,9 @@ def parse_answer(text: str) -> Answer:
     if where:
         mention = Mention(where[1], where[2], _side_word(where[3]), _METRES.get(where[4] or ""))
         return Answer((mention,), way=way, stops=stops)
-    return Answer(tuple(Mention(m[1], m[2], _side_word(m[3])) for m in _LISTED.finditer(text)), way=way, stops=stops)
+    return Answer(
+        tuple(Mention(m[1], m[2], _side_word(m[3])) for m in _LISTED.finditer(text)), way=way, stops=stops
+    )
 
 
 def side_is_true(side: str | None, bearing: float) -> bool:

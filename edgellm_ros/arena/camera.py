@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The robot's forward camera: a pinhole, fixed to the base, pitched down.
 
-Pixel coordinates are continuous with the origin at the image's top left corner: the centre of the first pixel is
-(0.5, 0.5). Distances along a ray are counted in depth, so that t along `rays` is the depth of the point.
+Pixel coordinates are continuous with the origin at the image's top left corner: the centre of the first
+pixel is (0.5, 0.5). Distances along a ray are counted in depth, so that t along `rays` is the depth of the
+point.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Camera:
         return self.height / 2 - self.focal * float(np.tan(self.pitch))
 
     def project(self, points: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Base-frame points [N, 3] to pixels [N, 2] (u right, v down) and depth [N]; a pixel means nothing at depth <= 0."""
+        """Base-frame points [N, 3] to pixels [N, 2] (u right, v down) and depth [N]; a pixel means nothing
+        at depth <= 0.
+        """
         seen = (np.asarray(points, np.float64) - [self.x, 0.0, self.z]) @ self.axes.T
         depth = seen[:, 2]
         safe = np.where(np.abs(depth) < 1e-9, 1e-9, depth)
@@ -51,7 +54,9 @@ class Camera:
 
     def scaled(self, factor: int) -> Camera:
         """The same camera with `factor` times fewer pixels on each axis."""
-        return Camera(self.width // factor, self.height // factor, self.focal / factor, self.x, self.z, self.pitch)
+        return Camera(
+            self.width // factor, self.height // factor, self.focal / factor, self.x, self.z, self.pitch
+        )
 
 
 CAMERA = Camera()
@@ -64,7 +69,9 @@ def rays(camera: Camera) -> NDArray[np.float32]:
     v = (np.arange(camera.height) + 0.5 - camera.height / 2) / camera.focal
     right, down, forward = camera.axes
     rays_ = (
-        forward[:, None, None] + right[:, None, None] * u[None, None, :] + down[:, None, None] * v[None, :, None]
+        forward[:, None, None]
+        + right[:, None, None] * u[None, None, :]
+        + down[:, None, None] * v[None, :, None]
     ).astype(np.float32)
     rays_.setflags(write=False)
     return rays_

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes: a scene, a robot at rest and a command, made from a seed; and the world in which one is played.
 
-Success is a robot at rest within 0.4 m of the named solid's surface. A collision is a robot whose disc overlaps a
-solid's or a wall. Everything follows from the seed and the actions; no clock is read.
+Success is a robot at rest within 0.4 m of the named solid's surface. A collision is a robot whose disc
+overlaps a solid's or a wall. Everything follows from the seed and the actions; no clock is read.
 """
 
 from __future__ import annotations
@@ -52,11 +52,29 @@ class Episode:
     target: int
 
 
-def make_episode(seed: int, family: str | None = None, split: str = "test") -> Episode:
-    """The seed's episode: the target is in view at 1.5 to 3.5 m, and the expert gets there without losing sight of it.
+@dataclass(frozen=True)
+class PlanRecord:
+    """One plan of an episode, as a picture of it needs it.
 
-    Three in ten are of the family "dead_ahead", with a low obstacle on the straight way that can be passed on either
-    side; the rest are "random". Scenes and sentences of split "test" are never those of training.
+    time in s since the start; state in which the camera frame image [H, W, 3] was taken; text, what the
+    robot said; path [T, >=2] of the plan driven and candidates [n, T, >=2] of further samples, in metres of
+    the base frame (None: no drive).
+    """
+
+    time: float
+    state: State
+    image: NDArray[np.uint8]
+    text: str
+    path: NDArray[np.float64] | None = None
+    candidates: NDArray[np.float64] | None = None
+
+
+def make_episode(seed: int, family: str | None = None, split: str = "test") -> Episode:
+    """The seed's episode: the target is in view at 1.5 to 3.5 m, and the expert gets there without losing
+    sight of it.
+
+    Three in ten are of the family "dead_ahead", with a low obstacle on the straight way that can be passed
+    on either side; the rest are "random". Scenes and sentences of split "test" are never those of training.
     """
     if family not in (None, "random", "dead_ahead"):
         raise ValueError(f"family {family!r} is not random or dead_ahead")
@@ -81,7 +99,9 @@ def _draw(rng: Generator, seed: int, family: str, split: str) -> Episode | None:
     else:
         target, start = int(rng.integers(sum(not s.is_obstacle for s in scene.solids))), State()
     solid = scene.solids[target]
-    if not NEAREST <= solid.surface_distance(start.x, start.y) <= FARTHEST or not _can_be_done(scene, start, target, family):
+    if not NEAREST <= solid.surface_distance(start.x, start.y) <= FARTHEST or not _can_be_done(
+        scene, start, target, family
+    ):
         return None
     alone = sum(s.shape == solid.shape for s in scene.solids) == 1
     color = None if alone and rng.random() < 0.1 else solid.color
@@ -90,7 +110,9 @@ def _draw(rng: Generator, seed: int, family: str, split: str) -> Episode | None:
 
 
 def _can_be_done(scene: Scene, start: State, target: int, family: str) -> bool:
-    """True if the start is clear and each way that the expert may take arrives with the target in view throughout."""
+    """True if the start is clear and each way that the expert may take arrives with the target in view
+    throughout.
+    """
     if scene.clearance(start.x, start.y) < 0.5 or sights(scene, start)[target] is not Sight.SEEN:
         return False
     routes = expert.routes(scene, start, target)
@@ -113,7 +135,9 @@ def _can_be_done(scene: Scene, start: State, target: int, family: str) -> bool:
 
 
 def _side(scene: Scene, obstacle: int, route: expert.Route) -> bool:
-    """True if the route passes the obstacle with the obstacle on its right, that is, on the obstacle's left."""
+    """True if the route passes the obstacle with the obstacle on its right, that is, on the obstacle's
+    left.
+    """
     solid = scene.solids[obstacle]
     nearest = int(np.hypot(route.states[:, 0] - solid.x, route.states[:, 1] - solid.y).argmin())
     x, y, heading, _ = route.states[nearest]
@@ -121,7 +145,9 @@ def _side(scene: Scene, obstacle: int, route: expert.Route) -> bool:
 
 
 class World:
-    """An episode in play: the robot's state, its way so far, and how things stand. Advances by DT at a time."""
+    """An episode in play: the robot's state, its way so far, and how things stand. Advances by DT at a
+    time.
+    """
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
@@ -176,10 +202,14 @@ class World:
     def at_target(self) -> bool:
         """True if the robot is at rest within SUCCESS_DISTANCE of the target."""
         target = self.scene.solids[self.episode.target]
-        return self.state.speed < AT_REST and target.surface_distance(self.state.x, self.state.y) <= SUCCESS_DISTANCE
+        return (
+            self.state.speed < AT_REST
+            and target.surface_distance(self.state.x, self.state.y) <= SUCCESS_DISTANCE
+        )
 
     def history(self) -> NDArray[np.float64]:
-        """The last 8 poses at DT [8, 3] (x, y, heading) in the current base frame, oldest first, the last (0, 0, 0).
+        """The last 8 poses at DT [8, 3] (x, y, heading) in the current base frame, oldest first, the last
+        (0, 0, 0).
 
         Before the start the robot stood where it started.
         """
@@ -190,5 +220,7 @@ class World:
         return np.concatenate([to_base(self.state, poses[:, :2]), heading[:, None]], 1)
 
     def camera(self) -> NDArray[np.uint8]:
-        """The robot's view now [224, 320, 3] RGB. Noise differs with simulated time and is the same in every run."""
+        """The robot's view now [224, 320, 3] RGB. Noise differs with simulated time and is the same in
+        every run.
+        """
         return render(self.scene, self.state, np.random.default_rng([self.episode.seed, len(self._track)]))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The analytic driver: it knows the whole scene and plans the actions that the model learns to imitate.
 
-It steers at the target; while a solid's disc, grown by the robot's radius and some clearance, blocks the straight line,
-it steers along that disc's tangent on one side. Curvature follows from the heading error alone and speed from the
-curvature and the way left, so that the action depends on nothing but the state: a plan made again on the way goes on
-with the old one. Each choice of sides is driven to the end in simulation; the cheapest wins, and where two cost about
-the same a coin decides. Everything is vectorised over situations and choices.
+It steers at the target; while a solid's disc, grown by the robot's radius and some clearance, blocks the
+straight line, it steers along that disc's tangent on one side. Curvature follows from the heading error
+alone and speed from the curvature and the way left, so that the action depends on nothing but the state: a
+plan made again on the way goes on with the old one. Each choice of sides is driven to the end in
+simulation; the cheapest wins, and where two cost about the same a coin decides. Everything is vectorised
+over situations and choices.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from edgellm_ros.arena.unicycle import (
     wrap,
 )
 
-STOP_DISTANCE = 0.30  # m from the target's surface to the robot's centre at rest: too far can be mended, too near cannot
+STOP_DISTANCE = (
+    0.30  # m from the target's surface to the robot's centre at rest: too far can be mended, too near cannot
+)
 CLEARANCE = 0.10  # m kept free beside the robot
 STEPS = 130  # the longest route that is tried, in actions
-SIDES = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]])  # of the nearest blocking solid and of the others; 1 = left
+SIDES = np.array(
+    [[1, 1], [-1, -1], [1, -1], [-1, 1]]
+)  # of the nearest blocking solid and of the others; 1 = left
 TEMPERATURE = 0.05  # s: routes whose costs differ by much less are taken equally often
 
 _STEER = 2.6  # 1/m per rad of heading error
@@ -44,7 +49,9 @@ _BRAKE = 1.2  # m/s^2, for a stop on command
 
 @dataclass(frozen=True)
 class Route:
-    """One way to the target: states [T+1, 4], actions [T, 2], cost in s (about the time it takes), and whether it collides."""
+    """One way to the target: states [T+1, 4], actions [T, 2], cost in s (about the time it takes), and
+    whether it collides.
+    """
 
     states: NDArray[np.float64]
     actions: NDArray[np.float64]
@@ -78,7 +85,9 @@ def plan_batch(
     actions = np.stack([brake(s.speed) for s in states])
     going = [i for i, target in enumerate(targets) if target is not None]
     if going:
-        choices = routes_batch([scenes[i] for i in going], [states[i] for i in going], [targets[i] for i in going])
+        choices = routes_batch(
+            [scenes[i] for i in going], [states[i] for i in going], [targets[i] for i in going]
+        )
         for i, routes in zip(going, choices, strict=True):
             route = choose(routes, rng)
             if not route.collides:
@@ -101,21 +110,29 @@ def routes(scene: Scene, state: State, target: int) -> list[Route]:
 
 
 def choose(choices: Sequence[Route], rng: Generator) -> Route:
-    """A cheap route: cost differences count in units of TEMPERATURE, and colliding routes are a last resort."""
+    """A cheap route: cost differences count in units of TEMPERATURE, and colliding routes are a last
+    resort.
+    """
     costs = np.array([r.cost for r in choices])
     weights = np.exp(-(costs - costs.min()) / TEMPERATURE)
     return choices[int(rng.choice(len(choices), p=weights / weights.sum()))]
 
 
 def blocking(scene: Scene, state: State, target: int) -> list[int]:
-    """Solids that the expert would drive around, were the robot to head straight for the target; nearest first."""
+    """Solids that the expert would drive around, were the robot to head straight for the target; nearest
+    first.
+    """
     problem = _problem([scene], [state], [target])
-    ahead, _, distance = _blocked(problem.start[:, None, :2], _goal_heading(problem, problem.start[:, None])[0], problem)
+    ahead, _, distance = _blocked(
+        problem.start[:, None, :2], _goal_heading(problem, problem.start[:, None])[0], problem
+    )
     found = [i for i in np.flatnonzero(ahead[0, 0]) if i < len(scene.solids)]
     return sorted((int(i) for i in found), key=lambda i: distance[0, 0, i])
 
 
-def routes_batch(scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int]) -> list[list[Route]]:
+def routes_batch(
+    scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int]
+) -> list[list[Route]]:
     """`routes` for N situations at once. Choices that led to the same route are merged."""
     problem = _problem(scenes, states, targets)
     path, actions, cost, collides, arrives = _drive(problem)
@@ -163,7 +180,9 @@ def _blocked(position: NDArray, heading: NDArray, problem: _Problem) -> tuple[ND
     bearing = np.arctan2(gap[..., 1], gap[..., 0])
     off = bearing - heading[..., None]
     forward, aside = distance * np.cos(off), np.abs(distance * np.sin(off))
-    to_target = distance[rows, :, problem.target] - problem.radius[rows, problem.target][:, None] - STOP_DISTANCE
+    to_target = (
+        distance[rows, :, problem.target] - problem.radius[rows, problem.target][:, None] - STOP_DISTANCE
+    )
     grown = (problem.radius + ROBOT_RADIUS + CLEARANCE)[:, None]
     across = (aside < grown) & (forward > 0) & (forward < to_target[..., None])
     across[rows, :, problem.target] = False
@@ -171,7 +190,9 @@ def _blocked(position: NDArray, heading: NDArray, problem: _Problem) -> tuple[ND
 
 
 def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
-    """Simulate every choice of sides: states [N, K, T+1, 4], actions [N, K, T, 2], cost, collides and arrives [N, K]."""
+    """Simulate every choice of sides: states [N, K, T+1, 4], actions [N, K, T, 2], cost, collides and
+    arrives [N, K].
+    """
     count, choices = len(problem.target), len(SIDES)
     rows = np.arange(count)
     states = np.repeat(problem.start[:, None], choices, 1)
@@ -182,7 +203,11 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
     grown = (problem.radius + ROBOT_RADIUS + CLEARANCE)[:, None]
     side = _sides(problem)
     time = np.full((count, choices), STEPS * DT)
-    squeeze, turning, unseen = np.zeros((count, choices)), np.zeros((count, choices)), np.zeros((count, choices))
+    squeeze, turning, unseen = (
+        np.zeros((count, choices)),
+        np.zeros((count, choices)),
+        np.zeros((count, choices)),
+    )
     collides = np.zeros((count, choices), bool)
     done = np.zeros((count, choices), bool)
     for index in range(STEPS):
@@ -230,8 +255,9 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
 def _sides(problem: _Problem) -> NDArray[np.float64]:
     """On which side to pass each solid in each choice [N, K, M]: 1 = left of it, -1 = right.
 
-    The solid that blocks the way first gets the choice's first side, the other blocking ones the second. A solid that
-    does not block now, or that the robot is already beside, is passed where the straight way passes it.
+    The solid that blocks the way first gets the choice's first side, the other blocking ones the second. A
+    solid that does not block now, or that the robot is already beside, is passed where the straight way
+    passes it.
     """
     position = problem.start[:, None, :2]
     goal, _ = _goal_heading(problem, problem.start[:, None])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people say to the robot: a small grammar with many ways to say each thing.
 
-A sentence is a template with a noun phrase, between an optional address and an optional courtesy. A fixed share of the
-combinations of template, address and courtesy, and of template and noun phrase, belongs to the split "test": training
-never sees those.
+A sentence is a template with a noun phrase, between an optional address and an optional courtesy. A fixed
+share of the combinations of template, address and courtesy, and of template and noun phrase, belongs to the
+split "test": training never sees those.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ _COLOR_WORDS = {c: (c,) for c in COLORS} | {"purple": ("purple", "purple", "purp
 
 @dataclass(frozen=True)
 class Command:
-    """One sentence and what it means: kind, and the thing it names (colour None if left out; shape None if nothing is named)."""
+    """One sentence and what it means: kind, and the thing it names (colour None if left out; shape None if
+    nothing is named).
+    """
 
     text: str
     kind: str
@@ -127,7 +129,9 @@ class Command:
 def sample_command(
     rng: Generator, kind: str, color: str | None = None, shape: str | None = None, split: str = "train"
 ) -> Command:
-    """A way to say it that belongs to the split. Kinds go and where need a shape; colour None leaves it out."""
+    """A way to say it that belongs to the split. Kinds go and where need a shape; colour None leaves it
+    out.
+    """
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
     if split not in SPLITS:
@@ -163,8 +167,10 @@ def vocabulary() -> set[str]:
 
 
 def _say(rng: Generator, text: str, address: str, courtesy: str) -> str:
-    """Put the parts together, with or without capitals and punctuation, as typed and recognised text comes."""
-    question = text.startswith(("what", "where", "which", "how", "could", "can", "would", "do you", "on which"))
+    """Put the parts together, with or without capitals and punctuation, as typed or recognised text comes."""
+    question = text.startswith(
+        ("what", "where", "which", "how", "could", "can", "would", "do you", "on which")
+    )
     text = address + (courtesy.format(text) if "{}" in courtesy else courtesy + text)
     style = rng.random()
     if style < 0.4:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where camera rays meet a solid. All in the base frame, with rays of depth 1, so that t is the depth of the hit.
+"""Where camera rays meet a solid. All in the base frame, with rays of depth 1, so that t is the depth of
+the hit.
 
 Each function takes rays [3, h, w], the camera's position (ox, oy, oz) relative to the solid's foot, and gives
 t [h, w] (infinite where the ray misses) and outward normals [3, h, w] (of length 1 where it hits).
@@ -17,9 +18,13 @@ Array = NDArray[np.float32]
 
 
 def window(camera: Camera, solid: Solid, x: float, y: float) -> tuple[int, int, int, int] | None:
-    """Columns and rows (left, right, top, bottom) that hold the solid standing at (x, y) of the base frame; None if unseen."""
+    """Columns and rows (left, right, top, bottom) that hold the solid standing at (x, y) of the base frame;
+    None if unseen.
+    """
     r, h = solid.radius * 1.02, solid.height
-    if x - r <= camera.x + 0.05:  # beside or behind the camera: outside its 90 degrees but for what is very near
+    if (
+        x - r <= camera.x + 0.05
+    ):  # beside or behind the camera: outside its 90 degrees but for what is very near
         if x + r <= camera.x + 0.05:
             return None
         if abs(y) - r > x + r - camera.x:
@@ -104,7 +109,9 @@ def _cone(d: Array, ox: float, oy: float, oz: float, r: float, h: float) -> tupl
     nx, ny = ox + safe * d[0], oy + safe * d[1]
     length = np.sqrt(nx * nx + ny * ny) + 1e-6
     scale = 1 / np.sqrt(1 + slope * slope)
-    return best, np.stack([nx / length * scale, ny / length * scale, np.full_like(nx, slope * scale)]).astype(np.float32)
+    return best, np.stack([nx / length * scale, ny / length * scale, np.full_like(nx, slope * scale)]).astype(
+        np.float32
+    )
 
 
 def _box(d: Array, ox: float, oy: float, oz: float, half: float, h: float, yaw: float) -> tuple[Array, Array]:
@@ -124,4 +131,6 @@ def _box(d: Array, ox: float, oy: float, oz: float, half: float, h: float, yaw: 
     outward = [-np.sign(component) for component in local]
     nx = np.where(axis == 0, outward[0], 0)
     ny = np.where(axis == 1, outward[1], 0)
-    return t, np.stack([cos * nx - sin * ny, sin * nx + cos * ny, np.where(axis == 2, outward[2], 0)]).astype(np.float32)
+    return t, np.stack([cos * nx - sin * ny, sin * nx + cos * ny, np.where(axis == 2, outward[2], 0)]).astype(
+        np.float32
+    )

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the robot's camera sees: a ray caster in NumPy and OpenCV.
 
-Floor and walls are looked up in textures, each solid is traced inside its own window of the picture, and the nearest
-hit wins. Light is one lamp at infinity plus ambient; shadows fall on the floor only. The same scene, pose and generator
-state give the same picture, bit for bit, on one machine.
+Floor and walls are looked up in textures, each solid is traced inside its own window of the picture, and
+the nearest hit wins. Light is one lamp at infinity plus ambient; shadows fall on the floor only. The same
+scene, pose and generator state give the same picture, bit for bit, on one machine.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import cv2
 import numpy as np
@@ -39,7 +40,9 @@ def render(scene: Scene, pose: State, rng: Generator) -> NDArray[np.uint8]:
 
 
 def identify(scene: Scene, pose: State, scale: int = 1) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    """Which solid each pixel shows [224/scale, 320/scale]: its index, or -1; and how many each would fill alone [M]."""
+    """Which solid each pixel shows [224/scale, 320/scale]: its index, or -1; and how many each would fill
+    alone [M].
+    """
     camera = CAMERA if scale == 1 else CAMERA.scaled(scale)
     depth = np.full((camera.height, camera.width), np.inf, np.float32)
     ids = np.full((camera.height, camera.width), -1, np.int8)
@@ -49,7 +52,14 @@ def identify(scene: Scene, pose: State, scale: int = 1) -> tuple[NDArray[np.int8
         if box is None:
             continue
         left, right, top, bottom = box
-        t, _ = hit(solid, solid.yaw - pose.heading, rays(camera)[:, top:bottom, left:right], camera.x - x, -y, camera.z)
+        t, _ = hit(
+            solid,
+            solid.yaw - pose.heading,
+            rays(camera)[:, top:bottom, left:right],
+            camera.x - x,
+            -y,
+            camera.z,
+        )
         alone[index] = np.isfinite(t).sum()
         near = depth[top:bottom, left:right]
         won = t < near
@@ -66,12 +76,15 @@ def _light(look: Look, pose: State) -> NDArray[np.float32]:
     """Direction to the lamp in the base frame [3]."""
     azimuth = look.light_azimuth - pose.heading
     flat = np.cos(look.light_elevation)
-    return np.array([flat * np.cos(azimuth), flat * np.sin(azimuth), np.sin(look.light_elevation)], np.float32)
+    return np.array(
+        [flat * np.cos(azimuth), flat * np.sin(azimuth), np.sin(look.light_elevation)], np.float32
+    )
 
 
 @lru_cache(maxsize=1)
 def _floor_points() -> tuple[int, NDArray[np.float32], NDArray[np.float32], tuple[tuple[int, int, int], ...]]:
-    """First row below the horizon, floor points [2, rows, W] of the base frame, their squares' root, and mip bands.
+    """First row below the horizon, floor points [2, rows, W] of the base frame, their squares' root, and
+    mip bands.
 
     A band (level, first row, last row + 1) shares one mip level, chosen by the size of a pixel's footprint.
     """
@@ -83,9 +96,11 @@ def _floor_points() -> tuple[int, NDArray[np.float32], NDArray[np.float32], tupl
     across = middle / CAMERA.focal
     along = across * middle / CAMERA.z
     texel = textures.FLOOR_METRES / textures.FLOOR_SIZE
-    levels = np.clip(np.round(np.log2(np.sqrt(across * along) / texel)), 0, textures.FLOOR_LEVELS - 1).astype(int)
+    levels = np.clip(np.round(np.log2(np.sqrt(across * along) / texel)), 0, textures.FLOOR_LEVELS - 1).astype(
+        int
+    )
     edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]
-    bands = tuple((int(levels[a]), a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))
+    bands = tuple((int(levels[a]), a, b) for a, b in pairwise(edges))
     return first, points, np.ascontiguousarray(t), bands
 
 
@@ -120,7 +135,9 @@ def _walls(image: NDArray[np.uint8], look: Look, pose: State) -> None:
     gap_y = look.room[1] - abs(pose.y - ROOM_CENTRE[1])
     nearest = max(min(gap_x, gap_y), 0.3)
     foot = CAMERA.height / 2 + CAMERA.focal * np.tan(np.arctan2(CAMERA.z, nearest - 0.15) - CAMERA.pitch)
-    bottom = int(np.clip(np.ceil(foot) + 12, 60, CAMERA.height))  # at the picture's sides a wall's foot lies lower
+    bottom = int(
+        np.clip(np.ceil(foot) + 12, 60, CAMERA.height)
+    )  # at the picture's sides a wall's foot lies lower
     cos, sin = np.float32(np.cos(pose.heading)), np.float32(np.sin(pose.heading))
     forward, left, up = rays(CAMERA)[:, :bottom]
     wx, wy = cos * forward - sin * left, sin * forward + cos * left
@@ -138,7 +155,11 @@ def _walls(image: NDArray[np.uint8], look: Look, pose: State) -> None:
     rows = np.minimum(texture.shape[0] - 1 - height * per_metre, np.float32(texture.shape[0] - 1))
     columns = (along + np.float32(20.0)) * per_metre
     painted = cv2.remap(
-        texture, columns.astype(np.float32), rows.astype(np.float32), cv2.INTER_LINEAR, borderMode=cv2.BORDER_WRAP
+        texture,
+        columns.astype(np.float32),
+        rows.astype(np.float32),
+        cv2.INTER_LINEAR,
+        borderMode=cv2.BORDER_WRAP,
     )
     cv2.multiply(painted, (*look.wall_tint, 1.0), dst=painted)
     shade = 0.86 + 0.14 * abs(np.cos(look.light_azimuth))
@@ -184,8 +205,14 @@ def _shade_floor(
 
 
 def _draw(
-    image: NDArray[np.uint8], depth: NDArray[np.float32], solid: Solid, x: float, y: float, yaw: float,
-    look: Look, light: NDArray[np.float32],
+    image: NDArray[np.uint8],
+    depth: NDArray[np.float32],
+    solid: Solid,
+    x: float,
+    y: float,
+    yaw: float,
+    look: Look,
+    light: NDArray[np.float32],
 ) -> None:
     """Paint the solid where it is the nearest thing so far."""
     box = window(CAMERA, solid, x, y)

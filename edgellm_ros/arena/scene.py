@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands in the arena and how it looks: coloured solids, grey obstacles, floor, walls and light.
 
-A solid's footprint, for planning and collisions, is the disc of its radius; a box stands inside that disc. World frame:
-metres, the robot of an episode starts at the origin and looks along x.
+A solid's footprint, for planning and collisions, is the disc of its radius; a box stands inside that disc.
+World frame: metres, the robot of an episode starts at the origin and looks along x.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FLOORS = ("tiles", "planks", "concrete", "carpet", "checker", "terrazzo", "rubbe
 FLOOR_VARIANTS = 4
 WALL_VARIANTS = 6
 
-# Centre and half width of the hue in degrees, then the least saturation and value. Far enough apart to be named alike
-# by everybody in every light of this arena.
+# Centre and half width of the hue in degrees, then the least saturation and value. Far enough apart to be
+# named alike by everybody in every light of this arena.
 _HUES = {
     "red": (0.0, 7.0, 0.78, 0.62),
     "green": (125.0, 20.0, 0.60, 0.42),
@@ -71,7 +71,9 @@ class Solid:
 
 @dataclass(frozen=True)
 class Look:
-    """Everything about a picture that is not geometry. Gains are factors around 1, angles rad, sigmas in pixels or grey levels."""
+    """Everything about a picture that is not geometry. Gains are factors around 1, angles rad, sigmas in
+    pixels or grey levels.
+    """
 
     floor: str
     floor_variant: int
@@ -96,7 +98,9 @@ class Look:
 
 @dataclass(frozen=True)
 class Scene:
-    """Solids and their look. Coloured solids come first, obstacles last; no two coloured ones share colour and shape."""
+    """Solids and their look. Coloured solids come first, obstacles last; no two coloured ones share colour
+    and shape.
+    """
 
     solids: tuple[Solid, ...]
     look: Look
@@ -114,8 +118,9 @@ class Scene:
 def generate_scene(rng: Generator, family: str = "random") -> Scene:
     """A new scene in front of the origin: 2-4 coloured solids and 0-2 obstacles.
 
-    family "random" puts them anywhere in a fan 0.9 to 4.2 m ahead. "dead_ahead" puts solid 0 at 2.2 to 3.5 m straight
-    ahead, a low obstacle (the first obstacle of the scene) in the middle of the way to it, and the others aside.
+    family "random" puts them anywhere in a fan 0.9 to 4.2 m ahead. "dead_ahead" puts solid 0 at 2.2 to 3.5
+    m straight ahead, a low obstacle (the first obstacle of the scene) in the middle of the way to it, and
+    the others aside.
     """
     if family not in ("random", "dead_ahead"):
         raise ValueError(f"family {family!r} is not random or dead_ahead")
@@ -146,7 +151,9 @@ def generate_scene(rng: Generator, family: str = "random") -> Scene:
 
 
 def make_solid(rng: Generator, shape: str, color: str, x: float, y: float, low: bool = False) -> Solid:
-    """A solid of random size, yaw and paint at (x, y); low obstacles are small enough for the camera to look over."""
+    """A solid of random size, yaw and paint at (x, y); low obstacles are small enough for the camera to
+    look over.
+    """
     least, most, heights = {
         "box": (0.17, 0.22, (0.20, 0.36)),
         "ball": (0.14, 0.21, (0.0, 0.0)),
@@ -159,7 +166,9 @@ def make_solid(rng: Generator, shape: str, color: str, x: float, y: float, low: 
     height = 2 * radius if shape == "ball" else float(rng.uniform(*heights))
     if low:
         height = float(rng.uniform(0.15, 0.24))
-    return Solid(shape, color, float(x), float(y), radius, height, float(rng.uniform(0, 2 * np.pi)), _paint(rng, color))
+    return Solid(
+        shape, color, float(x), float(y), radius, height, float(rng.uniform(0, 2 * np.pi)), _paint(rng, color)
+    )
 
 
 def random_look(rng: Generator) -> Look:
@@ -190,7 +199,9 @@ def random_look(rng: Generator) -> Look:
     )
 
 
-def _free_spot(rng: Generator, placed: Sequence[tuple[float, float]], keep_off: float) -> tuple[float, float] | None:
+def _free_spot(
+    rng: Generator, placed: Sequence[tuple[float, float]], keep_off: float
+) -> tuple[float, float] | None:
     for _ in range(60):
         distance, bearing = rng.uniform(0.9, 4.2), rng.uniform(-0.85, 0.85)
         x, y = float(distance * np.cos(bearing)), float(distance * np.sin(bearing))

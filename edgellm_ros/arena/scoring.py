@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is an answer true of the picture? Every part of it is judged by itself, against the scene and not against a wording."""
+"""Is an answer true of the picture? Every part of it is judged by itself, against the scene and not against
+a wording.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ from edgellm_ros.arena.situation import Situation
 def check(text: str, situation: Situation) -> dict[str, bool]:
     """What an answer says and whether it is true; only the parts that the situation calls for are keys.
 
-    go and where: "seen" (it says rightly whether it sees the thing), "color", "shape", and for a thing in view "side" and
-    "distance". go: also "way" (clear, blocked, or there). describe: "count", "color", "shape", "side". stop: "stops".
-    Sides within 1.5 degrees of a boundary may be called either way, distances may be off by 0.4 m.
+    go and where: "seen" (it says rightly whether it sees the thing), "color", "shape", and for a thing in
+    view "side" and "distance". go: also "way" (clear, blocked, or there). describe: "count", "color",
+    "shape", "side". stop: "stops". Sides within 1.5 degrees of a boundary may be called either way,
+    distances may be off by 0.4 m.
     """
     answer = answers.parse_answer(text)
     if situation.kind == "stop":

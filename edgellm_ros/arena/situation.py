@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single moments to learn from: a scene, the robot's state and recent way, a command, the true answer, the expert's actions.
+"""Single moments to learn from: a scene, the robot's state and recent way, a command, the true answer, the
+expert's actions.
 
-States are spread wider than good driving would leave them, so that a policy learned from them finds back when it has
-strayed: starts, moments of drives (also pushed aside a little), anywhere at any speed, close beside a solid, at the
-target. Planning is vectorised over situations, so they are made in batches.
+States are spread wider than good driving would leave them, so that a policy learned from them finds back
+when it has strayed: starts, moments of drives (also pushed aside a little), anywhere at any speed, close
+beside a solid, at the target. Planning is vectorised over situations, so they are made in batches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from numpy.typing import NDArray
 from edgellm_ros.arena import answers, expert
 from edgellm_ros.arena.language import SPLITS, Command, sample_command
 from edgellm_ros.arena.scene import COLORS, ROOM_CENTRE, SHAPES, Scene, generate_scene
-from edgellm_ros.arena.unicycle import DT, HISTORY, HORIZON, ROBOT_RADIUS, State, advance, to_base, to_world, wrap
+from edgellm_ros.arena.unicycle import (
+    DT,
+    HISTORY,
+    HORIZON,
+    ROBOT_RADIUS,
+    State,
+    advance,
+    to_base,
+    to_world,
+    wrap,
+)
 from edgellm_ros.arena.visibility import Sight, sights
 
 FAMILIES = {  # share of each way to place the robot
@@ -39,9 +50,10 @@ _BATCH = 48
 class Situation:
     """One moment.
 
-    history [8, 2]: positions in the base frame at DT, oldest first, the last (0, 0). target: index of the solid that the
-    command names, None if it names none that is seen. seen: indices of the solids in view. actions [40, 2], None where
-    the answer is talk only. blocked: something stands across the straight way to the target.
+    history [8, 2]: positions in the base frame at DT, oldest first, the last (0, 0). target: index of the
+    solid that the command names, None if it names none that is seen. seen: indices of the solids in view.
+    actions [40, 2], None where the answer is talk only. blocked: something stands across the straight way
+    to the target.
     """
 
     scene: Scene
@@ -74,7 +86,7 @@ class _Draft:
 
 
 def situations(seed: int, split: str = "train") -> Iterator[Situation]:
-    """Situations without end; the same for the same seed and split, and never the same scene in two splits."""
+    """Situations without end: the same for the same seed and split, never one scene in two splits."""
     rng = split_rng(seed, split)
     while True:
         yield from sample_situations(rng, _BATCH, split)
@@ -126,7 +138,11 @@ def _drafts(rng: Generator, count: int, family: str | None) -> list[_Draft]:
             if state is not None:
                 on_the_way.append(_Draft(scene, state, np.zeros((HISTORY, 2)), target, kind))
             continue
-        state = _start(rng, scene, target, ahead) if kind in ("start", "dead_ahead") else _place(rng, scene, target, kind)
+        state = (
+            _start(rng, scene, target, ahead)
+            if kind in ("start", "dead_ahead")
+            else _place(rng, scene, target, kind)
+        )
         if state is not None:
             drafts.append(_Draft(scene, state, _past(rng, state), target, kind))
     drafts += _drive_on(rng, on_the_way)
@@ -135,7 +151,8 @@ def _drafts(rng: Generator, count: int, family: str | None) -> list[_Draft]:
 
 def _is_free(scene: Scene, state: State) -> bool:
     inside = (
-        abs(state.x - ROOM_CENTRE[0]) < scene.look.room[0] - 0.4 and abs(state.y - ROOM_CENTRE[1]) < scene.look.room[1] - 0.4
+        abs(state.x - ROOM_CENTRE[0]) < scene.look.room[0] - 0.4
+        and abs(state.y - ROOM_CENTRE[1]) < scene.look.room[1] - 0.4
     )
     return inside and scene.clearance(state.x, state.y) > ROBOT_RADIUS + 0.01
 
@@ -145,7 +162,9 @@ def _start(rng: Generator, scene: Scene, target: int, ahead: bool) -> State | No
     solid = scene.solids[target]
     speed = 0.0 if rng.random() < 0.75 else float(rng.uniform(0, 0.5))
     if ahead:
-        return State(float(rng.uniform(-0.1, 0.2)), float(rng.normal(0, 0.02)), float(rng.normal(0, 0.05)), speed)
+        return State(
+            float(rng.uniform(-0.1, 0.2)), float(rng.normal(0, 0.02)), float(rng.normal(0, 0.05)), speed
+        )
     x, y = float(rng.uniform(-0.4, 0.4)), float(rng.uniform(-0.4, 0.4))
     bearing = np.arctan2(solid.y - y, solid.x - x)
     off = float(np.clip(rng.normal(0, 0.35), -0.65, 0.65))
@@ -193,12 +212,20 @@ def _drive_on(rng: Generator, drafts: list[_Draft]) -> list[_Draft]:
     """Let the expert drive for a while from each start, then push some robots aside a little."""
     if not drafts:
         return []
-    found = expert.routes_batch([d.scene for d in drafts], [d.state for d in drafts], [d.target for d in drafts])
+    found = expert.routes_batch(
+        [d.scene for d in drafts], [d.state for d in drafts], [d.target for d in drafts]
+    )
     result = []
     for draft, routes in zip(drafts, found, strict=True):
         route = expert.choose(routes, rng)
-        length = int(np.argmax(route.states[:, 3] < 1e-3)) if (route.states[:, 3] < 1e-3).any() else len(route.states)
-        length = next((i for i in range(5, len(route.states)) if route.states[i, 3] < 1e-3), len(route.states) - 1)
+        length = (
+            int(np.argmax(route.states[:, 3] < 1e-3))
+            if (route.states[:, 3] < 1e-3).any()
+            else len(route.states)
+        )
+        length = next(
+            (i for i in range(5, len(route.states)) if route.states[i, 3] < 1e-3), len(route.states) - 1
+        )
         now = int(rng.integers(0, length + 3))
         now = min(now, len(route.states) - 1)
         track = route.states[np.maximum(np.arange(now - HISTORY + 1, now + 1), 0)]
@@ -225,7 +252,19 @@ def _speak(rng: Generator, draft: _Draft, split: str, kind: str | None) -> Situa
             return None
         answer = answers.STOP_ANSWER if kind == "stop" else answers.describe_answer(scene, state, seen)
         command = sample_command(rng, kind, split=split)
-        return Situation(scene, state, draft.history, command, answer, kind == "stop", None, None, seen, False, draft.family)
+        return Situation(
+            scene,
+            state,
+            draft.history,
+            command,
+            answer,
+            kind == "stop",
+            None,
+            None,
+            seen,
+            False,
+            draft.family,
+        )
     absent = rng.random() < (0.07 if kind == "go" else 0.25)
     if absent:
         color, shape = _absent(rng, scene)
@@ -276,7 +315,9 @@ def _with_actions(rng: Generator, made: list[Situation]) -> list[Situation]:
     """Add the expert's actions; situations that it cannot solve are left out. Order is kept."""
     going = deque(s for s in made if s.has_actions and s.target is not None)
     found = iter(
-        expert.routes_batch([s.scene for s in going], [s.state for s in going], [s.target for s in going]) if going else ()
+        expert.routes_batch([s.scene for s in going], [s.state for s in going], [s.target for s in going])
+        if going
+        else ()
     )
     result = []
     for s in made:
@@ -288,7 +329,17 @@ def _with_actions(rng: Generator, made: list[Situation]) -> list[Situation]:
             actions = route.actions[:HORIZON]
         result.append(
             Situation(
-                s.scene, s.state, s.history, s.command, s.answer, s.has_actions, actions, s.target, s.seen, s.blocked, s.family
+                s.scene,
+                s.state,
+                s.history,
+                s.command,
+                s.answer,
+                s.has_actions,
+                actions,
+                s.target,
+                s.seen,
+                s.blocked,
+                s.family,
             )
         )
     return result

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floor and wall textures, made from noise and a few lines of drawing. They repeat without a seam.
 
-Every texture is made once per process and kept with blurred, smaller copies (mip levels), since the far floor would
-flicker otherwise.
+Every texture is made once per process and kept with blurred, smaller copies (mip levels), since the far
+floor would flicker otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ _BASES = {  # some plausible paints of each kind, RGB 0..255
     "rubber": ((70, 72, 76), (92, 92, 90), (58, 64, 72), (110, 104, 100)),
     "herringbone": ((176, 134, 92), (150, 116, 84), (196, 170, 134), (124, 100, 82)),
 }
-_WALLS = ((206, 202, 194), (178, 188, 196), (214, 200, 176), (160, 164, 160), (190, 178, 172), (226, 224, 220))
+_WALLS = (
+    (206, 202, 194),
+    (178, 188, 196),
+    (214, 200, 176),
+    (160, 164, 160),
+    (190, 178, 172),
+    (226, 224, 220),
+)
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +70,9 @@ def wall_texture(variant: int) -> NDArray[np.uint8]:
         wall[rows - 64 :] *= np.array([0.78, 0.82, 0.86], np.float32)
         wall[rows - 66 : rows - 63] *= 0.8
     else:  # wide soft stripes
-        wall *= (1 + 0.05 * np.sign(np.sin(np.arange(columns) * 2 * np.pi / 64)))[None, :, None].astype(np.float32)
+        wall *= (1 + 0.05 * np.sign(np.sin(np.arange(columns) * 2 * np.pi / 64)))[None, :, None].astype(
+            np.float32
+        )
     for _ in range(int(rng.integers(1, 4))):  # doors and posters, in muted paints
         left, wide = int(rng.integers(0, columns - 60)), int(rng.integers(24, 56))
         top, bottom = (rows - 130, rows) if rng.random() < 0.5 else (rows - 140, rows - 70)
@@ -87,7 +96,9 @@ def _noise(rng: Generator, size: int, cell: int) -> NDArray[np.float32]:
 
 
 def _clouds(rng: Generator, size: int = FLOOR_SIZE) -> NDArray[np.float32]:
-    return sum(_noise(rng, size, cell) * weight for cell, weight in ((128, 0.5), (32, 0.35), (8, 0.25))) / 0.66
+    return (
+        sum(_noise(rng, size, cell) * weight for cell, weight in ((128, 0.5), (32, 0.35), (8, 0.25))) / 0.66
+    )
 
 
 def _grain(rng: Generator, sigma: float) -> NDArray[np.float32]:

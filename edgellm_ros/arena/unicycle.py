@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The robot's motion: a unicycle driven by acceleration and curvature at 10 Hz.
 
-One action is held for DT. Speed changes linearly within the step and the path is an exact circular arc, so that
-a path does not depend on how finely it is integrated.
+One action is held for DT. Speed changes linearly within the step and the path is an exact circular arc, so
+that a path does not depend on how finely it is integrated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ CURVATURE_MAX = 2.5  # 1/m, on either side
 
 @dataclass(frozen=True)
 class State:
-    """Where the robot is in the world: metres, radians counter-clockwise from the x axis, metres per second."""
+    """Where the robot is in the world: metres, radians counter-clockwise from the x axis, metres per
+    second.
+    """
 
     x: float = 0.0
     y: float = 0.0
@@ -46,7 +48,8 @@ def clip_action(accel, curvature):
 
 
 def advance(states: NDArray, accel, curvature, dt: float = DT) -> NDArray[np.float64]:
-    """States [..., 4] after one action each; accel and curvature [...] in m/s^2 and 1/m, clipped to the limits.
+    """States [..., 4] after one action each; accel and curvature [...] in m/s^2 and 1/m, clipped to the
+    limits.
 
     A negative dt runs time backwards: the result is the state from which the action leads to the given one.
     """
@@ -67,7 +70,9 @@ def step(state: State, accel: float, curvature: float) -> State:
 
 
 def rollout(state: State, actions: NDArray) -> NDArray[np.float64]:
-    """States [T+1, 4] (x, y, heading, speed) that actions [T, 2] (accel, curvature) lead through, start included."""
+    """States [T+1, 4] (x, y, heading, speed) that actions [T, 2] (accel, curvature) lead through, start
+    included.
+    """
     states = [state.array()]
     for accel, curvature in np.asarray(actions, np.float64):
         states.append(advance(states[-1], accel, curvature))
@@ -77,7 +82,10 @@ def rollout(state: State, actions: NDArray) -> NDArray[np.float64]:
 def to_base(state: State, points: NDArray) -> NDArray[np.float64]:
     """World points [..., 2] seen from the robot: x forward, y left (REP 103)."""
     cos, sin = np.cos(state.heading), np.sin(state.heading)
-    dx, dy = np.asarray(points, np.float64)[..., 0] - state.x, np.asarray(points, np.float64)[..., 1] - state.y
+    dx, dy = (
+        np.asarray(points, np.float64)[..., 0] - state.x,
+        np.asarray(points, np.float64)[..., 1] - state.y,
+    )
     return np.stack([cos * dx + sin * dy, -sin * dx + cos * dy], -1)
 
 

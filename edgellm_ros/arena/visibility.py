@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which solids a person looking at the picture would name, so that answers can be true of the picture.
 
-A solid is seen if enough pixels show it and enough of it is neither hidden by others nor outside the picture. Between
-clearly seen and clearly unseen lies a grey zone; training and scoring leave it out.
+A solid is seen if enough pixels show it and enough of it is neither hidden by others nor outside the
+picture. Between clearly seen and clearly unseen lies a grey zone; training and scoring leave it out.
 """
 
 from __future__ import annotations
