@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict conversion between JSON objects and frozen dataclasses.
 
-A configuration file is written by one program and read by another, often much later. So nothing is guessed: every key must be
-there, no other key may be there, every value must have the declared type, and an error names the key by its full path.
+A configuration file is written by one program and read by another, often much later. So nothing is guessed:
+every key must be there, no other key may be there, every value must have the declared type, and an error
+names the key by its full path.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def to_dict(value: Any) -> Any:
 def from_dict(cls: type[T], data: Any, where: str = "") -> T:
     """Build the dataclass `cls` from a JSON object.
 
-    `where` is the path shown in errors ("config.json: llm.rope"). ValueError for unknown keys, missing keys and wrong types;
-    what `cls` itself checks in `__post_init__` is reported with the path too.
+    `where` is the path shown in errors ("config.json: llm.rope"). ValueError for unknown keys, missing keys
+    and wrong types; what `cls` itself checks in `__post_init__` is reported with the path too.
     """
     where = where or cls.__name__
     if not isinstance(data, Mapping):
@@ -69,4 +70,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _describe(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}" if not isinstance(value, (Mapping, list)) else type(value).__name__
+    return (
+        f"{type(value).__name__} {value!r}"
+        if not isinstance(value, (Mapping, list))
+        else type(value).__name__
+    )

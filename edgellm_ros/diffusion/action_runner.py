@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActionRunner: from noise to trajectories, by Euler steps of a flow-matching head over the language model's KV cache."""
+"""ActionRunner: from noise to trajectories, by Euler steps of a flow-matching head over the language model's
+KV cache.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from edgellm_ros.kernels.random import normal_noise
 
 
 class SequenceCache(Protocol):
-    """One sequence's part of the KV cache: per layer [1,Hkv,C,D], its length [1] i64 and its RoPE delta [1] i64."""
+    """One sequence's part of the KV cache: per layer [1,Hkv,C,D], its length [1] i64 and its RoPE delta [1]
+    i64.
+    """
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
@@ -27,10 +31,11 @@ class SequenceCache(Protocol):
 
 
 class ActionRunner:
-    """Samples trajectories for one sequence at a time: a request's result cannot depend on what shares its batch.
+    """Samples trajectories for one sequence at a time: a request's result cannot depend on what shares its
+    batch.
 
-    (Products of activations, unlike products with weights, may round differently in another batch size: docs/data_flow.md.)
-    All samples of a request are one batch. The cache is read in place.
+    (Products of activations, unlike products with weights, may round differently in another batch size:
+    docs/data_flow.md.) All samples of a request are one batch. The cache is read in place.
     """
 
     def __init__(
@@ -53,21 +58,27 @@ class ActionRunner:
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._time = device.empty((1,), np.float32)
         rope_shape = (1, space.horizon, config.head_dim // 2)
-        self._rope_cos, self._rope_sin = device.empty(rope_shape, np.float32), device.empty(rope_shape, np.float32)
+        self._rope_cos, self._rope_sin = (
+            device.empty(rope_shape, np.float32),
+            device.empty(rope_shape, np.float32),
+        )
 
     def execute(
         self, cache: SequenceCache, samples: int, steps: int, seed: int, go_on: Callable[[int], bool]
     ) -> np.ndarray | None:
-        """Normalised actions, float32 [samples, T, A]; None if `go_on(step)`, asked before every Euler step, said no.
+        """Normalised actions, float32 [samples, T, A]; None if `go_on(step)`, asked before every Euler step,
+        said no.
 
-        The cache must hold everything up to and including the future-start token. Same cache, seed and steps give the same
-        result, bit by bit. EngineError if the result is not finite.
+        The cache must hold everything up to and including the future-start token. Same cache, seed and steps
+        give the same result, bit by bit. EngineError if the result is not finite.
         """
         device, space = self._device, self._config.action_space
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
         noise = normal_noise(seed, samples, space.horizon * space.dim)
         device.upload(trajectory, noise.reshape(trajectory.shape))
-        self._kernels.rope_rows(self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin)
+        self._kernels.rope_rows(
+            self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin
+        )
         tensors = {
             "trajectory": trajectory,
             "time": self._time,
@@ -87,5 +98,7 @@ class ActionRunner:
             self._kernels.euler_step(trajectory, velocity, 1.0 / steps)
         result = device.download(trajectory)
         if not np.isfinite(result).all():
-            raise EngineError(f"the action head made values that are not finite (noise seed {seed}, {steps} steps)")
+            raise EngineError(
+                f"the action head made values that are not finite (noise seed {seed}, {steps} steps)"
+            )
         return result

@@ -17,15 +17,17 @@ class UnicycleActionSpace:
         self._low, self._high = np.float32(config.low), np.float32(config.high)
 
     def denormalise(self, values: np.ndarray) -> np.ndarray:
-        """[..., A] as the head makes them -> physical actions, float32, clipped to the robot's limits [low, high]."""
+        """[..., A] as the head makes them -> physical actions, float32, clipped to the robot's limits [low,
+        high].
+        """
         return np.clip(values.astype(np.float32) * self._std + self._mean, self._low, self._high)
 
     def integrate(self, actions: np.ndarray, speed: float) -> np.ndarray:
         """Drive actions [n, T, 2] from the origin with heading 0 and `speed` (m/s) at the start.
 
-        Returns states [n, T+1, 4] float32: x, y (m), heading (rad, not wrapped), speed (m/s), in the frame of the start pose. A
-        step is an exact circular arc. The robot does not drive backwards: braking ends at a standstill, within the step in
-        which it is reached.
+        Returns states [n, T+1, 4] float32: x, y (m), heading (rad, not wrapped), speed (m/s), in the frame of
+        the start pose. A step is an exact circular arc. The robot does not drive backwards: braking ends at a
+        standstill, within the step in which it is reached.
         """
         acceleration, curvature = np.moveaxis(np.asarray(actions, np.float64), -1, 0)
         dt = self.config.dt

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime must know about an action head: its shape, its action space, and how past motion is tokenised."""
+"""What the runtime must know about an action head: its shape, its action space, its trajectory history."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class ActionSpaceConfig:
     """Meaning of the numbers that the action head makes.
 
-    `names`, `units`, `mean`, `std`, `low` and `high` have one entry per action dimension. Actions are `value * std + mean`, then
-    clipped to [low, high]: the robot's limits. `dt` is in seconds, `horizon` in steps.
+    `names`, `units`, `mean`, `std`, `low` and `high` have one entry per action dimension. Actions are `value
+    * std + mean`, then clipped to [low, high]: the robot's limits. `dt` is in seconds, `horizon` in steps.
     """
 
     type: str
@@ -33,7 +33,9 @@ class ActionSpaceConfig:
             if len(getattr(self, name)) != len(self.names):
                 raise ValueError(f"{name} must have {len(self.names)} values, got {getattr(self, name)}")
         if self.dt <= 0 or self.horizon < 1:
-            raise ValueError(f"dt must be positive and horizon at least 1, got dt={self.dt}, horizon={self.horizon}")
+            raise ValueError(
+                f"dt must be positive and horizon at least 1, got dt={self.dt}, horizon={self.horizon}"
+            )
         if min(self.std) <= 0:
             raise ValueError(f"std must be positive, got {self.std}")
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
@@ -46,9 +48,10 @@ class ActionSpaceConfig:
 
 @dataclass(frozen=True)
 class TrajectoryHistoryConfig:
-    """How past positions become tokens: `num_points` points, `dt` seconds apart, one bin of `num_tokens` per value.
+    """How past positions become tokens: `num_points` points, `dt` seconds apart, in bins.
 
-    `low` and `high` (metres, one per axis) are the first and the last bin; bin b is the token `first_token_id + b`.
+    `low` and `high` (metres, one per axis) are the first and the last of `num_tokens` bins; bin b is the
+    token `first_token_id + b`.
     """
 
     num_points: int
@@ -64,11 +67,13 @@ class TrajectoryHistoryConfig:
             raise ValueError(f"axes must be ('x', 'y'), got {self.axes}")
         if self.num_points < 2 or self.dt <= 0 or self.num_tokens < 2 or self.first_token_id < 0:
             raise ValueError(
-                "num_points and num_tokens must be at least 2, dt positive and first_token_id not negative, got "
+                "num_points and num_tokens must be at least 2, dt positive, first_token_id not negative, got "
                 f"{self.num_points}, {self.num_tokens}, {self.dt}, {self.first_token_id}"
             )
         if len(self.low) != len(self.axes) or len(self.high) != len(self.axes):
-            raise ValueError(f"low and high must have {len(self.axes)} values, got {self.low} and {self.high}")
+            raise ValueError(
+                f"low and high must have {len(self.axes)} values, got {self.low} and {self.high}"
+            )
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
             raise ValueError(f"low must be below high, got low={self.low}, high={self.high}")
 
@@ -82,8 +87,9 @@ class TrajectoryHistoryConfig:
 class ActionConfig:
     """A flow-matching expert that attends to the language model's KV cache, layer by layer.
 
-    Its layers, KV heads and head size must be the language model's, because it reads that cache. `future_start_token_id` ends
-    the words and starts the trajectory; `history_token_id` is the placeholder that trajectory-history tokens replace.
+    Its layers, KV heads and head size must be the language model's, because it reads that cache.
+    `future_start_token_id` ends the words and starts the trajectory; `history_token_id` is the placeholder
+    that trajectory-history tokens replace.
     """
 
     num_hidden_layers: int
@@ -97,7 +103,13 @@ class ActionConfig:
     trajectory_history: TrajectoryHistoryConfig
 
     def __post_init__(self) -> None:
-        for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "num_denoise_steps"):
+        for name in (
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "num_denoise_steps",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("future_start_token_id", "history_token_id"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Past motion as tokens, as in Alpamayo: the first point, then from point to point, each value in one of many equal bins."""
+"""Past motion as tokens, as in Alpamayo: the first point, then from point to point, each value in one of many
+equal bins.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from edgellm_ros.diffusion.config import TrajectoryHistoryConfig
 def check_history(history: np.ndarray | None, config: TrajectoryHistoryConfig) -> np.ndarray:
     """Past positions [num_points, 2] in metres; None means that the robot stood still.
 
-    history [num_points, 2 or 3]: x, y and perhaps heading in the robot's present frame, oldest first, `dt` seconds apart, the
-    last being the present pose. ValueError for another shape or values that are not finite.
+    history [num_points, 2 or 3]: x, y and perhaps heading in the robot's present frame, oldest first, `dt`
+    seconds apart, the last being the present pose. ValueError for another shape or values that are not
+    finite.
     """
     if history is None:
         return np.zeros((config.num_points, 2))
@@ -25,7 +28,9 @@ def check_history(history: np.ndarray | None, config: TrajectoryHistoryConfig) -
 
 
 def history_tokens(points: np.ndarray, config: TrajectoryHistoryConfig) -> list[int]:
-    """Token ids of points [num_points, 2], point by point, x before y. Values outside of [low, high] take the nearest bin."""
+    """Token ids of points [num_points, 2], point by point, x before y. Values outside of [low, high] take the
+    nearest bin.
+    """
     values = np.concatenate([points[:1], np.diff(points, axis=0)])
     low, high = np.array(config.low), np.array(config.high)
     bins = np.round((values - low) / (high - low) * (config.num_tokens - 1))  # round half to even

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices: where buffers live and work is queued.
 
-The runtime is written once against `Device`; it never asks which one it has. Every device has one stream: copies, kernels and
-engines run on it in order, so only `download` and `synchronize` wait.
+The runtime is written once against `Device`; it never asks which one it has. Every device has one stream:
+copies, kernels and engines run on it in order, so only `download` and `synchronize` wait.
 """
 
 from __future__ import annotations
@@ -89,14 +89,18 @@ class CpuDevice:
 def _check_same(target: Tensor, source: Tensor | np.ndarray) -> None:
     if target.shape != source.shape or target.dtype != source.dtype:
         raise ValueError(
-            f"cannot copy {source.dtype} {list(source.shape)} into a tensor of {target.dtype} {list(target.shape)}"
+            f"cannot copy {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}"
         )
 
 
 def open_device(name: str) -> Device:
-    """The device called "cpu", "cuda" or "tensorrt". ValueError for another name, EngineError if it is not available here."""
+    """The device called "cpu", "cuda" or "tensorrt". ValueError for another name, EngineError if it is not
+    available here.
+    """
     if name == "cpu":
         return CpuDevice()
     if name in ("cuda", "tensorrt"):
-        raise EngineError(f"device {name!r} is not available: this version of edgellm_ros executes engines on 'cpu' only")
+        raise EngineError(
+            f"device {name!r} is not available: this version of edgellm_ros executes engines on 'cpu' only"
+        )
     raise ValueError(f"unknown device {name!r}, expected 'cpu', 'cuda' or 'tensorrt'")

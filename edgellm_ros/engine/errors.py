@@ -3,4 +3,6 @@
 
 
 class EngineError(RuntimeError):
-    """An engine or device cannot do what was asked: missing backend, wrong binding, failed or non-finite computation."""
+    """An engine or device cannot do what was asked: missing backend, wrong binding, failed or non-finite
+    computation.
+    """

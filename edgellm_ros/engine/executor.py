@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """EngineExecutor: binds tensors to one engine and runs it.
 
-Thin on purpose: `prepare` checks and binds, `execute` runs, `capture_graph` records what is bound for replay. Work that the last
-`prepare` did already is not repeated: a decode step whose tensors stand where they stood before costs one comparison.
+Thin on purpose: `prepare` checks and binds, `execute` runs, `capture_graph` records what is bound for replay.
+Work that the last `prepare` did already is not repeated: a decode step whose tensors stand where they stood
+before costs one comparison.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ class Binding:
 
 @dataclass(frozen=True)
 class BindingSnapshot:
-    """Address and shape of every binding, in the engine's order: equal snapshots need no new binding, and may share a graph."""
+    """Address and shape of every binding, in the engine's order: equal snapshots need no new binding, and may
+    share a graph.
+    """
 
     profile: int
     bindings: tuple[tuple[int, Shape], ...]
 
 
 class EngineBackend(Protocol):
-    """What an engine file's own library must offer. Tensors that arrive here are complete and of the right types."""
+    """What an engine file's own library must offer. Tensors that arrive here are complete and of the right
+    types.
+    """
 
     bindings: tuple[Binding, ...]
 
@@ -51,7 +56,9 @@ class EngineBackend(Protocol):
         ...
 
     def capture(self, stream: Any) -> Any | None:
-        """Record a run of what is bound as an object with `launch(stream)`; None where the backend has no such thing."""
+        """Record a run of what is bound as an object with `launch(stream)`; None where the backend has no
+        such thing.
+        """
         ...
 
 
@@ -70,7 +77,9 @@ class EngineExecutor:
 
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
-        """Load an engine file for a device. `threads` of the CPU, 0 = one per core. FileNotFoundError, EngineError."""
+        """Load an engine file for a device. `threads` of the CPU, 0 = one per core. FileNotFoundError,
+        EngineError.
+        """
         from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 
         path = Path(path)
@@ -82,14 +91,18 @@ class EngineExecutor:
             raise EngineError(f"{self.name}: no binding {name!r}; it has {', '.join(self.bindings)}")
         return self.bindings[name].dtype
 
-    def prepare(self, profile: int, dims: Mapping[str, int], tensors: Mapping[str, Tensor], stream: Any = None) -> None:
+    def prepare(
+        self, profile: int, dims: Mapping[str, int], tensors: Mapping[str, Tensor], stream: Any = None
+    ) -> None:
         """Check every tensor against its binding with the symbols replaced by `dims`, and bind it.
 
-        `tensors` must name exactly the engine's inputs and outputs. EngineError says which binding is missing, unknown or of
-        another type or shape.
+        `tensors` must name exactly the engine's inputs and outputs. EngineError says which binding is
+        missing, unknown or of another type or shape.
         """
         try:
-            snapshot = BindingSnapshot(profile, tuple([(tensors[name].pointer, tensors[name].shape) for name in self.bindings]))
+            snapshot = BindingSnapshot(
+                profile, tuple([(tensors[name].pointer, tensors[name].shape) for name in self.bindings])
+            )
         except KeyError:
             snapshot = None
         if snapshot is not None and snapshot == self._snapshot and len(tensors) == len(self.bindings):
@@ -100,7 +113,9 @@ class EngineExecutor:
         self._snapshot = snapshot
 
     def execute(self, stream: Any = None) -> None:
-        """Replay the graph captured for what is bound, or else run the engine. EngineError before `prepare` or on failure."""
+        """Replay the graph captured for what is bound, or else run the engine. EngineError before `prepare`
+        or on failure.
+        """
         if self._snapshot is None:
             raise EngineError(f"{self.name}: execute without a successful prepare")
         graph = self._graphs.get(self._snapshot) if self._graphs else None
@@ -110,7 +125,9 @@ class EngineExecutor:
             self._backend.run(stream)
 
     def capture_graph(self, stream: Any = None) -> bool:
-        """Record what is bound as a graph that `execute` replays from then on. False where the backend has no graphs."""
+        """Record what is bound as a graph that `execute` replays from then on. False where the backend has no
+        graphs.
+        """
         if self._snapshot is None:
             raise EngineError(f"{self.name}: capture_graph without a successful prepare")
         graph = self._backend.capture(stream)
@@ -123,7 +140,9 @@ class EngineExecutor:
         missing = [name for name in self.bindings if name not in tensors]
         unknown = [name for name in tensors if name not in self.bindings]
         if missing or unknown:
-            problems = [f"{name!r} is not bound" for name in missing] + [f"there is no {name!r}" for name in unknown]
+            problems = [f"{name!r} is not bound" for name in missing] + [
+                f"there is no {name!r}" for name in unknown
+            ]
             raise EngineError(f"{self.name}: {', '.join(problems)}")
         for name, binding in self.bindings.items():
             tensor = tensors[name]
@@ -132,10 +151,14 @@ class EngineExecutor:
             expected = self._resolve(binding, dims)
             if tensor.shape != expected:
                 symbols = ", ".join(str(dim) for dim in binding.shape)
-                raise EngineError(f"{self.name}: {name} [{symbols}] must be {list(expected)}, got {list(tensor.shape)}")
+                raise EngineError(
+                    f"{self.name}: {name} [{symbols}] must be {list(expected)}, got {list(tensor.shape)}"
+                )
 
     def _resolve(self, binding: Binding, dims: Mapping[str, int]) -> Shape:
         try:
             return tuple(dim if isinstance(dim, int) else dims[dim] for dim in binding.shape)
         except KeyError as error:
-            raise EngineError(f"{self.name}: no value for dimension {error} of {binding.name}, only {dict(dims)}") from None
+            raise EngineError(
+                f"{self.name}: no value for dimension {error} of {binding.name}, only {dict(dims)}"
+            ) from None

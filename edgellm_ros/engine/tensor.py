@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor: a typed, shaped window on memory of one device.
 
-Buffers are allocated once, at the largest size, and used through views of smaller shape. A tensor is always contiguous
-(row-major), so an address and a shape say everything that an engine needs to bind it.
+Buffers are allocated once, at the largest size, and used through views of smaller shape. A tensor is always
+contiguous (row-major), so an address and a shape say everything that an engine needs to bind it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ Shape = tuple[int, ...]
 
 
 class Tensor:
-    """`pointer` is the address of the first element on its device. `array` is the NumPy view of it, None off the host.
+    """`pointer` is the address of the first element on its device. `array` is the NumPy view of it, None off
+    the host.
 
-    `owner` is whatever keeps the memory alive; views share it. Made by a `Device`, or as a view of another tensor.
+    `owner` is whatever keeps the memory alive; views share it. Made by a `Device`, or as a view of another
+    tensor.
     """
 
     __slots__ = ("array", "dtype", "owner", "pointer", "shape")
 
-    def __init__(self, pointer: int, shape: Shape, dtype: np.dtype, owner: Any, array: np.ndarray | None = None) -> None:
+    def __init__(
+        self, pointer: int, shape: Shape, dtype: np.dtype, owner: Any, array: np.ndarray | None = None
+    ) -> None:
         self.pointer = pointer
         self.shape = shape
         self.dtype = dtype
@@ -50,7 +54,9 @@ class Tensor:
         """The first elements of this tensor, seen with another shape. ValueError if it has fewer elements."""
         size = prod(shape)
         if size > self.size:
-            raise ValueError(f"a view of shape {shape} needs {size} elements, the tensor of shape {self.shape} has {self.size}")
+            raise ValueError(
+                f"a view of shape {shape} has {size} elements, more than its tensor of shape {self.shape}"
+            )
         array = None if self.array is None else self.array.reshape(-1)[:size].reshape(shape)
         return Tensor(self.pointer, shape, self.dtype, self.owner, array)
 

@@ -19,7 +19,9 @@ class HostKernels:
         ids, vocab_size = token_ids.array, table.shape[0]
         is_multimodal = ids >= vocab_size
         if not is_multimodal.any():
-            np.take(table.array, ids, axis=0, out=out.array, mode="clip")  # clip: the mode that writes to `out` directly
+            np.take(
+                table.array, ids, axis=0, out=out.array, mode="clip"
+            )  # clip: the mode that writes to `out` directly
             return
         np.take(table.array, np.minimum(ids, vocab_size - 1), axis=0, out=out.array, mode="clip")
         out.array[is_multimodal] = multimodal_rows.array[ids[is_multimodal] - vocab_size]

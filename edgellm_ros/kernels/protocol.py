@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of the kernels and the tensors that they share.
 
-Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V vocabulary, R multimodal rows,
-P positions. Token ids and lengths are int64. Outputs are written into tensors that the caller made: a kernel allocates nothing
-on the device. Every result depends on its own row only, never on the other rows of the batch.
+Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V vocabulary,
+R multimodal rows, P positions. Token ids and lengths are int64. Outputs are written into tensors that the
+caller made: a kernel allocates nothing on the device. Every result depends on its own row only, never on the
+other rows of the batch.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class SamplingState:
-    """How the next token of each sequence is drawn; rows stay with their sequence from its first token to its last.
+    """How the next token of each sequence is drawn; rows stay with their sequence from its first token to its
+    last.
 
-    temperature [B] f32 (0 = the most likely token), top_k [B] i64 (0 = off), top_p, min_p, repetition_penalty [B] f32,
-    seed [B] u64, step [B] i64 (tokens drawn so far), seen [B, V] bool (tokens in the prompt or drawn already).
+    temperature [B] f32 (0 = the most likely token), top_k [B] i64 (0 = off), top_p, min_p, repetition_penalty
+    [B] f32, seed [B] u64, step [B] i64 (tokens drawn so far), seen [B, V] bool (tokens in the prompt or drawn
+    already).
     """
 
     temperature: Tensor
@@ -45,15 +48,17 @@ class Kernels(Protocol):
     """Computation between engines, on one kind of device."""
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
-        """out [B,S,H]: row `id` of table [V,H], or row `id - V` of multimodal_rows [R,H] for ids from V on."""
+        """Out [B,S,H]: row `id` of table [V,H], or row `id - V` of multimodal_rows [R,H] for ids from V."""
         ...
 
     def deepstack(self, token_ids: Tensor, vocab_size: int, multimodal_rows: Tensor, out: Tensor) -> None:
-        """out [B,S,H]: row `id - vocab_size` of multimodal_rows [R,H] for ids from vocab_size on, else zeros."""
+        """Out [B,S,H]: row `id - vocab_size` of multimodal_rows [R,H] for ids from vocab_size, else zeros."""
         ...
 
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """cos, sin [B,S,D/2] of text that follows: token i of sequence b stands at lengths[b] + deltas[b] + i."""
+        """cos, sin [B,S,D/2] of text that follows: token i of sequence b stands at lengths[b] + deltas[b] +
+        i.
+        """
         ...
 
     def mrope_rows(
@@ -67,14 +72,15 @@ class Kernels(Protocol):
         ...
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
-        """out [B,1,S,C] bool: new token i of sequence b sees the cache rows 0 .. lengths[b] + i."""
+        """Out [B,1,S,C] bool: new token i of sequence b sees the cache rows 0 .. lengths[b] + i."""
         ...
 
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
-        """tokens [B]: the next token of each row of logits [B,1,V], or -1 where logits are not finite.
+        """Tokens [B]: the next token of each row of logits [B,1,V], or -1 where logits are not finite.
 
-        Repetition penalty, temperature, top-k, top-p, min-p are applied in this order (that of transformers); equally likely
-        tokens rank by id. The drawn token is marked in `state.seen` and `state.step` is advanced.
+        Repetition penalty, temperature, top-k, top-p, min-p are applied in this order (that of transformers);
+        equally likely tokens rank by id. The drawn token is marked in `state.seen` and `state.step` is
+        advanced.
         """
         ...
 
@@ -86,5 +92,5 @@ class Kernels(Protocol):
         ...
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
-        """x += dt * velocity."""
+        """X += dt * velocity."""
         ...

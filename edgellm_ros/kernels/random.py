@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counter-based random numbers: the value depends on (seed, where it is used) and on nothing else.
 
-Philox4x32-10 of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Because no state is carried along,
-the same request gives the same tokens and the same noise whatever ran before it and whatever runs beside it.
+Philox4x32-10 of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Because no state
+is carried along, the same request gives the same tokens and the same noise whatever ran before it and
+whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ Word = TypeVar("Word", int, np.ndarray)
 
 
 def philox4x32(c0: Word, c1: Word, c2: Word, c3: Word, seed: int) -> tuple[Word, Word, Word, Word]:
-    """Four random 32-bit words from a counter of four 32-bit words and a 64-bit seed, whose low word is the first key word.
+    """Four random 32-bit words from a counter of four 32-bit words and a 64-bit seed, whose low word is the
+    first key word.
 
     Counter words are integers, or uint64 arrays for many counters at once.
     """
     k0, k1 = seed & _MASK, seed >> 32
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (product1 >> 32) ^ c1 ^ k0, product1 & _MASK, (product0 >> 32) ^ c3 ^ k1, product0 & _MASK
+        c0, c1, c2, c3 = (
+            (product1 >> 32) ^ c1 ^ k0,
+            product1 & _MASK,
+            (product0 >> 32) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return c0, c1, c2, c3
 
@@ -44,13 +51,19 @@ def token_uniform(seed: int, step: int) -> float:
 
 
 def normal_noise(seed: int, samples: int, size: int) -> np.ndarray:
-    """Standard normal numbers, float32 [samples, size]; row i depends on (seed, i) only. Box-Muller over Philox."""
-    block, sample = np.meshgrid(np.arange(-(-size // 4), dtype=np.uint64), np.arange(samples, dtype=np.uint64))
+    """Standard normal numbers, float32 [samples, size]; row i depends on (seed, i) only. Box-Muller over
+    Philox.
+    """
+    block, sample = np.meshgrid(
+        np.arange(-(-size // 4), dtype=np.uint64), np.arange(samples, dtype=np.uint64)
+    )
     stream, zero = np.full_like(block, NOISE_STREAM), np.zeros_like(block)
     words = philox4x32(block, sample, stream, zero, seed)
     columns = []
     for first, second in (words[:2], words[2:]):
-        radius = np.sqrt(-2.0 * np.log((first + 1.0) * 2.0**-32))  # of a number in (0, 1]: the logarithm is finite
+        radius = np.sqrt(
+            -2.0 * np.log((first + 1.0) * 2.0**-32)
+        )  # of a number in (0, 1]: the logarithm is finite
         angle = second * (2.0 * np.pi * 2.0**-32)
         columns += [radius * np.cos(angle), radius * np.sin(angle)]
     return np.stack(columns, axis=-1).reshape(samples, -1)[:, :size].astype(np.float32)

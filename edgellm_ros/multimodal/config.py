@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class VisionConfig:
     """Vision tower of the Qwen3-VL / Qwen3-Omni kind, with its preprocessing.
 
-    `min_pixels` and `max_pixels` are the processor's `shortest_edge` and `longest_edge`: areas of the resized image in pixels.
-    `resample` is the PIL code of the filter (3 = bicubic). `num_position_embeddings` is a square number: the side of the learned
-    position grid is its root.
+    `min_pixels` and `max_pixels` are the processor's `shortest_edge` and `longest_edge`: areas of the resized
+    image in pixels. `resample` is the PIL code of the filter (3 = bicubic). `num_position_embeddings` is a
+    square number: the side of the learned position grid is its root.
     """
 
     hidden_size: int
@@ -54,7 +54,7 @@ class VisionConfig:
             raise ValueError(f"num_position_embeddings must be a square, got {self.num_position_embeddings}")
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 4:
             raise ValueError(
-                f"hidden_size {self.hidden_size} over num_heads {self.num_heads} must give a head size divisible by 4"
+                f"hidden_size {self.hidden_size} / num_heads {self.num_heads} must be a multiple of 4"
             )
         for name in ("image_mean", "image_std"):
             if len(getattr(self, name)) != self.in_channels:
@@ -62,7 +62,9 @@ class VisionConfig:
         if min(self.image_std) <= 0:
             raise ValueError(f"image_std must be positive, got {self.image_std}")
         if any(not 0 <= index < self.depth for index in self.deepstack_visual_indexes):
-            raise ValueError(f"deepstack_visual_indexes {self.deepstack_visual_indexes} outside 0..{self.depth - 1}")
+            raise ValueError(
+                f"deepstack_visual_indexes {self.deepstack_visual_indexes} outside 0..{self.depth - 1}"
+            )
 
     @property
     def grid_side(self) -> int:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a camera frame to normalised patches, bit for bit as the checkpoint's own processor makes them.
 
-Reference: transformers, Qwen2VLImageProcessorPil (resize by Pillow, bicubic; then rescale, normalise, cut into patches).
+Reference: transformers, Qwen2VLImageProcessorPil (resize by Pillow, bicubic; then rescale, normalise, cut
+into patches).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ MAX_ASPECT_RATIO = 200
 
 @dataclass(frozen=True)
 class ImagePatches:
-    """pixel_values [grid_height * grid_width, C*T*p*p] float32, merge block by merge block; grid sizes in patches."""
+    """pixel_values [grid_height * grid_width, C*T*p*p] float32, merge block by merge block; grid sizes in
+    patches.
+    """
 
     pixel_values: np.ndarray
     grid_height: int
@@ -31,21 +34,28 @@ class ImageProcessor:
 
     def __init__(self, config: VisionConfig) -> None:
         self._config = config
-        # A pixel has 256 values: rescaling and normalising are one look-up, in the reference's order of roundings.
+        # A pixel has 256 values: rescaling and normalising are one look-up, in the reference's order of
+        # roundings.
         levels = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
         mean, std = np.float32(config.image_mean), np.float32(config.image_std)
         self._normalised = (levels[None, :] - mean[:, None]) / std[:, None]  # [C, 256]
 
     def process(self, image: np.ndarray) -> ImagePatches:
-        """image [H, W, 3] uint8 RGB. ValueError for another shape or type, or a side ratio above 200."""
+        """Image [H, W, 3] uint8 RGB. ValueError for another shape or type, or a side ratio above 200."""
         check_image(image)
         height, width = smart_resize(*image.shape[:2], self._config)
         if (height, width) != image.shape[:2]:
-            image = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling(self._config.resample)))
+            image = np.asarray(
+                Image.fromarray(image).resize((width, height), Image.Resampling(self._config.resample))
+            )
         return self._patches(image)
 
     def _patches(self, image: np.ndarray) -> ImagePatches:
-        patch, merge, frames = self._config.patch_size, self._config.spatial_merge_size, self._config.temporal_patch_size
+        patch, merge, frames = (
+            self._config.patch_size,
+            self._config.spatial_merge_size,
+            self._config.temporal_patch_size,
+        )
         rows, columns = image.shape[0] // patch, image.shape[1] // patch
         blocks = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
         blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, 1, patch, patch)
@@ -58,20 +68,25 @@ class ImageProcessor:
 def check_image(image: np.ndarray) -> None:
     """ValueError unless image is [H, W, 3] uint8 with at least one pixel."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        described = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        described = (
+            f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        )
         raise ValueError(f"an image must be a uint8 array [height, width, 3] in RGB, got {described}")
     if image.size == 0:
         raise ValueError(f"an image must not be empty, got shape {list(image.shape)}")
 
 
 def smart_resize(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """Height and width in pixels after resizing: multiples of the patch and merge size, area within the processor's bounds.
+    """Height and width in pixels after resizing: multiples of the patch and merge size, area within the
+    processor's bounds.
 
     The aspect ratio is kept as closely as that allows. ValueError for a side ratio above 200.
     """
     ratio = max(height, width) / min(height, width)
     if ratio > MAX_ASPECT_RATIO:
-        raise ValueError(f"an image's sides may differ by a factor of {MAX_ASPECT_RATIO}, got {width}x{height}")
+        raise ValueError(
+            f"an image's sides may differ by a factor of {MAX_ASPECT_RATIO}, got {width}x{height}"
+        )
     factor = config.size_factor
     resized_height, resized_width = round(height / factor) * factor, round(width / factor) * factor
     if resized_height * resized_width > config.max_pixels:

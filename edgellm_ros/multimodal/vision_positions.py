@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions of an image's patches, as the vision tower's graph wants them. They depend on the grid only.
 
-Reference: transformers, Qwen3OmniMoeVisionEncoder (bilinear resampling of the learned position grid with aligned corners) and
-Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the head size for the row, a quarter for the column).
+Reference: transformers, Qwen3OmniMoeVisionEncoder (bilinear resampling of the learned position grid with
+aligned corners) and Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the head size for the row, a quarter for
+the column).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from edgellm_ros.multimodal.config import VisionConfig
 
 @dataclass(frozen=True)
 class VisionPositions:
-    """For P patches: rope_cos, rope_sin [P, D/2] f32; pos_embed_index [4, P] i64, pos_embed_weight [4, P] f32."""
+    """For P patches: rope_cos, rope_sin [P, D/2] f32; pos_embed_index [4, P] i64, pos_embed_weight [4, P]
+    f32.
+    """
 
     rope_cos: np.ndarray
     rope_sin: np.ndarray
@@ -39,14 +42,19 @@ def _merge_order(grid_height: int, grid_width: int, merge: int) -> tuple[np.ndar
     """Row and column of every patch, [P] float32 each."""
     rows, columns = np.meshgrid(np.arange(grid_height), np.arange(grid_width), indexing="ij")
     blocks = (grid_height // merge, merge, grid_width // merge, merge)
-    return tuple(axis.reshape(blocks).transpose(0, 2, 1, 3).reshape(-1).astype(np.float32) for axis in (rows, columns))
+    return tuple(
+        axis.reshape(blocks).transpose(0, 2, 1, 3).reshape(-1).astype(np.float32) for axis in (rows, columns)
+    )
 
 
 def _interpolation(
     rows: np.ndarray, columns: np.ndarray, grid_height: int, grid_width: int, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Indices into the learned grid (side x side) around each patch and their weights, [4, P] each."""
-    (top, row_shares), (left, column_shares) = _taps(rows, grid_height, side), _taps(columns, grid_width, side)
+    (top, row_shares), (left, column_shares) = (
+        _taps(rows, grid_height, side),
+        _taps(columns, grid_width, side),
+    )
     index = [top[i] * side + left[j] for i in (0, 1) for j in (0, 1)]
     weight = [row_shares[i] * column_shares[j] for i in (0, 1) for j in (0, 1)]
     return np.stack(index), np.stack(weight)

@@ -24,13 +24,17 @@ class VisionRunner:
     `max_tokens`: the most rows that one image may become (prompts cannot be longer).
     """
 
-    def __init__(self, executor: EngineExecutor, config: VisionConfig, device: Device, max_tokens: int) -> None:
+    def __init__(
+        self, executor: EngineExecutor, config: VisionConfig, device: Device, max_tokens: int
+    ) -> None:
         self._executor = executor
         self._config = config
         self._device = device
         self._max_tokens = max_tokens
         self._processor = ImageProcessor(config)
-        self._pixel_values = device.empty((max_tokens * config.patches_per_token, config.patch_dim), np.float32)
+        self._pixel_values = device.empty(
+            (max_tokens * config.patches_per_token, config.patch_dim), np.float32
+        )
         self._positions: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
     def token_grid(self, image: np.ndarray) -> tuple[int, int]:
@@ -49,7 +53,9 @@ class VisionRunner:
         return grid
 
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
-        """Image -> patches -> vision tower, which writes into image_rows and each of deepstack_rows, [tokens, H] each."""
+        """Image -> patches -> vision tower, which writes into image_rows and each of deepstack_rows, [tokens,
+        H] each.
+        """
         patches = self._processor.process(image)
         pixel_values = self._pixel_values.rows(0, len(patches.pixel_values))
         self._device.upload(pixel_values, patches.pixel_values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`config.json` of an engine directory: what the builder writes and the runtime believes, after checking it."""
+"""`config.json` of an engine directory: what the builder writes and the runtime believes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding. `mrope_section`: frequency pairs given to time, height and width; empty = plain RoPE.
+    """Rotary position embedding. `mrope_section`: frequency pairs given to time, height and width; empty =
+    plain RoPE.
 
-    `mrope_interleaved` as in Qwen3: frequencies take turns (t h w t h w ...) rather than standing in three blocks.
+    `mrope_interleaved` as in Qwen3: frequencies take turns (t h w t h w ...) rather than standing in three
+    blocks.
     """
 
     theta: float
@@ -33,7 +35,9 @@ class RopeConfig:
         if self.theta <= 0:
             raise ValueError(f"theta must be positive, got {self.theta}")
         if self.mrope_section and len(self.mrope_section) != 3:
-            raise ValueError(f"mrope_section must have 3 values (time, height, width), got {self.mrope_section}")
+            raise ValueError(
+                f"mrope_section must have 3 values (time, height, width), got {self.mrope_section}"
+            )
         if self.mrope_section and not self.mrope_interleaved:
             raise ValueError("mrope_interleaved must be true: block-wise mRoPE (Qwen2-VL) is not supported")
 
@@ -53,7 +57,13 @@ class LLMEngineRunnerConfig:
     rope: RopeConfig
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        for name in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -64,17 +74,21 @@ class LLMEngineRunnerConfig:
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
         if self.rope.mrope_section and sum(self.rope.mrope_section) != self.head_dim // 2:
-            raise ValueError(f"mrope_section {self.rope.mrope_section} must sum to head_dim / 2 = {self.head_dim // 2}")
+            raise ValueError(
+                f"mrope_section {self.rope.mrope_section} must sum to head_dim / 2 = {self.head_dim // 2}"
+            )
         if self.num_deepstack_features < 0:
-            raise ValueError(f"num_deepstack_features must not be negative, got {self.num_deepstack_features}")
+            raise ValueError(
+                f"num_deepstack_features must not be negative, got {self.num_deepstack_features}"
+            )
 
 
 @dataclass(frozen=True)
 class BuilderConfig:
     """Limits chosen at export; buffers and profiles have these sizes.
 
-    Lengths are in tokens. `max_kv_cache_capacity` bounds prompt plus answer of one sequence (and is static in the graph).
-    `max_action_samples` bounds the trajectories of one request.
+    Lengths are in tokens. `max_kv_cache_capacity` bounds prompt plus answer of one sequence (and is static in
+    the graph). `max_action_samples` bounds the trajectories of one request.
     """
 
     max_batch_size: int = 4
@@ -89,7 +103,8 @@ class BuilderConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_kv_cache_capacity < self.max_input_len + 2:
             raise ValueError(
-                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must exceed max_input_len {self.max_input_len} by 2"
+                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must be at least "
+                f"max_input_len + 2 = {self.max_input_len + 2}"
             )
         if self.max_lora_rank < 0:
             raise ValueError(f"max_lora_rank must not be negative, got {self.max_lora_rank}")
@@ -97,7 +112,7 @@ class BuilderConfig:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids with a meaning. None where the checkpoint has no such token. The pad id also fills rows of a batch."""
+    """Ids with a meaning. None where the checkpoint has no such token. The pad id fills rows of a batch."""
 
     pad_token_id: int
     image_token_id: int | None
@@ -110,7 +125,9 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling that the checkpoint recommends (generation_config.json). temperature 0 = greedy, top_k 0 = off."""
+    """Sampling that the checkpoint recommends (generation_config.json). temperature 0 = greedy, top_k 0 =
+    off.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -120,14 +137,16 @@ class GenerationDefaults:
     def __post_init__(self) -> None:
         if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or self.repetition_penalty <= 0:
             raise ValueError(
-                "temperature and top_k must not be negative, top_p in (0, 1], repetition_penalty positive, got "
+                "temperature and top_k must not be negative, top_p in (0, 1], repetition_penalty > 0, got "
                 f"{self.temperature}, {self.top_k}, {self.top_p}, {self.repetition_penalty}"
             )
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of the engine directory: path relative to it with forward slashes, size in bytes, SHA-256 in hex."""
+    """One file of the engine directory: path relative to it with forward slashes, size in bytes, SHA-256 in
+    hex.
+    """
 
     path: str
     size: int
@@ -141,7 +160,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything in `config.json`. `vision`, `audio` and `action` are None where the checkpoint has no such part."""
+    """Everything in `config.json`. `vision`, `audio` and `action` are None where the checkpoint has no such
+    part.
+    """
 
     format_version: int
     model_type: str
@@ -159,7 +180,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
             raise ValueError(
-                f"format_version is {self.format_version}, this version of edgellm_ros reads {FORMAT_VERSION}: export again"
+                f"format_version is {self.format_version}, expected {FORMAT_VERSION}: export again"
             )
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
@@ -171,13 +192,21 @@ class EngineConfig:
         llm, vision, action = self.llm, self.vision, self.action
         if vision is not None:
             if vision.out_hidden_size != llm.hidden_size:
-                raise ValueError(f"vision out_hidden_size {vision.out_hidden_size} is not llm hidden_size {llm.hidden_size}")
+                raise ValueError(
+                    f"vision out_hidden_size {vision.out_hidden_size} is not hidden_size {llm.hidden_size}"
+                )
             if len(vision.deepstack_visual_indexes) != llm.num_deepstack_features:
                 raise ValueError(
-                    f"vision has {len(vision.deepstack_visual_indexes)} deepstack features, llm {llm.num_deepstack_features}"
+                    f"vision has deepstack_visual_indexes {vision.deepstack_visual_indexes}, "
+                    f"llm takes num_deepstack_features {llm.num_deepstack_features}"
                 )
-            if self.special_tokens.image_token_id is None or self.special_tokens.vision_start_token_id is None:
-                raise ValueError("special_tokens needs image_token_id and vision_start_token_id for a vision tower")
+            if (
+                self.special_tokens.image_token_id is None
+                or self.special_tokens.vision_start_token_id is None
+            ):
+                raise ValueError(
+                    "special_tokens needs image_token_id and vision_start_token_id for a vision tower"
+                )
         if action is not None:
             for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
                 if getattr(action, name) != getattr(llm, name):
@@ -186,7 +215,9 @@ class EngineConfig:
                         "the action head could not read the KV cache"
                     )
             if action.future_start_token_id not in self.stop_token_ids:
-                raise ValueError(f"stop_token_ids lacks the action head's future_start_token_id {action.future_start_token_id}")
+                raise ValueError(
+                    f"stop_token_ids must have future_start_token_id {action.future_start_token_id}"
+                )
 
     def save(self, engine_dir: str | Path) -> Path:
         """Write `config.json` into the directory and return its path."""
@@ -196,13 +227,17 @@ class EngineConfig:
 
     @classmethod
     def load(cls, engine_dir: str | Path, verify: bool = False) -> EngineConfig:
-        """Read and check `config.json` and that the files it lists are there in full; `verify` compares their SHA-256 too.
+        """Read and check `config.json` and that the files it lists are there in full; `verify` compares their
+        SHA-256 too.
 
-        FileNotFoundError for a missing directory or file, ValueError for a wrong config or a file of the wrong size or content.
+        FileNotFoundError for a missing directory or file, ValueError for a wrong config or a file of the
+        wrong size or content.
         """
         path = Path(engine_dir) / CONFIG_FILE
         if not path.is_file():
-            raise FileNotFoundError(f"{path} not found: {engine_dir} is not an engine directory (made by `edgellm export`)")
+            raise FileNotFoundError(
+                f"{path} not found: {engine_dir} is not an engine directory (made by `edgellm export`)"
+            )
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -222,14 +257,18 @@ def list_files(engine_dir: str | Path, paths: Iterable[str | Path]) -> tuple[Fil
 
 
 def check_files(engine_dir: str | Path, files: Iterable[FileEntry], verify: bool = False) -> None:
-    """Raise FileNotFoundError or ValueError for the first file that is missing, cut short or (with `verify`) altered."""
+    """Raise FileNotFoundError or ValueError for the first file that is missing, cut short or (with `verify`)
+    altered.
+    """
     for entry in files:
         path = Path(engine_dir) / entry.path
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the engine directory is incomplete, export it again")
         size = path.stat().st_size
         if size != entry.size:
-            raise ValueError(f"{path} has {size} bytes, expected {entry.size}: damaged or cut short, export again")
+            raise ValueError(
+                f"{path} has {size} bytes, expected {entry.size}: damaged or cut short, export again"
+            )
         if verify and _sha256(path) != entry.sha256:
             raise ValueError(f"{path} has another SHA-256 than when it was exported: damaged or altered")
 

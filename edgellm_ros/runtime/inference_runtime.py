@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLMInferenceRuntime: from requests to words and trajectories. `handle_request` is the way of the data, top to bottom."""
+"""LLMInferenceRuntime: from requests to words and trajectories. `handle_request` is the way of the data, top
+to bottom.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.config import EngineConfig
 from edgellm_ros.runtime.input_embedder import InputEmbedder
 from edgellm_ros.runtime.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.metrics import ActionMetrics, LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics
+from edgellm_ros.runtime.metrics import (
+    ActionMetrics,
+    LLMGenerationMetrics,
+    LLMPrefillMetrics,
+    MultimodalMetrics,
+)
 from edgellm_ros.runtime.prompt import PromptBuilder
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.rope import get_rope_index
@@ -37,10 +44,11 @@ from edgellm_ros.runtime.tokenizer import Tokenizer
 
 
 class LLMInferenceRuntime:
-    """An engine directory, loaded on a device. One batch of requests at a time; other threads wait for their turn.
+    """An engine directory, loaded on a device. One batch of requests at a time; other threads wait for their
+    turn.
 
-    `device`: "cpu", "cuda" or "tensorrt"; `threads` of the CPU, 0 = one per core. FileNotFoundError or ValueError for a damaged
-    engine directory, EngineError for a device or engine that cannot be used.
+    `device`: "cpu", "cuda" or "tensorrt"; `threads` of the CPU, 0 = one per core. FileNotFoundError or
+    ValueError for a damaged engine directory, EngineError for a device or engine that cannot be used.
     """
 
     def __init__(self, engine_dir: str | Path, device: str = "cpu", threads: int = 0) -> None:
@@ -61,7 +69,12 @@ class LLMInferenceRuntime:
         self._prompts = PromptBuilder(self._tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
         horizon = config.action.action_space.horizon if config.action else 0
         self._runner = LLMEngineRunner(
-            EngineExecutor.open(root / "llm" / "model.onnx", self._device, threads), llm, builder, self._device, kernels, horizon
+            EngineExecutor.open(root / "llm" / "model.onnx", self._device, threads),
+            llm,
+            builder,
+            self._device,
+            kernels,
+            horizon,
         )
         dtype = self._runner.embeds_dtype
         self._embedder = InputEmbedder(root / "embedding.safetensors", config, self._device, kernels, dtype)
@@ -89,8 +102,8 @@ class LLMInferenceRuntime:
     ) -> LLMGenerationResponse | list[LLMGenerationResponse]:
         """Answer one request, or a batch of different requests.
 
-        An answer does not depend on what else is in the batch. ValueError, before any work, for a request that cannot be served;
-        EngineError if an engine fails or makes numbers that are not finite.
+        An answer does not depend on what else is in the batch. ValueError, before any work, for a request
+        that cannot be served; EngineError if an engine fails or makes numbers that are not finite.
         """
         single = isinstance(request, LLMGenerationRequest)
         requests = [request] if single else list(request)
@@ -115,10 +128,12 @@ class LLMInferenceRuntime:
         return responses[0] if single else responses
 
     def _tokenize(self, requests: list[LLMGenerationRequest]) -> list[GenerationSequence]:
-        """Requests -> prompts with placeholders. Everything that can be wrong with a request is found here."""
+        """Requests -> prompts with placeholders. What is wrong with a request is found here."""
         limit = self.config.builder.max_batch_size
         if not 1 <= len(requests) <= limit:
-            raise ValueError(f"a batch of {len(requests)} requests; this engine takes 1 to {limit} (max_batch_size)")
+            raise ValueError(
+                f"a batch of {len(requests)} requests; this engine takes 1 to {limit} (max_batch_size)"
+            )
         sequences = []
         for index, request in enumerate(requests):
             try:
@@ -140,9 +155,12 @@ class LLMInferenceRuntime:
         token_ids = self._prompts.build(request, [height * width for height, width in grids], history)
         if len(token_ids) > config.builder.max_input_len:
             raise ValueError(
-                f"the prompt has {len(token_ids)} tokens; this engine takes at most {config.builder.max_input_len} (max_input_len)"
+                f"the prompt has {len(token_ids)} tokens; this engine takes at most "
+                f"{config.builder.max_input_len} (max_input_len)"
             )
-        positions, delta = get_rope_index(token_ids, grids, tokens.image_token_id, tokens.vision_start_token_id)
+        positions, delta = get_rope_index(
+            token_ids, grids, tokens.image_token_id, tokens.vision_start_token_id
+        )
         # The last cache row of a sequence is scratch, for when it has ended while others of its batch go on.
         room = config.builder.max_kv_cache_capacity - 1 - len(token_ids)
         return GenerationSequence(
@@ -165,20 +183,26 @@ class LLMInferenceRuntime:
         if request.audio:
             raise ValueError("this engine has no audio encoder, the request has audio")
         if request.lora:
-            raise ValueError(f"unknown LoRA adapter {request.lora!r}; available: {', '.join(self.lora_names()) or 'none'}")
+            raise ValueError(
+                f"unknown LoRA adapter {request.lora!r}; available: {', '.join(self.lora_names()) or 'none'}"
+            )
         if request.logprobs > self.config.llm.vocab_size:
-            raise ValueError(f"logprobs {request.logprobs} exceeds the vocabulary of {self.config.llm.vocab_size} tokens")
+            raise ValueError(
+                f"logprobs {request.logprobs} exceeds the vocabulary of {self.config.llm.vocab_size} tokens"
+            )
         if self._action is None:
             if request.action_samples or request.history is not None:
                 raise ValueError("this engine has no action head, the request has action_samples or history")
         elif request.action_samples > self._action.max_samples:
             raise ValueError(
-                f"action_samples is {request.action_samples}; this engine takes at most {self._action.max_samples}"
-                " (max_action_samples)"
+                f"action_samples is {request.action_samples}; this engine takes at most "
+                f"{self._action.max_samples} (max_action_samples)"
             )
 
     def _encode_images(self, sequences: list[GenerationSequence]) -> list[GenerationSequence]:
-        """Camera frames -> rows of embeddings, one image at a time. Returns the sequences that were not cancelled."""
+        """Camera frames -> rows of embeddings, one image at a time. Returns the sequences that were not
+        cancelled.
+        """
         start = time.perf_counter()
         for sequence in sequences:
             row = sequence.image_row
@@ -195,18 +219,24 @@ class LLMInferenceRuntime:
         return [sequence for sequence in sequences if sequence.go_on("prefill", 0)]
 
     def _prefill(self, sequences: list[GenerationSequence]) -> Tensor | None:
-        """Prompts and rows -> KV cache. Returns each sequence's first token [B], None if there is no sequence."""
+        """Prompts and rows -> KV cache. Returns each sequence's first token [B], None if there is no
+        sequence.
+        """
         if not sequences:
             return None
         start = time.perf_counter()
         prompts = [sequence.token_ids for sequence in sequences]
-        embeds, deepstack = self._embedder.embed_prompts(prompts, [sequence.image_row for sequence in sequences])
+        embeds, deepstack = self._embedder.embed_prompts(
+            prompts, [sequence.image_row for sequence in sequences]
+        )
         positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.int64)
         for row, sequence in enumerate(sequences):
             positions[row, :, : len(sequence.token_ids)] = sequence.positions
         deltas = [sequence.rope_delta for sequence in sequences]
         logits = self._logits.rows(0, len(prompts))
-        self._runner.execute_prefill_step(embeds, [len(prompt) for prompt in prompts], positions, deltas, deepstack, logits)
+        self._runner.execute_prefill_step(
+            embeds, [len(prompt) for prompt in prompts], positions, deltas, deepstack, logits
+        )
         self._sampler.begin(sequences)
         tokens = self._sampler.draw(logits, sequences)
         self.prefill_metrics.total_runs += 1
@@ -217,7 +247,8 @@ class LLMInferenceRuntime:
     def _decode(self, sequences: list[GenerationSequence], tokens: Tensor | None) -> None:
         """Tokens -> KV cache -> next tokens, until every sequence has ended.
 
-        All sequences up to the last that still decodes are stepped together; one that has ended before is carried along.
+        All sequences up to the last that still decodes are stepped together; one that has ended before is
+        carried along.
         """
         start, steps = time.perf_counter(), 0
         drew = sequences
@@ -255,7 +286,11 @@ class LLMInferenceRuntime:
                 go_on=partial(sequence.go_on, "action"),
             )
             if normalised is not None:
-                speed = history_speed(sequence.points, config.trajectory_history) if request.speed is None else request.speed
+                speed = (
+                    history_speed(sequence.points, config.trajectory_history)
+                    if request.speed is None
+                    else request.speed
+                )
                 sequence.actions = self._action_space.denormalise(normalised)
                 sequence.paths = self._action_space.integrate(sequence.actions, speed)
                 self.action_metrics.trajectories += request.action_samples
@@ -282,7 +317,9 @@ class LLMInferenceRuntime:
         self._noise_seed = seed
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps of all batch sizes for faster launches. False where the device has no graphs; it works as well."""
+        """Record decode steps of all batch sizes for faster launches. False where the device has no graphs;
+        it works as well.
+        """
         with self._lock:
             return all(
                 self._runner.capture_vanilla_decoding_cuda_graph(

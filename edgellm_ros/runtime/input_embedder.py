@@ -18,11 +18,13 @@ from edgellm_ros.runtime.config import EngineConfig
 class InputEmbedder:
     """Owns the embedding table [V,H] and the rows that the encoders write.
 
-    A placeholder that is to become row r carries the id V + r: one look-up serves text and everything else. Rows are numbered
-    over the whole batch; no batch can need more of them than its prompts have tokens.
+    A placeholder that is to become row r carries the id V + r: one look-up serves text and everything else.
+    Rows are numbered over the whole batch; no batch can need more of them than its prompts have tokens.
     """
 
-    def __init__(self, path: Path, config: EngineConfig, device: Device, kernels: Kernels, dtype: np.dtype) -> None:
+    def __init__(
+        self, path: Path, config: EngineConfig, device: Device, kernels: Kernels, dtype: np.dtype
+    ) -> None:
         self._device = device
         self._kernels = kernels
         llm, batch, tokens = config.llm, config.builder.max_batch_size, config.builder.max_input_len
@@ -33,18 +35,25 @@ class InputEmbedder:
         self._table = device.empty(table.shape, dtype)
         device.upload(self._table, table.astype(dtype, copy=False))
         self._image_rows = device.zeros((batch * tokens, llm.hidden_size), dtype)
-        self._deepstack_rows = [device.zeros((batch * tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)]
+        self._deepstack_rows = [
+            device.zeros((batch * tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
+        ]
         self._token_ids = device.empty((batch, tokens), np.int64)
         self._embeds = device.empty((batch, tokens, llm.hidden_size), dtype)
-        self._deepstack = [device.empty((batch, tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)]
+        self._deepstack = [
+            device.empty((batch, tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
+        ]
 
     def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
-        """Where the vision engine writes `count` rows: [count, H] for the input, and for each deepstack feature."""
+        """Where the vision engine writes `count` rows: [count, H] for the input, and for each deepstack
+        feature.
+        """
         stop = start + count
         return self._image_rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
 
     def embed_prompts(self, prompts: list[list[int]], image_starts: list[int]) -> tuple[Tensor, list[Tensor]]:
-        """Prompts of B sequences, padded to the longest: inputs_embeds [B,S,H] and each deepstack feature [B,S,H].
+        """Prompts of B sequences, padded to the longest: inputs_embeds [B,S,H] and each deepstack feature
+        [B,S,H].
 
         image_starts: the row of each sequence's first image placeholder; the others follow it.
         """

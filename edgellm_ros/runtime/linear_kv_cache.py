@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """LinearKVCache: keys and values of every layer, one stretch of rows per sequence.
 
-Layout per layer, for keys and for values: [max batch, Hkv, C, D], C = capacity in tokens. Sequence b has rows 0 .. length[b]-1;
-what lies beyond is left over from before and is never looked at. Engines write new rows in place; a row counts from when it is
-committed.
+Layout per layer, for keys and for values: [max batch, Hkv, C, D], C = capacity in tokens. Sequence b has rows
+0 .. length[b]-1; what lies beyond is left over from before and is never looked at. Engines write new rows in
+place; a row counts from when it is committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from edgellm_ros.engine.tensor import Tensor
 
 @dataclass(frozen=True)
 class SequenceCacheView:
-    """One sequence's cache: per layer [1,Hkv,C,D], length [1] i64, RoPE delta [1] i64. Windows on the memory, not copies."""
+    """One sequence's cache: per layer [1,Hkv,C,D], length [1] i64, RoPE delta [1] i64. Windows on the memory,
+    not copies.
+    """
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
@@ -31,7 +33,14 @@ class LinearKVCache:
     """Owns the cache's memory and the lengths of its sequences, on the device and on the host alike."""
 
     def __init__(
-        self, device: Device, layers: int, max_batch_size: int, kv_heads: int, capacity: int, head_dim: int, dtype: np.dtype
+        self,
+        device: Device,
+        layers: int,
+        max_batch_size: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: np.dtype,
     ) -> None:
         self.capacity = capacity
         self.max_batch_size = max_batch_size
@@ -68,7 +77,7 @@ class LinearKVCache:
         return self._device_deltas.rows(0, self._active)
 
     def reset_for_new_sequences(self, reuse_lengths: Sequence[int], rope_deltas: Sequence[int]) -> None:
-        """Begin a batch of len(reuse_lengths) sequences whose first rows are in the cache already (0 = none)."""
+        """Begin a batch of len(reuse_lengths) sequences of which so many rows are there already."""
         if not 1 <= len(reuse_lengths) <= self.max_batch_size:
             raise ValueError(f"{len(reuse_lengths)} sequences, the cache holds 1 to {self.max_batch_size}")
         self._active = len(reuse_lengths)
@@ -80,17 +89,19 @@ class LinearKVCache:
         """Count the rows that were just written: increments [B] int64 (0 leaves a sequence as it is)."""
         self._host_lengths[: self._active] += increments
         if self._host_lengths[: self._active].max() > self.capacity:
-            raise ValueError(f"sequences of {self._host_lengths[: self._active]} tokens exceed the capacity {self.capacity}")
+            raise ValueError(f"sequences of {self.lengths} tokens exceed the capacity {self.capacity}")
         self._device.upload(self.device_lengths, self._host_lengths[: self._active])
 
     def set_active_batch_size(self, batch_size: int) -> None:
-        """Go on with the first sequences only; the others keep their rows and lengths until the next reset."""
+        """Go on with the first sequences only; the others keep their rows and lengths until a reset."""
         if not 1 <= batch_size <= self.max_batch_size:
             raise ValueError(f"batch size must be from 1 to {self.max_batch_size}, got {batch_size}")
         self._active = batch_size
 
     def bindings(self) -> dict[str, Tensor]:
-        """The active sequences' rows under an LLM engine's names: what it reads and what it writes is the same memory."""
+        """The active sequences' rows under an LLM engine's names: what it reads and what it writes is the
+        same memory.
+        """
         tensors = {}
         for i, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             tensors[f"key_cache_{i}"] = tensors[f"present_key_{i}"] = keys.rows(0, self._active)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLMEngineRunner: the language model's engine in its two phases, prefill and decode.
 
-Owns the KV cache and every input of the engine that follows from it: rotary rows, attention mask, write positions. What the
-tokens are and what becomes of the logits is the runtime's affair.
+Owns the KV cache and every input of the engine that follows from it: rotary rows, attention mask, write
+positions. What the tokens are and what becomes of the logits is the runtime's affair.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ DECODE_PROFILE = 1
 
 
 class LLMEngineRunner:
-    """Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V vocabulary.
+    """Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V
+    vocabulary.
 
-    `positions_beyond`: how many positions after the cache's last one others look up in `rope_table` (the action head).
+    `positions_beyond`: how many positions after the cache's last one others look up in `rope_table` (the
+    action head).
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class LLMEngineRunner:
         self._decode_inputs: dict[int, dict[str, Tensor]] = {}
         if executor.bindings["key_cache_0"].shape[2] != capacity:
             raise EngineError(
-                f"{executor.name}: the cache has {executor.bindings['key_cache_0'].shape[2]} rows, config.json says {capacity}"
+                f"{executor.name}: key_cache_0 is {executor.bindings['key_cache_0'].shape}, "
+                f"config.json has max_kv_cache_capacity {capacity}"
             )
 
     def execute_prefill_step(
@@ -79,18 +82,26 @@ class LLMEngineRunner:
     ) -> None:
         """Begin a batch: read all prompts, fill the cache.
 
-        inputs_embeds and each of deepstack_embeds [B,S,H], padded at the end to the longest prompt; context_lengths: tokens per
-        prompt; positions [B,3,S] int64; output_logits [B,1,V] float32: of each prompt's last token.
+        inputs_embeds and each of deepstack_embeds [B,S,H], padded at the end to the longest prompt;
+        context_lengths: tokens per prompt; positions [B,3,S] int64; output_logits [B,1,V] float32: of each
+        prompt's last token.
         """
         batch, tokens, _ = inputs_embeds.shape
         lengths = np.asarray(context_lengths, np.int64)
         cache, capacity = self.kv_cache, self.kv_cache.capacity
         cache.reset_for_new_sequences([0] * batch, rope_deltas)
-        device_positions, last_tokens = self._positions.view(batch, 3, tokens), self._last_tokens.rows(0, batch)
+        device_positions, last_tokens = (
+            self._positions.view(batch, 3, tokens),
+            self._last_tokens.rows(0, batch),
+        )
         self._device.upload(device_positions, positions)
         self._device.upload(last_tokens, lengths[:, None] - 1)
-        rope_cos, rope_sin = (rope.view(batch, tokens, rope.shape[2]) for rope in (self._rope_cos, self._rope_sin))
-        self._kernels.mrope_rows(self.rope_table, device_positions, self._config.rope.mrope_section, rope_cos, rope_sin)
+        rope_cos, rope_sin = (
+            rope.view(batch, tokens, rope.shape[2]) for rope in (self._rope_cos, self._rope_sin)
+        )
+        self._kernels.mrope_rows(
+            self.rope_table, device_positions, self._config.rope.mrope_section, rope_cos, rope_sin
+        )
         mask = self._mask.view(batch, 1, tokens, capacity)
         self._kernels.causal_mask(cache.device_lengths, mask)
         tensors = {
@@ -108,29 +119,42 @@ class LLMEngineRunner:
         self._executor.execute(self._device.stream)
         cache.commit_sequence_length(lengths)
 
-    def execute_vanilla_decoding_step(self, inputs_embeds: Tensor, advance: np.ndarray, output_logits: Tensor) -> None:
+    def execute_vanilla_decoding_step(
+        self, inputs_embeds: Tensor, advance: np.ndarray, output_logits: Tensor
+    ) -> None:
         """Read one token of each active sequence.
 
-        inputs_embeds [B,1,H]; advance [B] int64: 1 where the token counts, 0 for a sequence that has ended and only fills its row
-        of the batch (its next cache row, beyond its length, is scratch); output_logits [B,1,V] float32.
+        inputs_embeds [B,1,H]; advance [B] int64: 1 where the token counts, 0 for a sequence that has ended
+        and only fills its row of the batch (its next cache row, beyond its length, is scratch); output_logits
+        [B,1,V] float32.
         """
         cache = self.kv_cache
         batch = cache.active_batch_size
         inputs = self._decode_inputs.get(batch) or self._make_decode_inputs(batch)
         self._kernels.rope_rows(
-            self.rope_table, cache.device_lengths, cache.device_rope_deltas, inputs["rope_cos"], inputs["rope_sin"]
+            self.rope_table,
+            cache.device_lengths,
+            cache.device_rope_deltas,
+            inputs["rope_cos"],
+            inputs["rope_sin"],
         )
         self._kernels.causal_mask(cache.device_lengths, inputs["attention_mask"])
-        self._prepare(DECODE_PROFILE, batch, 1, {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits})
+        self._prepare(
+            DECODE_PROFILE, batch, 1, {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits}
+        )
         self._executor.execute(self._device.stream)
         cache.commit_sequence_length(advance)
 
     def capture_vanilla_decoding_cuda_graph(self, inputs_embeds: Tensor, output_logits: Tensor) -> bool:
-        """Record a decode step over these tensors for replay. False where the device has no graphs. Ends any batch in progress."""
+        """Record a decode step over these tensors for replay. False where the device has no graphs. Ends any
+        batch in progress.
+        """
         batch = inputs_embeds.shape[0]
         self.kv_cache.reset_for_new_sequences([0] * batch, [0] * batch)
         inputs = self._make_decode_inputs(batch)
-        self._prepare(DECODE_PROFILE, batch, 1, {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits})
+        self._prepare(
+            DECODE_PROFILE, batch, 1, {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits}
+        )
         return self._executor.capture_graph(self._device.stream)
 
     def _make_decode_inputs(self, batch: int) -> dict[str, Tensor]:
@@ -143,7 +167,10 @@ class LLMEngineRunner:
             "attention_mask": self._mask.view(batch, 1, 1, self.kv_cache.capacity),
             "last_token_ids": self._first_tokens.rows(0, batch),
             **self.kv_cache.bindings(),
-            **{f"deepstack_embeds_{i}": self._no_deepstack.rows(0, batch) for i in range(self._config.num_deepstack_features)},
+            **{
+                f"deepstack_embeds_{i}": self._no_deepstack.rows(0, batch)
+                for i in range(self._config.num_deepstack_features)
+            },
         }
         return self._decode_inputs[batch]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class LLMPrefillMetrics:
-    """Prompt tokens taken from a saved cache (`reused_tokens`) and computed, over `total_runs` prefill runs."""
+    """Prompt tokens taken from a saved cache (`reused_tokens`) and computed, in `total_runs` runs."""
 
     reused_tokens: int = 0
     computed_tokens: int = 0

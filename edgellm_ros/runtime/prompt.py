@@ -13,7 +13,9 @@ from edgellm_ros.runtime.tokenizer import Tokenizer
 
 
 class PromptBuilder:
-    """Renders the chat template, tokenises it, and puts as many placeholders as there are rows where the template has one."""
+    """Renders the chat template, tokenises it, and puts as many placeholders as there are rows where the
+    template has one.
+    """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
         self._tokenizer = tokenizer
@@ -21,10 +23,14 @@ class PromptBuilder:
         self._image_token = config.special_tokens.image_token_id
         self._history_token = config.action.history_token_id if config.action else None
 
-    def build(self, request: LLMGenerationRequest, image_tokens: Sequence[int], history: Sequence[int]) -> list[int]:
-        """Ids of the prompt: `image_tokens[i]` image placeholders for image i, the trajectory history's tokens as they are.
+    def build(
+        self, request: LLMGenerationRequest, image_tokens: Sequence[int], history: Sequence[int]
+    ) -> list[int]:
+        """Ids of the prompt: `image_tokens[i]` image placeholders for image i, the trajectory history's
+        tokens as they are.
 
-        What the user wrote stays text, whatever special tokens it spells. ValueError if the template did not take an image in.
+        What the user wrote stays text, whatever special tokens it spells. ValueError if the template did not
+        take an image in.
         """
         guard, (system, prompt) = self._tokenizer.protect(request.system_prompt, request.prompt)
         content: list[dict[str, Any]] = [{"type": "image"} for _ in image_tokens]

@@ -16,12 +16,27 @@ MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
 
 
+def _check_integer(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise ValueError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.number))
+        or not low <= value <= high
+        or value == math.inf
+    ):
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen and when to stop.
 
-    temperature 0 takes the most likely token; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 do nothing. `stop` strings end
-    the answer and are not part of its text. The same seed gives the same tokens.
+    temperature 0 takes the most likely token; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 do nothing.
+    `stop` strings end the answer and are not part of its text. The same seed gives the same tokens.
     """
 
     temperature: float = 0.0
@@ -52,7 +67,8 @@ class SamplingParams:
 class Progress:
     """Where a request stands. stage: "vision", "prefill", "decode" or "action"; step counts within the stage.
 
-    `text` is the answer so far: complete characters only, and nothing that might become part of a stop string.
+    `text` is the answer so far: complete characters only, and nothing that might become part of a stop
+    string.
     """
 
     stage: str
@@ -65,11 +81,11 @@ class Progress:
 class LLMGenerationRequest:
     """One question to the model.
 
-    images: uint8 arrays [H, W, 3], RGB. history: past poses (x, y[, heading]) in metres and radians in the robot's present frame,
-    oldest first; None = stood still. speed: m/s now; None = from the history. logprobs: how many of the most likely tokens to
-    report per token. action_samples: how many trajectories; noise_seed None = the runtime's; denoise_steps None = the
-    checkpoint's. `on_progress` is called from the thread that handles the request; `cancel`, once set, ends it at the next token
-    or Euler step.
+    images: uint8 arrays [H, W, 3], RGB. history: past poses (x, y[, heading]) in metres and radians in the
+    robot's present frame, oldest first; None = stood still. speed: m/s now; None = from the history.
+    logprobs: how many of the most likely tokens to report per token. action_samples: how many trajectories;
+    noise_seed None = the runtime's; denoise_steps None = the checkpoint's. `on_progress` is called from the
+    thread that handles the request; `cancel`, once set, ends it at the next token or Euler step.
     """
 
     prompt: str
@@ -107,11 +123,12 @@ class LLMGenerationRequest:
 class LLMGenerationResponse:
     """The answer to one request.
 
-    token_ids include the stop token; text includes neither it nor a stop string. finish_reason: "stop" (stop token or string),
-    "length" (max_tokens or the cache's capacity), "cancelled". logprobs: per token, (id, natural log-probability) of the most
-    likely tokens in falling order, then the token itself if it is not among them; None if not asked for.
-    actions [n, T, A] in physical units and paths [n, T+1, 4] (x, y, heading, speed in the start frame), or None if none were
-    asked for, the model did not announce any, or the request was cancelled. metrics: seconds per stage, of the whole batch.
+    token_ids include the stop token; text includes neither it nor a stop string. finish_reason: "stop" (stop
+    token or string), "length" (max_tokens or the cache's capacity), "cancelled". logprobs: per token, (id,
+    natural log-probability) of the most likely tokens in falling order, then the token itself if it is not
+    among them; None if not asked for. actions [n, T, A] in physical units and paths [n, T+1, 4] (x, y,
+    heading, speed in the start frame), or None if none were asked for, the model did not announce any, or the
+    request was cancelled. metrics: seconds per stage, of the whole batch.
     """
 
     text: str
@@ -123,13 +140,3 @@ class LLMGenerationResponse:
     paths: np.ndarray | None
     noise_seed: int
     metrics: dict[str, float]
-
-
-def _check_integer(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise ValueError(f"{name} must be an integer from {low} to {high}, got {value!r}")
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not low <= value <= high or value == math.inf:
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")

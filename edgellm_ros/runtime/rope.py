@@ -16,7 +16,9 @@ from edgellm_ros.runtime.config import LLMEngineRunnerConfig
 
 
 def make_rope_table(config: LLMEngineRunnerConfig, positions: int, device: Device) -> RopeTable:
-    """cos and sin of positions 0 .. positions-1 for every frequency, computed in float32 as the reference does."""
+    """Cos and sin of positions 0 .. positions-1 for every frequency, computed in float32 as the reference
+    does.
+    """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     inverse = (1.0 / np.float32(config.rope.theta) ** exponents).astype(np.float32)
     angles = np.arange(positions, dtype=np.float32)[:, None] * inverse
@@ -27,17 +29,25 @@ def make_rope_table(config: LLMEngineRunnerConfig, positions: int, device: Devic
 
 
 def get_rope_index(
-    token_ids: Sequence[int], grids: Sequence[tuple[int, int]], image_token_id: int | None, vision_start_token_id: int | None
+    token_ids: Sequence[int],
+    grids: Sequence[tuple[int, int]],
+    image_token_id: int | None,
+    vision_start_token_id: int | None,
 ) -> tuple[np.ndarray, int]:
     """Positions [3, S] int64 (time, height, width) of a prompt's tokens, and the delta of what follows.
 
-    `grids`: height and width of each image in tokens (after merging). Text counts up by one on all axes; an image's tokens share
-    a time and stand at their row and column from where the text had got to; text goes on after the largest position. A token
-    generated at sequence index i stands at i + delta. ValueError if the ids do not hold exactly these images.
+    `grids`: height and width of each image in tokens (after merging). Text counts up by one on all axes; an
+    image's tokens share a time and stand at their row and column from where the text had got to; text goes on
+    after the largest position. A token generated at sequence index i stands at i + delta. ValueError if the
+    ids do not hold exactly these images.
     """
     positions = np.empty((3, len(token_ids)), np.int64)
     ids = np.asarray(token_ids)
-    starts = np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == image_token_id)) + 1 if len(ids) > 1 else []
+    starts = (
+        np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == image_token_id)) + 1
+        if len(ids) > 1
+        else []
+    )
     if len(starts) != len(grids):
         raise ValueError(f"the prompt holds {len(starts)} images, {len(grids)} were given")
     index = position = 0

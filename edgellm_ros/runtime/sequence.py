@@ -16,9 +16,10 @@ from edgellm_ros.runtime.text_stream import TextStream
 class GenerationSequence:
     """State of one request.
 
-    token_ids: the prompt, with image placeholders; positions [3, S] and rope_delta: see `get_rope_index`; max_tokens: what the
-    request and the cache's room allow; points [N, 2]: past positions in metres, None without an action head; image_row: where
-    its images' rows begin in the batch's multimodal rows; generated, logprobs: the answer so far, one entry per token.
+    token_ids: the prompt, with image placeholders; positions [3, S] and rope_delta: see `get_rope_index`;
+    max_tokens: what the request and the cache's room allow; points [N, 2]: past positions in metres, None
+    without an action head; image_row: where its images' rows begin in the batch's multimodal rows; generated,
+    logprobs: the answer so far, one entry per token.
     """
 
     request: LLMGenerationRequest
@@ -44,7 +45,8 @@ class GenerationSequence:
     def decoding(self) -> bool:
         """Whether the next decode step is for this sequence too.
 
-        After the future-start token one more step writes that token's keys and values, which the action head attends to.
+        After the future-start token one more step writes that token's keys and values, which the action head
+        attends to.
         """
         return self.finish_reason is None or self._future_start_pending
 
@@ -74,7 +76,9 @@ class GenerationSequence:
             self._finish("length")
 
     def take_logprobs(self, top_ids: Sequence[int], top_values: Sequence[float]) -> None:
-        """Keep the most likely tokens, in falling order, and the drawn token (last of top_ids) if it is not among them."""
+        """Keep the most likely tokens, in falling order, and the drawn token (last of top_ids) if it is not
+        among them.
+        """
         entries = list(zip(top_ids, top_values, strict=True))
         best, drawn = entries[: self.request.logprobs], entries[-1]
         self.logprobs.append(best if drawn in best else [*best, drawn])

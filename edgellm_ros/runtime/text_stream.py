@@ -13,8 +13,8 @@ REPLACEMENT = "\ufffd"  # what the decoder puts for bytes that are not valid UTF
 class TextStream:
     """`text` is the answer so far, cut before a stop string; `stopped` says that one was found.
 
-    A character whose bytes are spread over several tokens appears when it is complete. `visible` also holds back an end that
-    may become a stop string, so that nothing shown is ever taken back.
+    A character whose bytes are spread over several tokens appears when it is complete. `visible` also holds
+    back an end that may become a stop string, so that nothing shown is ever taken back.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:

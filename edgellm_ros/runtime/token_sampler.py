@@ -16,7 +16,9 @@ from edgellm_ros.runtime.sequence import GenerationSequence
 
 
 class TokenSampler:
-    """Owns the sampling state of a batch and the drawn tokens, which stay on the device for the next embedding."""
+    """Owns the sampling state of a batch and the drawn tokens, which stay on the device for the next
+    embedding.
+    """
 
     def __init__(self, device: Device, kernels: Kernels, max_batch_size: int, vocab_size: int) -> None:
         self._device = device
@@ -49,7 +51,8 @@ class TokenSampler:
         self._device.upload(self._state.seen.rows(0, batch), seen)
 
     def draw(self, logits: Tensor, sequences: Sequence[GenerationSequence]) -> Tensor:
-        """Draw from logits [B,1,V] and hand each sequence that still decodes its token. Returns the tokens [B], on the device.
+        """Draw from logits [B,1,V] and hand each sequence that still decodes its token. Returns the tokens
+        [B], on the device.
 
         EngineError if the logits of such a sequence are not finite.
         """
@@ -61,13 +64,17 @@ class TokenSampler:
             sequence = sequences[row]
             if sequence.decoding:
                 if token < 0:
-                    raise EngineError(f"the language model made logits that are not finite (token {len(sequence.generated)})")
+                    raise EngineError(
+                        f"logits are not finite at token {len(sequence.generated)} of the answer"
+                    )
                 sequence.accept(token)
         return tokens
 
     def _take_logprobs(self, logits: Tensor, tokens: Tensor, sequences: Sequence[GenerationSequence]) -> None:
         width = 1 + max(sequence.request.logprobs for sequence in sequences)
-        top_ids, top_values = (buffer.view(len(sequences), width) for buffer in (self._top_ids, self._top_values))
+        top_ids, top_values = (
+            buffer.view(len(sequences), width) for buffer in (self._top_ids, self._top_values)
+        )
         self._kernels.log_probabilities(logits, tokens, top_ids, top_values)
         ids, values = self._device.download(top_ids), self._device.download(top_values)
         for row, sequence in enumerate(sequences):

@@ -30,14 +30,16 @@ class Tokenizer:
         self._pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text: special tokens in it are text like any other. ValueError if it is not valid Unicode."""
+        """Ids of plain text: special tokens in it are text like any other. ValueError if it is not valid
+        Unicode.
+        """
         try:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeError):
             raise ValueError("text is not valid Unicode (a lone surrogate?)") from None
 
     def encode_prompt(self, text: str, guard: str = "") -> list[int]:
-        """Ids of a rendered chat template, with special tokens; `guard` is the character that `protect` used."""
+        """Ids of a rendered chat template, with special tokens; `guard` is what `protect` put in."""
         ids: list[int] = []
         position = 0
         for match in self._pattern.finditer(text):
@@ -51,14 +53,19 @@ class Tokenizer:
         return self.encode(text) if text else []
 
     def protect(self, *texts: str) -> tuple[str, list[str]]:
-        """Texts of a user with every special token broken up by a guard character, so that none is found in the prompt.
+        """Texts of a user with every special token broken up by a guard character, so that none is found in
+        the prompt.
 
         Returns the guard and the texts; the guard is a character that none of them has.
         """
-        guard = next((character for character in _NONCHARACTERS if all(character not in text for text in texts)), None)
+        guard = next(
+            (character for character in _NONCHARACTERS if all(character not in text for text in texts)), None
+        )
         if guard is None:
             raise ValueError("text has all of Unicode's noncharacters U+FDD0 to U+FDEF")
-        return guard, [self._pattern.sub(lambda match: match[0][:1] + guard + match[0][1:], text) for text in texts]
+        return guard, [
+            self._pattern.sub(lambda match: match[0][:1] + guard + match[0][1:], text) for text in texts
+        ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids without special tokens. Bytes that are not (yet) valid UTF-8 become U+FFFD."""
