@@ -34,7 +34,7 @@ from edgellm_ros.arena.unicycle import (
 STOP_DISTANCE = (
     0.30  # m from the target's surface to the robot's centre at rest: too far can be mended, too near cannot
 )
-CLEARANCE = 0.10  # m kept free beside the robot
+CLEARANCE = 0.12  # m kept free beside the robot
 STEPS = 130  # the longest route that is tried, in actions
 SIDES = np.array(
     [[1, 1], [-1, -1], [1, -1], [-1, 1]]
