@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run every benchmark with its defaults; each prints a JSON line, the last line has all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from benchmarks import answers, closed_loop, memory_growth, plan_latency, ros_overhead
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(
+            "python -m benchmarks takes no arguments; run one alone with python -m benchmarks.<name> --help"
+        )
+    benchmarks = (plan_latency, ros_overhead, memory_growth, answers, closed_loop)
+    print(json.dumps({module.__name__.removeprefix("benchmarks."): module.main([]) for module in benchmarks}))

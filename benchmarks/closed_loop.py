@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well the robot drives, closed loop in process: successes, collisions, and the choice of sides.
+
+Regime: `edgellm demo` without ROS. The same world, camera trigger, replan interval and simulated latency,
+with `handle_request` called in process, so that it says what the model does and nothing of the topics;
+`edgellm demo --episodes 50` is the whole. First unseen episodes of all kinds, each with its own noise seed.
+Then one scene with an obstacle dead ahead under 64 noise seeds: on which side the robot passes it, and how
+often it touches something. Targets: at least 90 % successes and at most 4 % collisions; each side at least 10
+times and at least 60 of 64 without collision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks import common
+from edgellm_ros.arena import expert
+from edgellm_ros.arena.closed_loop import Plan, drive
+from edgellm_ros.arena.episode import Episode, Outcome, World, dead_ahead_episode, make_episode
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = common.parser(__doc__)
+    parser.add_argument("--episodes", type=int, default=50, help="default: %(default)s")
+    parser.add_argument(
+        "--noise-seeds", type=int, default=64, help="in the dead-ahead scene (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=common.SEED, help="of the first episode (default: %(default)s)"
+    )
+    args = parser.parse_args(arguments)
+    with LLMInferenceRuntime(common.engine(args)) as runtime:
+        episodes = [make_episode(args.seed + number) for number in range(args.episodes)]
+        played = [play(runtime, episode, episode.seed) for episode in episodes]
+        ahead = dead_ahead_episode(args.seed)
+        drives = [play(runtime, ahead, noise_seed) for noise_seed in range(args.noise_seeds)]
+    sides = [side_of_obstacle(world) for world in drives]
+    return common.finish(
+        "closed_loop",
+        episodes=len(played),
+        successes=sum(world.outcome is Outcome.SUCCESS for world in played),
+        collisions=sum(world.outcome is Outcome.COLLISION for world in played),
+        failed=[world.episode.seed for world in played if world.outcome is not Outcome.SUCCESS],
+        dead_ahead={
+            "noise_seeds": len(drives),
+            "left": sides.count("left"),
+            "right": sides.count("right"),
+            "collisions": sum(world.outcome is Outcome.COLLISION for world in drives),
+            "successes": sum(world.outcome is Outcome.SUCCESS for world in drives),
+        },
+    )
+
+
+def play(runtime: LLMInferenceRuntime, episode: Episode, noise_seed: int) -> World:
+    """One episode to its end, with one noise seed for all of its plans."""
+    world = World(episode)
+
+    def think(frame: np.ndarray) -> Plan:
+        request = LLMGenerationRequest(
+            prompt=episode.command.text,
+            images=(frame,),
+            history=world.history(),
+            speed=world.state.speed,
+            action_samples=1,
+            noise_seed=noise_seed,
+        )
+        response = runtime.handle_request(request)
+        return Plan(response.text, None if response.actions is None else response.actions[0])
+
+    drive(world, think)
+    return world
+
+
+def side_of_obstacle(world: World) -> str:
+    """On which side of the obstacle nearest to the way the robot passed it, or "none" if it never got beside
+    it.
+    """
+    episode, track = world.episode, world.track
+    solid = world.scene.solids[expert.blocking(world.scene, episode.start, episode.target)[0]]
+    beside = np.flatnonzero(track[:, 0] >= solid.x)
+    if not beside.size:
+        return "none"
+    return "left" if track[beside[0], 1] > solid.y else "right"
+
+
+if __name__ == "__main__":
+    main()

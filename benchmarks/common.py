@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share: the arena's engine, a moment of an episode as a request, percentiles, the last
+line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from edgellm_ros.arena.episode import World, make_episode
+from edgellm_ros.builder.freshness import ARENA_CHECKPOINT, export_if_needed
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+SEED = (
+    20_000  # the first of the episodes that benchmarks use; those of the tests and of the demo lie elsewhere
+)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Options of every benchmark: --engine and --checkpoint."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--engine", type=Path, default=Path("engines/arena"), help="default: %(default)s")
+    made.add_argument(
+        "--checkpoint", type=Path, default=ARENA_CHECKPOINT, help="default: the demo checkpoint"
+    )
+    return made
+
+
+def engine(args: argparse.Namespace) -> Path:
+    """The engine directory, exported first if it is missing or older than the checkpoint."""
+    export_if_needed(args.checkpoint, args.engine)
+    return args.engine
+
+
+def first_look(seed: int, **fields: Any) -> LLMGenerationRequest:
+    """What a robot asks at the start of an episode: one camera frame, a command, one trajectory."""
+    world = World(make_episode(seed))
+    return LLMGenerationRequest(
+        prompt=world.episode.command.text, images=(world.camera(),), **{"action_samples": 1, **fields}
+    )
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    """Median and 90th percentile in seconds."""
+    ordered = sorted(seconds)
+    return {
+        "median": statistics.median(ordered),
+        "p90": ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))],
+    }
+
+
+def finish(name: str, **result: Any) -> dict[str, Any]:
+    """Print the result as the last line and return it."""
+    print(json.dumps({"benchmark": name, **result}, allow_nan=False), flush=True)
+    return result

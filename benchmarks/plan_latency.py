@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long one plan takes in process: camera frame in, words and one trajectory out.
+
+Regime: batch 1, one request after the other, in this process, engine loaded and warm, ONNX Runtime with one
+thread per core. Each request is the first look of another episode, so that answers differ in length; greedy
+decoding, the checkpoint's own number of Euler steps. Times are the whole of `handle_request`, and the time
+until the first progress report that carries words. Targets on 2 cores: one plan at most 0.5 s median, first
+words at most 0.15 s.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import common
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import Progress
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = common.parser(__doc__)
+    parser.add_argument("--plans", type=int, default=50, help="default: %(default)s")
+    args = parser.parse_args(arguments)
+    plan_s, words_s, tokens, driving = [], [], [], 0
+    with LLMInferenceRuntime(common.engine(args)) as runtime:
+        for _ in range(3):
+            runtime.handle_request(common.first_look(common.SEED))
+        for number in range(args.plans):
+            request = common.first_look(common.SEED + number)
+            heard: list[float] = []
+
+            def listen(progress: Progress, heard: list[float] = heard) -> None:
+                if progress.text and not heard:
+                    heard.append(time.perf_counter())
+
+            start = time.perf_counter()
+            response = runtime.handle_request(replace(request, on_progress=listen))
+            plan_s.append(time.perf_counter() - start)
+            if heard:
+                words_s.append(heard[0] - start)
+            tokens.append(len(response.token_ids))
+            driving += response.actions is not None
+    return common.finish(
+        "plan_latency",
+        plans=args.plans,
+        with_trajectory=driving,
+        median_tokens=statistics.median(tokens),
+        plan_seconds=common.spread(plan_s),
+        first_words_seconds=common.spread(words_s) if words_s else None,
+    )
+
+
+if __name__ == "__main__":
+    main()

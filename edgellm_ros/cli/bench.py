@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm bench`: what each stage costs, and how far decoding is from the memory's limit.
+
+Regime: one request at a time (batch 1), everything in this process, caches warm. Every run is one plan: a
+fixed synthetic camera frame, a fixed command, sampled tokens until the model stops or --max-tokens, one
+trajectory if the model answers with one. Because an answer's length is the model's business, decoding is
+reported per token.
+
+Byte model of one decode step: the language model's weights are read once and the whole KV cache (its static
+capacity) is read once; activations and the embedding row are left out. The limit is that many bytes over the
+bandwidth of a large copy on this machine (read plus written bytes), measured here. A model that fits into the
+processor's cache can be above 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgellm_ros.cli import arguments
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgellm_ros.runtime.config import EngineConfig
+
+STAGES = ("vision_s", "prefill_s", "decode_s", "action_s", "first_token_s", "total_s")
+BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand to `edgellm`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="milliseconds per stage, tokens per second and share of the memory limit",
+        description="Time one plan at a time: camera frame, answer, trajectory. The last line is JSON.",
+    )
+    arguments.add_engine_dir(parser)
+    parser.add_argument(
+        "--runs", type=arguments.integer(1), default=20, metavar="N", help="timed runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmup",
+        type=arguments.integer(0),
+        default=3,
+        metavar="N",
+        help="runs before (default: %(default)s)",
+    )
+    parser.add_argument("--prompt", default="go to the red box", metavar="TEXT", help="default: %(default)r")
+    parser.add_argument("--image", metavar="FILE", help="camera frame (default: a synthetic one)")
+    parser.add_argument(
+        "--max-tokens", type=arguments.integer(1), default=40, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--action-samples", type=arguments.integer(0), default=1, metavar="N", help="default: %(default)s"
+    )
+    arguments.add_device(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print a table on standard error and one JSON object on standard output."""
+    from edgellm_ros.cli.inputs import read_image
+    from edgellm_ros.runtime.config import EngineConfig
+    from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+    from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+
+    config = EngineConfig.load(args.engine_dir)
+    frame = read_image(args.image) if args.image else synthetic_frame()
+    request = LLMGenerationRequest(
+        prompt=args.prompt,
+        images=() if config.vision is None else (frame,),
+        sampling=SamplingParams(max_tokens=args.max_tokens),
+        action_samples=0 if config.action is None else args.action_samples,
+    )
+    with LLMInferenceRuntime(args.engine_dir, device=args.device) as runtime:
+        for _ in range(args.warmup):
+            runtime.handle_request(request)
+        responses = [runtime.handle_request(request) for _ in range(args.runs)]
+
+    stages = {}
+    for stage in STAGES:
+        times = [response.metrics[stage] for response in responses if stage in response.metrics]
+        if times:
+            stages[stage] = {"median": statistics.median(times), "p90": percentile(times, 90)}
+    tokens = len(responses[0].token_ids)
+    # The first token comes out of the prefill; each of the others is one decode step.
+    step_s = stages["decode_s"]["median"] / (tokens - 1) if tokens > 1 else None
+    model = decode_bytes(args.engine_dir, config)
+    bandwidth = copy_bandwidth()
+    result = {
+        "engine": str(args.engine_dir),
+        "device": args.device,
+        "precision": config.precision,
+        "runs": args.runs,
+        "prompt_tokens": responses[0].prompt_tokens,
+        "tokens": tokens,
+        "trajectories": 0 if responses[0].actions is None else len(responses[0].actions),
+        "stages": stages,
+        "decode_step_s": step_s,
+        "tokens_per_s": None if not step_s else 1 / step_s,
+        "decode_bytes": model,
+        "copy_bandwidth_bytes_per_s": bandwidth,
+        "share_of_memory_limit": None if not step_s else sum(model.values()) / bandwidth / step_s,
+    }
+    _print_table(result)
+    arguments.print_json(result)
+    return 0
+
+
+def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]:
+    """Bytes that one decode step of one sequence has to read: {"weights", "kv_cache"}."""
+    weights = sum(entry.size for entry in config.files if entry.path.startswith("llm/"))
+    llm = config.llm
+    rows = 2 * llm.num_hidden_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
+    return {"weights": weights, "kv_cache": rows * llm.head_dim * BYTES_PER_VALUE[config.precision]}
+
+
+def copy_bandwidth(megabytes: int = 256, repeats: int = 5) -> float:
+    """Bytes per second (read plus written) of the best of several copies of a block much larger than the
+    caches.
+    """
+    import numpy as np
+
+    source = np.ones(megabytes << 18, np.float32)
+    target = np.empty_like(source)
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - start)
+    return 2 * source.nbytes / best
+
+
+def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:
+    """A floor, a wall and a red block as RGB uint8 [H, W, 3]: the same on every machine."""
+    import numpy as np
+
+    frame = np.full((height, width, 3), 170, np.uint8)
+    frame[height // 4 :] = (120, 110, 100)
+    frame[height // 3 : height * 2 // 3, width * 2 // 5 : width * 3 // 5] = (200, 30, 30)
+    return frame
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The value that `percent` of the sorted values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
+
+
+def _print_table(result: dict) -> None:
+    lines = [
+        f"{result['engine']} on {result['device']} ({result['precision']}), {result['runs']} runs, "
+        f"{result['prompt_tokens']} + {result['tokens']} tokens, {result['trajectories']} trajectories",
+        f"{'stage':<16}{'median ms':>12}{'p90 ms':>12}",
+    ]
+    lines += [
+        f"{stage.removesuffix('_s'):<16}{times['median'] * 1e3:>12.2f}{times['p90'] * 1e3:>12.2f}"
+        for stage, times in result["stages"].items()
+    ]
+    if result["decode_step_s"]:
+        total, bandwidth = sum(result["decode_bytes"].values()), result["copy_bandwidth_bytes_per_s"]
+        lines.append(
+            f"decode: {result['tokens_per_s']:.0f} tokens/s; {total / 1e6:.1f} MB per token, "
+            f"{total / result['decode_step_s'] / 1e9:.1f} GB/s = {result['share_of_memory_limit']:.0%} "
+            f"of the copy bandwidth {bandwidth / 1e9:.1f} GB/s"
+        )
+    print("\n".join(lines), file=sys.stderr)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm demo`: a robot in the arena, driven over ROS 2 topics."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from edgellm_ros.cli import arguments
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand to `edgellm`."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="drive a robot through the arena over ROS 2 topics, and draw it",
+        description="Play episodes closed loop, with the arena (camera, odometry, command) and the edgellm "
+        "node as two ROS nodes. Draws one picture per episode. Exit code 1 if an episode does not finish.",
+    )
+    parser.add_argument(
+        "--episodes", type=arguments.integer(1, 1000), default=1, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--seed",
+        type=arguments.integer(0, 10**12),
+        default=1,
+        metavar="S",
+        help="which episodes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/demo"),
+        metavar="DIR",
+        help="for pictures and logs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engine",
+        type=Path,
+        default=Path("engines/arena"),
+        metavar="DIR",
+        help="engine directory; exported when it is missing or outdated (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="default: the demo checkpoint of this package"
+    )
+    arguments.add_device(parser)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play the episodes and say how they went."""
+    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT
+    from edgellm_ros.ros.demo import DemoError, DemoOptions, run_demo
+    from edgellm_ros.ros.display import Display
+
+    options = DemoOptions(
+        args.episodes, args.seed, args.out, args.engine, args.checkpoint or ARENA_CHECKPOINT, args.device
+    )
+    display = Display(sys.stderr, args.episodes)
+    try:
+        summary = run_demo(options, display)
+    except DemoError as error:
+        display.close()
+        print(f"edgellm demo: error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        display.close()
+    if args.json:
+        arguments.print_json(summary)
+    else:
+        print(
+            f"{summary['successes']} of {summary['episodes']} episodes at the target, "
+            f"{summary['collisions']} collisions, {summary['timeouts']} timeouts; "
+            f"{summary['mean_plan_seconds'] * 1e3:.0f} ms per plan; pictures in {args.out}"
+        )
+    return 0

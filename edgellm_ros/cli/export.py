@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm export`: a Hugging Face checkpoint to an engine directory."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from edgellm_ros.cli import arguments
+
+PRECISIONS = ("fp32", "fp16", "bf16")  # as in runtime.config, which `edgellm --help` does not import
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand to `edgellm`."""
+    parser = subparsers.add_parser(
+        "export",
+        help="turn a checkpoint into an engine directory",
+        description="Write ONNX graphs, embedding table, tokenizer and config of a Hugging Face checkpoint.",
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="directory with config.json and safetensors files"
+    )
+    parser.add_argument(
+        "engine_dir", metavar="ENGINE_DIR", help="directory to write; made if it does not exist"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="of weights and KV cache (default: %(default)s)",
+    )
+    for option, default, text in (
+        ("--max-batch-size", 4, "sequences decoded together"),
+        ("--max-input-len", 256, "longest prompt in tokens, images included"),
+        ("--max-kv-cache-capacity", 384, "longest prompt plus answer in tokens"),
+    ):
+        parser.add_argument(
+            option,
+            type=arguments.integer(1),
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--max-lora-rank",
+        type=arguments.integer(0),
+        default=0,
+        metavar="N",
+        help="0: no adapters (default: %(default)s)",
+    )
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and say what was written."""
+    from edgellm_ros.builder.exporter import export
+
+    start = time.perf_counter()
+    config = export(
+        args.checkpoint,
+        args.engine_dir,
+        precision=args.precision,
+        max_batch_size=args.max_batch_size,
+        max_input_len=args.max_input_len,
+        max_kv_cache_capacity=args.max_kv_cache_capacity,
+        max_lora_rank=args.max_lora_rank,
+    )
+    seconds = time.perf_counter() - start
+    size = sum(entry.size for entry in config.files)
+    print(
+        f"{args.engine_dir}: {len(config.files)} files, {size / 1e6:.1f} MB, in {seconds:.1f} s",
+        file=sys.stderr,
+    )
+    if args.json:
+        files = {entry.path: entry.size for entry in config.files}
+        arguments.print_json({"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files})
+    return 0

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm generate`: one request, from image files and a prompt to words and a trajectory."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from edgellm_ros.cli import arguments
+from edgellm_ros.cli.inputs import read_history, read_image
+
+if TYPE_CHECKING:
+    from edgellm_ros.runtime.config import EngineConfig
+    from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand to `edgellm`."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="answer a prompt about images, with a trajectory if the model has an action head",
+        description="Run one request. The text goes to standard output, what it cost to standard error.",
+    )
+    arguments.add_engine_dir(parser)
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the user says")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt (default: none)")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="image file; repeat for several images"
+    )
+    parser.add_argument(
+        "--audio", action="append", default=[], metavar="FILE", help="sound file; repeat for several"
+    )
+    parser.add_argument(
+        "--lora", default="", metavar="NAME", help="LoRA adapter to answer with (default: the base model)"
+    )
+    parser.add_argument(
+        "--history",
+        metavar="FILE",
+        help="past poses x, y[, heading] in the robot's frame, oldest first: .json, .npy or .csv",
+    )
+    parser.add_argument(
+        "--speed", type=arguments.number(0), metavar="M/S", help="speed now (default: from the history)"
+    )
+    _add_sampling(parser)
+    _add_action(parser)
+    parser.add_argument(
+        "--logprobs",
+        type=arguments.integer(0),
+        default=0,
+        metavar="N",
+        help="log-probabilities of the N likeliest tokens",
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="print the text as it comes (with --json: on standard error)"
+    )
+    arguments.add_device(parser)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "sampling", "what is not given comes from the model's generation_config.json"
+    )
+    group.add_argument(
+        "--temperature", type=arguments.number(0), metavar="T", help="0 takes the likeliest token"
+    )
+    group.add_argument(
+        "--top-k", type=arguments.integer(0), metavar="K", help="keep the K likeliest tokens, 0 keeps all"
+    )
+    group.add_argument(
+        "--top-p", type=arguments.number(0, 1), metavar="P", help="keep the likeliest tokens up to P in sum"
+    )
+    group.add_argument(
+        "--min-p",
+        type=arguments.number(0, 1),
+        metavar="P",
+        help="drop tokens below P times the likeliest (default: 0, off)",
+    )
+    group.add_argument(
+        "--repetition-penalty", type=arguments.number(0), metavar="R", help="above 1: avoid repeating tokens"
+    )
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat for several"
+    )
+    group.add_argument(
+        "--seed", type=arguments.SEED, metavar="N", help="seed of the token sampler (default: 0)"
+    )
+    group.add_argument(
+        "--max-tokens", type=arguments.integer(1), metavar="N", help="longest answer in tokens"
+    )
+
+
+def _add_action(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("trajectory")
+    group.add_argument(
+        "--action-samples",
+        type=arguments.integer(0),
+        metavar="N",
+        help="trajectories to sample (default: 1 if the model has an action head)",
+    )
+    group.add_argument(
+        "--noise-seed", type=arguments.SEED, metavar="N", help="seed of the trajectory noise (default: 0)"
+    )
+    group.add_argument(
+        "--denoise-steps", type=arguments.integer(1), metavar="N", help="Euler steps (default: the model's)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the inputs, run the request, print the answer."""
+    from edgellm_ros.runtime.config import EngineConfig
+    from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+    streamer = _Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None
+    request = make_request(args, EngineConfig.load(args.engine_dir), streamer)
+    with LLMInferenceRuntime(args.engine_dir, device=args.device) as runtime:
+        response = runtime.handle_request(request)
+    if streamer is not None:
+        streamer.finish(response.text)
+    if args.json:
+        arguments.print_json(to_json(response, args.logprobs > 0))
+    else:
+        if streamer is None:
+            print(response.text)
+        print(describe(response), file=sys.stderr)
+    return 0
+
+
+def make_request(
+    args: argparse.Namespace, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None
+) -> LLMGenerationRequest:
+    """The request that the options ask for; ValueError or FileNotFoundError names what is wrong and where."""
+    from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+
+    if args.audio and config.audio is None:
+        raise ValueError(f"--audio {args.audio[0]}: {args.engine_dir} has no audio encoder")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
+    sampling: dict[str, Any] = {
+        name: getattr(config.generation, name)
+        for name in ("temperature", "top_k", "top_p", "repetition_penalty")
+    }
+    sampling.update({name: getattr(args, name) for name in names if getattr(args, name) is not None})
+    action_samples = args.action_samples
+    if action_samples is None:
+        action_samples = 0 if config.action is None else 1
+    return LLMGenerationRequest(
+        prompt=args.prompt,
+        system_prompt=args.system,
+        images=tuple(read_image(path) for path in args.image),
+        history=None if args.history is None else read_history(args.history),
+        speed=args.speed,
+        lora=args.lora,
+        sampling=SamplingParams(stop=tuple(args.stop), **sampling),
+        logprobs=args.logprobs,
+        action_samples=action_samples,
+        noise_seed=args.noise_seed,
+        denoise_steps=args.denoise_steps,
+        on_progress=on_progress,
+    )
+
+
+class _Streamer:
+    """Prints of a growing text what it has not printed yet."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._printed = 0
+
+    def __call__(self, progress: Progress) -> None:
+        self._print(progress.text, end="")
+
+    def finish(self, text: str) -> None:
+        """Print the rest and end the line."""
+        self._print(text, end="\n")
+
+    def _print(self, text: str, end: str) -> None:
+        print(text[self._printed :], end=end, flush=True, file=self._file)
+        self._printed = max(self._printed, len(text))
+
+
+def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, Any]:
+    """The answer as JSON types: `actions` n x T x A, `paths` n x (T + 1) x (x, y, heading, speed), None if it
+    does not drive.
+    """
+    result = {
+        "text": response.text,
+        "token_ids": [int(token) for token in response.token_ids],
+        "finish_reason": response.finish_reason,
+        "prompt_tokens": response.prompt_tokens,
+        "actions": None if response.actions is None else response.actions.tolist(),
+        "paths": None if response.paths is None else response.paths.tolist(),
+        "noise_seed": int(response.noise_seed),
+        "metrics": {name: float(value) for name, value in response.metrics.items()},
+    }
+    if with_logprobs:
+        result["logprobs"] = [
+            [[int(token), float(value)] for token, value in step] for step in response.logprobs or []
+        ]
+    return result
+
+
+def describe(response: LLMGenerationResponse) -> str:
+    """What came beside the text, for people: one line for the answer, one for each trajectory."""
+    metrics = response.metrics
+    lines = [
+        f"[{response.prompt_tokens} prompt tokens, {len(response.token_ids)} new, finish: "
+        f"{response.finish_reason}, first token {metrics['first_token_s'] * 1e3:.0f} ms, "
+        f"total {metrics['total_s'] * 1e3:.0f} ms]"
+    ]
+    for index, path in enumerate([] if response.paths is None else response.paths):
+        x, y, heading, speed = path[-1]
+        end = f"x {x:.2f} m, y {y:.2f} m, heading {math.degrees(heading):.0f} deg, {speed:.2f} m/s"
+        lines.append(f"[trajectory {index}: ends at {end}]")
+    return "\n".join(lines)

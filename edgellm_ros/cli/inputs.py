@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Input files of a request: images and past poses. Every error names the file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def read_image(path: str | Path) -> np.ndarray:
+    """Read any image file OpenCV knows as RGB uint8 [H, W, 3]; an unreadable or empty file is an error."""
+    import cv2
+    import numpy as np
+
+    data = _read_bytes(path)
+    if not data:
+        raise ValueError(f"{path}: the image file is empty")
+    with _silenced_stderr():
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    if image is None:
+        raise ValueError(f"{path}: not an image that OpenCV can read ({len(data)} bytes)")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def read_history(path: str | Path) -> np.ndarray:
+    """Read past poses [N, 2..3] (x, y in m, heading in rad; robot's frame, oldest first) from .json, .npy or
+    .csv, as float64.
+    """
+    import numpy as np
+
+    suffix = Path(path).suffix.lower()
+    data = _read_bytes(path)
+    try:
+        if suffix == ".json":
+            poses = np.asarray(json.loads(data), np.float64)
+        elif suffix == ".npy":
+            poses = np.asarray(np.load(path, allow_pickle=False), np.float64)
+        elif suffix == ".csv":
+            rows = [line.split(",") for line in data.decode().splitlines() if line.strip()]
+            poses = np.asarray([[float(cell) for cell in row] for row in rows], np.float64)
+        else:
+            raise ValueError(f"expected a .json, .npy or .csv file, got {suffix!r}")
+        if poses.ndim != 2 or poses.shape[1] not in (2, 3) or not len(poses):
+            raise ValueError(f"expected N rows of x, y[, heading], got shape {list(poses.shape)}")
+        if not np.isfinite(poses).all():
+            raise ValueError("poses must be finite")
+    except (ValueError, TypeError, EOFError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return poses
+
+
+@contextlib.contextmanager
+def _silenced_stderr() -> Iterator[None]:
+    """The image codecs write their own complaints to file descriptor 2; ours is the one line that names the
+    file.
+    """
+    sys.stderr.flush()
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def _read_bytes(path: str | Path) -> bytes:
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"{path}: is a directory, expected a file")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    return Path(path).read_bytes()

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arena's ends of the topics and services that it shares with the edgellm node.
+
+    clock, edgellm/odom, edgellm/command, edgellm/image            -> edgellm node
+    edgellm/text_stream, edgellm/generation, edgellm/action_chunk  <- edgellm node
+    edgellm/set_noise_seed, edgellm/get_state                      services of the edgellm node
+
+Names are relative: remap them, or give both nodes one namespace. Everything happens on the caller's thread: a
+method that waits spins the node until what it waits for is there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from builtin_interfaces.msg import Time
+from lifecycle_msgs.msg import State as LifecycleState
+from lifecycle_msgs.srv import GetState
+from nav_msgs.msg import Odometry
+from numpy.typing import NDArray
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.qos import QoSProfile, qos_profile_sensor_data
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import Image
+from std_msgs.msg import String
+
+from edgellm_ros.arena.closed_loop import Plan
+from edgellm_ros.arena.unicycle import DT, State
+from edgellm_ros.msg import ActionChunk, Generation
+from edgellm_ros.srv import SetNoiseSeed
+
+RELIABLE = QoSProfile(depth=50)
+SETTLE_S = 0.03  # what goes before a frame on other topics gets this long to arrive before it
+COLUMNS = ("acceleration", "curvature")
+ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "camera"
+
+
+class LinkError(RuntimeError):
+    """The edgellm node did not do its part: not there, not active, no answer, or one that makes no sense."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds on this computer's clock: from the frame's publication to the first words and to the whole
+    answer, and what the node says its stages took.
+    """
+
+    first_words_s: float
+    plan_s: float
+    vision_s: float
+    prefill_s: float
+    decode_s: float
+    action_s: float
+
+
+class ArenaLink(Node):
+    """A node named `arena`. Stamps are simulated time in nanoseconds."""
+
+    def __init__(self) -> None:
+        super().__init__("arena")
+        self._clock = self.create_publisher(Clock, "/clock", RELIABLE)
+        self._odometry = self.create_publisher(Odometry, "edgellm/odom", RELIABLE)
+        self._command = self.create_publisher(String, "edgellm/command", RELIABLE)
+        self._image = self.create_publisher(Image, "edgellm/image", qos_profile_sensor_data)
+        self._seed_client = self.create_client(SetNoiseSeed, "edgellm/set_noise_seed")
+        self._state_client = self.create_client(GetState, "edgellm/get_state")
+        self.create_subscription(ActionChunk, "edgellm/action_chunk", self._on_chunk, RELIABLE)
+        self.create_subscription(Generation, "edgellm/generation", self._on_generation, RELIABLE)
+        self.create_subscription(String, "edgellm/text_stream", self._on_text, qos_profile_sensor_data)
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(self)
+        self._forget()
+
+    def destroy_node(self) -> None:
+        """Stop spinning and free everything."""
+        self._executor.shutdown()
+        super().destroy_node()
+
+    # What goes out
+
+    def publish_state(self, stamp: int, state: State, curvature: float = 0.0) -> None:
+        """Advance the clock to `stamp` and tell where the robot is then (REP 103, REP 105)."""
+        self._clock.publish(Clock(clock=to_time(stamp)))
+        message = Odometry(child_frame_id=BASE_FRAME)
+        message.header.stamp, message.header.frame_id = to_time(stamp), ODOM_FRAME
+        message.pose.pose.position.x, message.pose.pose.position.y = state.x, state.y
+        message.pose.pose.orientation.z = math.sin(state.heading / 2)
+        message.pose.pose.orientation.w = math.cos(state.heading / 2)
+        message.twist.twist.linear.x = state.speed
+        message.twist.twist.angular.z = state.speed * curvature
+        self._odometry.publish(message)
+
+    def say(self, command: str) -> None:
+        """Tell the robot what to do from now on; an empty command ends the one before."""
+        self._command.publish(String(data=command))
+
+    def ask(
+        self, stamp: int, frame: NDArray[np.uint8], resend_after_s: float, attempts: int
+    ) -> tuple[Plan, Timing]:
+        """Trigger the camera: send the frame [H, W, 3] RGB of time `stamp` and wait for the answer to it.
+
+        Frames are best effort, so that one can be lost: it is sent again when nothing was heard for
+        `resend_after_s`, up to `attempts` times; then LinkError.
+        """
+        self.spin_until(lambda: False, SETTLE_S)
+        message = to_image(stamp, frame)
+        start = time.perf_counter()
+        self._forget(stamp)
+        for _ in range(attempts):
+            self._image.publish(message)
+            while True:
+                heard = self._heard
+                if self.spin_until(self._answered, resend_after_s):
+                    return self._plan(start)
+                if self._heard == heard:
+                    break
+        raise LinkError(
+            f"no answer from {self._image.topic_name.removesuffix('/image')} to the frame of "
+            f"t = {stamp * 1e-9:.1f} s, sent {attempts} times in {time.perf_counter() - start:.0f} s"
+        )
+
+    # What it waits for
+
+    def wait_until_active(self, timeout_s: float) -> None:
+        """Wait until the edgellm node is active and on all topics; LinkError says what it was not."""
+        deadline = time.monotonic() + timeout_s
+        state = "not there"
+        while time.monotonic() < deadline:
+            if self._state_client.wait_for_service(timeout_sec=0.2):
+                current = self._call(self._state_client, GetState.Request(), 2.0)
+                if current is not None:
+                    state = current.current_state.label
+                    if current.current_state.id == LifecycleState.PRIMARY_STATE_ACTIVE and self._connected():
+                        return
+            self.spin_until(lambda: False, 0.05)
+        raise LinkError(
+            f"{self._state_client.srv_name.removesuffix('/get_state')} is {state} after {timeout_s:.0f} s"
+        )
+
+    def set_noise_seed(self, seed: int) -> None:
+        """Set the seed of the trajectories to come; LinkError if the node refuses."""
+        response = self._call(self._seed_client, SetNoiseSeed.Request(seed=seed), 10.0)
+        if response is None or not response.success:
+            raise LinkError(
+                f"{self._seed_client.srv_name}: {'no response' if response is None else response.message}"
+            )
+
+    def spin_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Let messages come in until `done()` or for `timeout_s`; returns `done()`."""
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._executor.spin_once(timeout_sec=left)
+        return True
+
+    def _call(self, client, request, timeout_s: float):
+        """The response, or None if none came in time."""
+        future = client.call_async(request)
+        if self.spin_until(future.done, timeout_s):
+            return future.result()
+        client.remove_pending_request(future)
+        return None
+
+    def _connected(self) -> bool:
+        listeners = [
+            publisher.get_subscription_count() for publisher in (self._odometry, self._command, self._image)
+        ]
+        talkers = [self.count_publishers(f"edgellm/{name}") for name in ("action_chunk", "generation")]
+        return min(listeners + talkers) > 0
+
+    # What comes in
+
+    def _forget(self, stamp: int | None = None) -> None:
+        self._stamp = stamp
+        self._heard = 0
+        self._first_words: float | None = None
+        self._generation: Generation | None = None
+        self._chunks: dict[int, ActionChunk] = {}
+
+    def _on_text(self, message: String) -> None:
+        self._heard += 1
+        if self._first_words is None and message.data:
+            self._first_words = time.perf_counter()
+
+    def _on_generation(self, message: Generation) -> None:
+        if to_nanoseconds(message.header.stamp) == self._stamp:
+            self._heard += 1
+            self._generation = message
+
+    def _on_chunk(self, message: ActionChunk) -> None:
+        if to_nanoseconds(message.header.stamp) == self._stamp:
+            self._heard += 1
+            self._chunks[message.sample_index] = message
+
+    def _answered(self) -> bool:
+        """The words are there, and so are all the trajectories that go with them."""
+        return self._generation is not None and len(self._chunks) >= self._generation.action_chunk_count
+
+    def _plan(self, start: float) -> tuple[Plan, Timing]:
+        now = time.perf_counter()
+        generation = self._generation
+        timing = Timing(
+            first_words_s=(self._first_words or now) - start,
+            plan_s=now - start,
+            vision_s=generation.vision_latency,
+            prefill_s=generation.prefill_latency,
+            decode_s=generation.decode_latency,
+            action_s=generation.action_latency,
+        )
+        samples = [to_actions(self._chunks[index]) for index in sorted(self._chunks)]
+        if not samples:
+            return Plan(generation.text, None), timing
+        return Plan(generation.text, samples[0], np.stack(samples[1:]) if len(samples) > 1 else None), timing
+
+
+def to_time(stamp: int) -> Time:
+    """Nanoseconds as a ROS time."""
+    return Time(sec=stamp // 10**9, nanosec=stamp % 10**9)
+
+
+def to_nanoseconds(stamp: Time) -> int:
+    """A ROS time as nanoseconds."""
+    return stamp.sec * 10**9 + stamp.nanosec
+
+
+def to_image(stamp: int, frame: NDArray[np.uint8]) -> Image:
+    """An RGB frame [H, W, 3] as an image message."""
+    height, width, _ = frame.shape
+    message = Image(
+        height=height, width=width, encoding="rgb8", is_bigendian=0, step=3 * width, data=frame.tobytes()
+    )
+    message.header.stamp, message.header.frame_id = to_time(stamp), CAMERA_FRAME
+    return message
+
+
+def to_actions(chunk: ActionChunk) -> NDArray[np.float64]:
+    """A chunk's actions [T, 2] (m/s^2, 1/m), whatever the order of its columns; LinkError if it is none for
+    this robot.
+    """
+    names = list(chunk.names)
+    if any(name not in names for name in COLUMNS) or abs(chunk.dt - DT) > 1e-6:
+        raise LinkError(
+            f"a chunk of {names} every {chunk.dt} s: this robot takes {', '.join(COLUMNS)} every {DT} s"
+        )
+    values = np.asarray(chunk.values, np.float64)
+    if values.size != chunk.horizon * len(names) or not np.isfinite(values).all():
+        raise LinkError(f"a chunk of {values.size} values for {chunk.horizon} x {len(names)}, or not finite")
+    return values.reshape(chunk.horizon, len(names))[:, [names.index(name) for name in COLUMNS]]

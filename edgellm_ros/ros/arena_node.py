@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arena as a ROS node: a world with a robot in it that the edgellm node drives, episode after episode.
+
+Time is simulated. The camera is triggered once per plan, and the clock stands still until the answer to that
+frame is there; how long a plan takes on the robot is a parameter (`latency_steps`). So an episode follows
+from its seed alone, on a fast computer and on a slow one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import rclpy
+from numpy.typing import NDArray
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.executors import ExternalShutdownException
+
+from edgellm_ros.arena.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Plan, drive
+from edgellm_ros.arena.episode import Episode, World, make_episode
+from edgellm_ros.arena.picture import save_episode
+from edgellm_ros.arena.unicycle import DT, HISTORY
+from edgellm_ros.ros.arena_link import ArenaLink, LinkError, Timing
+
+STEP_NS = round(DT * 1e9)
+EPISODE_SEEDS = 1000  # episodes of one seed; those of the next seed are others
+PAUSE_STEPS = (
+    2 * HISTORY
+)  # simulated rest between two episodes, longer than the history that a plan looks back on
+
+# name: (default, description, lowest, highest); None where there is no range
+PARAMETERS = {
+    "seed": (1, "which episodes are played", 0, 10**12),
+    "episodes": (1, "how many are played; 0 = until interrupted", 0, EPISODE_SEEDS),
+    "out": ("", "folder for one picture of each episode; empty = no pictures", None, None),
+    "events": (False, "tell what happens as JSON lines on standard output instead of the log", None, None),
+    "replan_steps": (REPLAN_STEPS, "steps of 0.1 s from one camera frame to the next", 1, 20),
+    "latency_steps": (LATENCY_STEPS, "steps of 0.1 s from a frame to the first action of its plan", 0, 20),
+    "resend_after": (3.0, "seconds of silence after which a frame is sent again", 0.1, 600.0),
+    "attempts": (10, "how often a frame is sent before the episode fails", 1, 1000),
+    "active_timeout": (90.0, "seconds to wait for the edgellm node to be active", 0.1, 3600.0),
+}
+
+
+class ArenaNode(ArenaLink):
+    """Plays episodes and tells what happens, as log lines or as JSON events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, (default, description, low, high) in PARAMETERS.items():
+            descriptor = ParameterDescriptor(description=description, read_only=True)
+            if isinstance(low, float):
+                descriptor.floating_point_range = [FloatingPointRange(from_value=low, to_value=high)]
+            elif low is not None:
+                descriptor.integer_range = [IntegerRange(from_value=low, to_value=high, step=1)]
+            self.declare_parameter(name, default, descriptor)
+        self._stamp_ns = 10 * 10**9  # in ROS, time 0 means that there is no time
+
+    def value(self, name: str):
+        """A parameter's value."""
+        return self.get_parameter(name).value
+
+    def run(self) -> None:
+        """Wait for the edgellm node, then play all episodes; LinkError if one cannot be finished."""
+        self.wait_until_active(self.value("active_timeout"))
+        for number in self._numbers():
+            episode = make_episode(self.value("seed") * EPISODE_SEEDS + number)
+            self.play(number, episode)
+
+    def play(self, number: int, episode: Episode) -> None:
+        """Play one episode, from the robot at rest to the outcome, and draw it if asked."""
+        self.report(
+            "episode", number=number, seed=episode.seed, family=episode.family, command=episode.command.text
+        )
+        world = World(episode)
+        self.set_noise_seed(episode.seed)
+        for _ in range(PAUSE_STEPS):
+            self._stamp_ns += STEP_NS
+            self.publish_state(self._stamp_ns, world.state)
+        self.say(episode.command.text)
+        timings: list[Timing] = []
+
+        def think(frame: NDArray[np.uint8]) -> Plan:
+            plan, timing = self.ask(self._stamp_ns, frame, self.value("resend_after"), self.value("attempts"))
+            timings.append(timing)
+            self.report(
+                "plan",
+                number=number,
+                time=world.time,
+                text=plan.text,
+                drives=plan.actions is not None,
+                **asdict(timing),
+            )
+            return plan
+
+        def on_step() -> None:
+            self._stamp_ns += STEP_NS
+            self.publish_state(self._stamp_ns, world.state)
+
+        driven = drive(world, think, on_step, self.value("replan_steps"), self.value("latency_steps"))
+        self.say("")
+        picture = None
+        if self.value("out"):
+            picture = str(Path(self.value("out")) / f"episode_{number:03d}.png")
+            save_episode(picture, world, driven.plans)
+        self.report(
+            "outcome",
+            number=number,
+            seed=episode.seed,
+            family=episode.family,
+            command=episode.command.text,
+            outcome=world.outcome.value,
+            time=world.time,
+            plans=len(timings),
+            plan_seconds=[timing.plan_s for timing in timings],
+            first_words_seconds=[timing.first_words_s for timing in timings],
+            clipped_actions=driven.clipped,
+            picture=picture,
+        )
+
+    def report(self, event: str, **fields) -> None:
+        """Tell what happens: {"event": ..., fields} as a line of JSON, or the same in words in the log."""
+        if self.value("events"):
+            print(json.dumps({"event": event, **fields}), flush=True)
+        elif event == "episode":
+            self.get_logger().info(f'episode {fields["number"]} ({fields["family"]}): "{fields["command"]}"')
+        elif event == "plan":
+            self.get_logger().info(
+                f'{fields["time"]:4.1f} s: "{fields["text"]}" ({fields["plan_s"] * 1e3:.0f} ms)'
+            )
+        else:
+            self.get_logger().info(
+                f"episode {fields['number']}: {fields['outcome']} after {fields['time']:.1f} s"
+            )
+
+    def _numbers(self) -> Iterator[int]:
+        episodes = self.value("episodes")
+        return iter(range(episodes)) if episodes else (number % EPISODE_SEEDS for number in count())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the node; 0 when all episodes were played or it was interrupted, 1 if one could not be finished."""
+    rclpy.init(args=args)
+    node = None
+    try:
+        node = ArenaNode()
+        node.run()
+        return 0
+    except (KeyboardInterrupt, ExternalShutdownException):
+        return 0
+    except LinkError as error:
+        print(f"arena: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if node is not None:
+            node.destroy_node()
+        rclpy.try_shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
