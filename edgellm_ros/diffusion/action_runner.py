@@ -5,8 +5,7 @@ KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,28 +13,15 @@ from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import Kernels, RopeTable
+from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
 from edgellm_ros.kernels.random import normal_noise
 
 
-class SequenceCache(Protocol):
-    """One sequence's part of the KV cache: per layer [1,Hkv,C,D], its length [1] i64 and its RoPE delta [1]
-    i64.
-    """
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    length: Tensor
-    rope_delta: Tensor
-
-
 class ActionRunner:
-    """Samples trajectories for one sequence at a time: a request's result cannot depend on what shares its
-    batch.
+    """Samples trajectories for one sequence at a time, all of a request's samples in one batch.
 
-    (Products of activations, unlike products with weights, may round differently in another batch size:
-    docs/data_flow.md.) All samples of a request are one batch. The cache is read in place.
+    So a request's result cannot depend on what shares its batch: products of two activations may round
+    differently in another shape (see OnnxRuntimeBackend). The cache is read in place.
     """
 
     def __init__(

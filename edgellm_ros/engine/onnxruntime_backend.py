@@ -13,7 +13,6 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import Binding
-from edgellm_ros.engine.opset23 import lower_to_opset23
 from edgellm_ros.engine.tensor import Tensor
 
 FIRST_WITH_OPSET_24 = (1, 24)
@@ -54,6 +53,8 @@ class OnnxRuntimeBackend:
             options = _session_options(onnxruntime, threads)
             source: str | bytes = str(path)
             if _version(onnxruntime) < FIRST_WITH_OPSET_24:
+                from edgellm_ros.engine.opset23 import lower_to_opset23
+
                 source = lower_to_opset23(path)
                 options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
             self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

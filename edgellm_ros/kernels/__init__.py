@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState
+from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState, SequenceCache
 
-__all__ = ["Kernels", "RopeTable", "SamplingState", "load_kernels"]
+__all__ = ["Kernels", "RopeTable", "SamplingState", "SequenceCache", "load_kernels"]
 
 
 def load_kernels(device: Device) -> Kernels:

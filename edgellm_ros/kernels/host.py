@@ -85,12 +85,12 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int) -> int:
         logits = np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
     if temperature == 0.0:
         return int(np.argmax(logits))
-    scores = logits.astype(np.float64) / temperature
+    scores = logits.astype(np.float64)
     order = np.argsort(-scores, kind="stable")
     top_k = int(state.top_k.array[row])
     if top_k:
         order = order[:top_k]
-    probabilities = np.exp(scores[order] - scores[order[0]])
+    probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()
     kept = len(order)  # both filters below keep a prefix of the falling order
     top_p, min_p = float(state.top_p.array[row]), float(state.min_p.array[row])

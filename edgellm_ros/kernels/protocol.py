@@ -44,6 +44,19 @@ class SamplingState:
     seen: Tensor
 
 
+@dataclass(frozen=True)
+class SequenceCache:
+    """One sequence's KV cache: keys, values per layer [1,Hkv,C,D]; length, rope_delta [1].
+
+    Windows on the memory, not copies. A token at index i of the sequence stands at position i + rope_delta.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    length: Tensor
+    rope_delta: Tensor
+
+
 class Kernels(Protocol):
     """Computation between engines, on one kind of device."""
 

@@ -9,24 +9,12 @@ place; a row counts from when it is committed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-
-
-@dataclass(frozen=True)
-class SequenceCacheView:
-    """One sequence's cache: per layer [1,Hkv,C,D], length [1] i64, RoPE delta [1] i64. Windows on the memory,
-    not copies.
-    """
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    length: Tensor
-    rope_delta: Tensor
+from edgellm_ros.kernels import SequenceCache
 
 
 class LinearKVCache:
@@ -108,9 +96,9 @@ class LinearKVCache:
             tensors[f"value_cache_{i}"] = tensors[f"present_value_{i}"] = values.rows(0, self._active)
         return tensors
 
-    def sequence(self, row: int) -> SequenceCacheView:
+    def sequence(self, row: int) -> SequenceCache:
         """The cache of one sequence, active or not any more."""
-        return SequenceCacheView(
+        return SequenceCache(
             [keys.rows(row, row + 1) for keys in self._keys],
             [values.rows(row, row + 1) for values in self._values],
             self._device_lengths.rows(row, row + 1),

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ground on which "same request, same bits, whatever the batch" stands: see OnnxRuntimeBackend."""
+
+import numpy as np
+import pytest
+from graphs import BOOL, FLOAT, helper, save_model
+
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.executor import EngineExecutor
+
+DEVICE = CpuDevice()
+
+
+def run(executor, dims, inputs, output, shape):
+    tensors = {output: DEVICE.empty(shape, np.float32)}
+    for name, array in inputs.items():
+        tensors[name] = DEVICE.empty(array.shape, array.dtype)
+        DEVICE.upload(tensors[name], array)
+    executor.prepare(0, dims, tensors)
+    executor.execute()
+    return DEVICE.download(tensors[output])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize(("fan_in", "fan_out"), [(256, 256), (256, 128), (640, 256), (256, 1393), (48, 16)])
+def test_a_row_times_a_weight_is_the_same_alone_and_among_others(tmp_path, threads, fan_in, fan_out):
+    rng = np.random.default_rng(0)
+    path = save_model(
+        tmp_path / "linear.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (FLOAT, ["B", "S", fan_in])},
+        {"y": (FLOAT, ["B", "S", fan_out])},
+        {"w": rng.standard_normal((fan_in, fan_out)).astype(np.float32)},
+    )
+    executor = EngineExecutor.open(path, DEVICE, threads)
+    rows = rng.standard_normal((256, fan_in)).astype(np.float32)
+    whole = run(executor, {"B": 1, "S": 256}, {"x": rows[None]}, "y", (1, 256, fan_out))[0]
+    for batch, tokens in [(1, 1), (2, 1), (3, 1), (4, 1), (1, 5), (2, 7), (1, 64), (4, 33), (1, 129)]:
+        count = batch * tokens
+        x = rows[:count].reshape(batch, tokens, fan_in)
+        part = run(executor, {"B": batch, "S": tokens}, {"x": x}, "y", (batch, tokens, fan_out))
+        np.testing.assert_array_equal(part.reshape(count, fan_out), whole[:count])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, threads):
+    heads, kv_heads, size, capacity = 4, 2, 64, 384
+    cache_shape = ["B", kv_heads, capacity, size]
+    path = save_model(
+        tmp_path / "attention.onnx",
+        [helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"], scale=size**-0.5)],
+        {
+            "q": (FLOAT, ["B", heads, "S", size]),
+            "k": (FLOAT, cache_shape),
+            "v": (FLOAT, cache_shape),
+            "mask": (BOOL, ["B", 1, "S", capacity]),
+        },
+        {"y": (FLOAT, ["B", heads, "S", size])},
+    )
+    executor = EngineExecutor.open(path, DEVICE, threads)
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((4, heads, 130, size)).astype(np.float32)
+    k, v = (rng.standard_normal((4, kv_heads, capacity, size)).astype(np.float32) for _ in "kv")
+    mask = np.broadcast_to(np.tri(130, capacity, dtype=bool), (4, 1, 130, capacity)).copy()
+
+    def attend(batch, tokens, keys=k, values=v):
+        inputs = {
+            "q": np.ascontiguousarray(q[:batch, :, :tokens]),
+            "k": keys[:batch],
+            "v": values[:batch],
+            "mask": np.ascontiguousarray(mask[:batch, :, :tokens]),
+        }
+        return run(executor, {"B": batch, "S": tokens}, inputs, "y", (batch, heads, tokens, size))
+
+    whole = attend(4, 130)
+    for batch, tokens in [(1, 1), (2, 1), (4, 1), (1, 2), (1, 33), (3, 70), (1, 130)]:
+        np.testing.assert_array_equal(attend(batch, tokens), whole[:batch, :, :tokens])
+
+    keys, values = k.copy(), v.copy()
+    keys[:, :, 130:], values[:, :, 130:] = 7.0, -3.0  # rows that nobody sees
+    np.testing.assert_array_equal(attend(4, 130, keys, values), whole)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+import time
+
+import numpy as np
+import onnx
+import pytest
+from graphs import FLOAT, INT64, helper, linear_with_cache, save_model
+from onnx.reference import ReferenceEvaluator
+
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.executor import Binding, EngineExecutor
+
+DEVICE = CpuDevice()
+DIMS = {"B": 2, "S": 3}
+
+
+@pytest.fixture
+def executor(tmp_path) -> EngineExecutor:
+    onnx.save(linear_with_cache(), tmp_path / "model.onnx")
+    return EngineExecutor.open(tmp_path / "model.onnx", DEVICE)
+
+
+@pytest.fixture
+def tensors() -> dict:
+    rng = np.random.default_rng(1)
+    tensors = {
+        "x": DEVICE.empty((2, 3, 4), np.float32),
+        "write_index": DEVICE.empty((2,), np.int64),
+        "cache": DEVICE.empty((2, 1, 8, 4), np.float32),
+        "y": DEVICE.zeros((2, 3, 3), np.float32),
+    }
+    DEVICE.upload(tensors["x"], rng.standard_normal((2, 3, 4)).astype(np.float32))
+    DEVICE.upload(tensors["write_index"], np.array([2, 5]))
+    DEVICE.upload(tensors["cache"], rng.standard_normal((2, 1, 8, 4)).astype(np.float32))
+    return {**tensors, "present": tensors["cache"]}
+
+
+def test_it_computes_what_the_onnx_reference_computes_and_updates_the_cache_in_place(executor, tensors):
+    feeds = {name: DEVICE.download(tensors[name]) for name in ("x", "write_index", "cache")}
+    y, present = ReferenceEvaluator(linear_with_cache()).run(["y", "present"], feeds)
+    executor.prepare(0, DIMS, tensors)
+    executor.execute()
+    np.testing.assert_allclose(tensors["y"].array, y, rtol=1e-6)
+    np.testing.assert_array_equal(tensors["cache"].array, present)
+
+
+def test_bindings_are_the_engines_inputs_and_outputs(executor):
+    assert executor.bindings["x"] == Binding("x", np.dtype(np.float32), ("B", "S", 4), True)
+    assert not executor.bindings["present"].is_input
+    assert executor.dtype("write_index") == np.int64
+    with pytest.raises(EngineError, match="no binding 'z'; it has x, write_index, cache, y, present"):
+        executor.dtype("z")
+
+
+def test_a_second_run_sees_new_contents_of_the_same_buffers(executor, tensors):
+    executor.prepare(0, DIMS, tensors)
+    executor.execute()
+    first = DEVICE.download(tensors["y"])
+    tensors["x"].array *= 2
+    executor.prepare(0, DIMS, tensors)
+    executor.execute()
+    np.testing.assert_allclose(tensors["y"].array, 2 * first, rtol=1e-6)
+
+
+def test_a_missing_tensor_is_named(executor, tensors):
+    del tensors["present"]
+    with pytest.raises(EngineError, match="'present' is not bound"):
+        executor.prepare(0, DIMS, tensors)
+
+
+def test_a_superfluous_tensor_is_named_also_after_a_good_prepare(executor, tensors):
+    executor.prepare(0, DIMS, tensors)
+    with pytest.raises(EngineError, match="there is no 'z'"):
+        executor.prepare(0, DIMS, {**tensors, "z": tensors["x"]})
+
+
+def test_a_wrong_type_is_named(executor, tensors):
+    tensors["write_index"] = DEVICE.zeros((2,), np.int32)
+    with pytest.raises(EngineError, match="write_index must be int64, got int32"):
+        executor.prepare(0, DIMS, tensors)
+
+
+def test_a_wrong_shape_is_named_with_its_symbols(executor, tensors):
+    tensors["x"] = tensors["x"].view(2, 2, 4)
+    with pytest.raises(EngineError, match=r"x \[B, S, 4\] must be \[2, 3, 4\], got \[2, 2, 4\]"):
+        executor.prepare(0, DIMS, tensors)
+
+
+def test_a_dimension_without_a_value_is_named(executor, tensors):
+    with pytest.raises(EngineError, match="no value for dimension 'S' of x"):
+        executor.prepare(0, {"B": 2}, tensors)
+
+
+def test_nothing_is_executed_without_a_successful_prepare(executor, tensors):
+    with pytest.raises(EngineError, match="without a successful prepare"):
+        executor.execute()
+    executor.prepare(0, DIMS, tensors)
+    with pytest.raises(EngineError, match="is not bound"):
+        executor.prepare(0, DIMS, {})
+    with pytest.raises(EngineError, match="without a successful prepare"):
+        executor.execute()
+
+
+def test_the_cpu_has_no_graphs_to_capture(executor, tensors):
+    executor.prepare(0, DIMS, tensors)
+    assert executor.capture_graph() is False
+    executor.execute()
+
+
+def test_an_engine_that_fails_names_its_file(executor, tensors):
+    DEVICE.upload(tensors["write_index"], np.array([2, 7]))  # 7 + 3 rows do not fit into 8
+    executor.prepare(0, DIMS, tensors)
+    with pytest.raises(EngineError, match=r"model\.onnx"):
+        executor.execute()
+
+
+class RecordingBackend:
+    """A backend that only counts, and whose graphs count too."""
+
+    def __init__(self) -> None:
+        self.bindings = (Binding("x", np.dtype(np.float32), ("B",), True),)
+        self.calls: list[str] = []
+
+    def bind(self, profile, tensors, stream):
+        self.calls.append("bind")
+
+    def run(self, stream):
+        self.calls.append("run")
+
+    def capture(self, stream):
+        self.calls.append("capture")
+        return self
+
+    def launch(self, stream):
+        self.calls.append("launch")
+
+
+def test_what_is_bound_already_is_not_bound_again():
+    backend = RecordingBackend()
+    executor = EngineExecutor(backend, "recording")
+    buffer = DEVICE.empty((4,), np.float32)
+    executor.prepare(0, {"B": 4}, {"x": buffer})
+    executor.prepare(0, {"B": 4}, {"x": buffer.view(4)})
+    assert backend.calls == ["bind"]
+    executor.prepare(1, {"B": 4}, {"x": buffer})  # another profile
+    executor.prepare(1, {"B": 2}, {"x": buffer.view(2)})  # another shape
+    executor.prepare(1, {"B": 2}, {"x": buffer.rows(2, 4)})  # another address
+    assert backend.calls == ["bind"] * 4
+
+
+def test_a_captured_graph_is_replayed_for_the_bindings_it_was_captured_with():
+    backend = RecordingBackend()
+    executor = EngineExecutor(backend, "recording")
+    buffer = DEVICE.empty((4,), np.float32)
+    executor.prepare(0, {"B": 4}, {"x": buffer})
+    assert executor.capture_graph() is True
+    executor.execute()
+    executor.prepare(0, {"B": 2}, {"x": buffer.view(2)})
+    executor.execute()
+    executor.prepare(0, {"B": 4}, {"x": buffer})
+    executor.execute()
+    assert backend.calls == ["bind", "capture", "launch", "bind", "run", "bind", "launch"]
+
+
+def test_a_cache_bound_to_one_address_is_not_copied(tmp_path):
+    capacity, width = 40_000, 64  # 10 MB: a copy takes far longer than writing one row
+    path = save_model(
+        tmp_path / "scatter.onnx",
+        [helper.make_node("TensorScatter", ["cache", "update", "index"], ["present"], axis=-2)],
+        {
+            "cache": (FLOAT, [1, 1, capacity, width]),
+            "update": (FLOAT, [1, 1, 1, width]),
+            "index": (INT64, [1]),
+        },
+        {"present": (FLOAT, [1, 1, capacity, width])},
+    )
+    executor = EngineExecutor.open(path, DEVICE)
+    tensors = {
+        "cache": DEVICE.zeros((1, 1, capacity, width), np.float32),
+        "update": DEVICE.zeros((1, 1, 1, width), np.float32),
+        "index": DEVICE.zeros((1,), np.int64),
+    }
+
+    def seconds(present) -> float:
+        executor.prepare(0, {}, {**tensors, "present": present})
+        times = []
+        for _ in range(10):
+            start = time.perf_counter()
+            executor.execute()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    in_place = seconds(tensors["cache"])
+    copied = seconds(DEVICE.zeros((1, 1, capacity, width), np.float32))
+    assert in_place < copied / 4

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+import pytest
+from graphs import helper, save_model
+from onnx import TensorProto
+
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.onnxruntime_backend import available_cores
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.onnx not found"):
+        EngineExecutor.open(tmp_path / "none.onnx", CpuDevice())
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "bad.onnx").write_bytes(b"no graph at all")
+    with pytest.raises(EngineError, match=r"bad\.onnx: ONNX Runtime .* cannot load it"):
+        EngineExecutor.open(tmp_path / "bad.onnx", CpuDevice())
+
+
+def test_a_type_that_tensors_cannot_have_is_named(tmp_path):
+    path = save_model(
+        tmp_path / "text.onnx",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        {"x": (TensorProto.STRING, [1])},
+        {"y": (TensorProto.STRING, [1])},
+    )
+    with pytest.raises(EngineError, match=r"x has type tensor\(string\)"):
+        EngineExecutor.open(path, CpuDevice())
+
+
+def test_threads_are_one_per_core_that_the_process_may_use():
+    assert available_cores() >= 1
+
+
+def test_the_core_imports_neither_onnxruntime_nor_ros_nor_torch():
+    program = (
+        "import sys, edgellm_ros.runtime.inference_runtime\n"
+        "loaded = {'onnxruntime', 'onnx_ir', 'torch', 'transformers', 'rclpy'} & set(sys.modules)\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

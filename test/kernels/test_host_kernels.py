@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import RopeTable, load_kernels
+
+RNG = np.random.default_rng(0)
+KERNELS = load_kernels(CpuDevice())
+
+
+def tensor(array, dtype=None) -> Tensor:
+    return Tensor.from_array(np.ascontiguousarray(array, dtype))
+
+
+def test_kernels_of_an_unknown_device_are_an_error():
+    class Other:
+        name = "abacus"
+
+    with pytest.raises(EngineError, match="abacus"):
+        load_kernels(Other())
+
+
+def test_embed_takes_text_from_the_table_and_everything_else_from_the_multimodal_rows():
+    table, rows = RNG.standard_normal((10, 4)), RNG.standard_normal((3, 4))
+    out = tensor(np.zeros((2, 3, 4), np.float32))
+    KERNELS.embed(tensor([[1, 10, 12], [9, 11, 0]]), tensor(table, np.float32), tensor(rows, np.float32), out)
+    expected = [[table[1], rows[0], rows[2]], [table[9], rows[1], table[0]]]
+    np.testing.assert_array_equal(out.array, np.array(expected, np.float32))
+
+
+def test_embed_of_text_alone_needs_no_rows():
+    table = RNG.standard_normal((10, 4)).astype(np.float32)
+    out = tensor(np.zeros((1, 2, 4), np.float32))
+    KERNELS.embed(tensor([[3, 9]]), tensor(table), tensor(np.zeros((0, 4), np.float32)), out)
+    np.testing.assert_array_equal(out.array[0], table[[3, 9]])
+
+
+def test_deepstack_is_zero_for_text():
+    rows = RNG.standard_normal((3, 4)).astype(np.float32)
+    out = tensor(np.full((1, 4, 4), 9, np.float32))
+    KERNELS.deepstack(tensor([[5, 12, 10, 9]]), 10, tensor(rows), out)
+    np.testing.assert_array_equal(out.array[0], [np.zeros(4), rows[2], rows[0], np.zeros(4)])
+
+
+@pytest.fixture
+def table() -> RopeTable:
+    return RopeTable(*(tensor(RNG.standard_normal((20, 8)), np.float32) for _ in "cs"))
+
+
+def test_rope_rows_follow_each_sequences_length_and_delta(table):
+    cos, sin = (tensor(np.zeros((2, 3, 8), np.float32)) for _ in "cs")
+    KERNELS.rope_rows(table, tensor([5, 9]), tensor([0, -4]), cos, sin)
+    positions = [[5, 6, 7], [5, 6, 7]]
+    np.testing.assert_array_equal(cos.array, table.cos.array[positions])
+    np.testing.assert_array_equal(sin.array, table.sin.array[positions])
+
+
+def test_mrope_rows_give_each_frequency_to_its_axis(table):
+    positions = RNG.integers(0, 20, (2, 3, 5))
+    cos, sin = (tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
+    KERNELS.mrope_rows(table, tensor(positions), (4, 2, 2), cos, sin)
+    axes = [0, 1, 2, 0, 1, 2, 0, 0]  # time, height, width in turn; height and width have two each
+    for frequency, axis in enumerate(axes):
+        chosen = positions[:, axis]
+        np.testing.assert_array_equal(cos.array[..., frequency], table.cos.array[chosen, frequency])
+        np.testing.assert_array_equal(sin.array[..., frequency], table.sin.array[chosen, frequency])
+
+
+def test_mrope_without_sections_is_plain_rope(table):
+    positions = np.broadcast_to(np.arange(5), (2, 3, 5))
+    cos, sin = (tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
+    KERNELS.mrope_rows(table, tensor(positions), (), cos, sin)
+    np.testing.assert_array_equal(cos.array[1], table.cos.array[:5])
+
+
+def test_a_new_token_sees_its_sequence_up_to_itself():
+    out = tensor(np.zeros((2, 1, 3, 8), bool))
+    KERNELS.causal_mask(tensor([0, 4]), out)
+    np.testing.assert_array_equal(out.array[0, 0], np.tri(3, 8, 0, dtype=bool))
+    np.testing.assert_array_equal(out.array[1, 0], np.tri(3, 8, 4, dtype=bool))
+
+
+def test_an_euler_step_moves_along_the_velocity():
+    x, velocity = (tensor(RNG.standard_normal((2, 3)), np.float32) for _ in "xv")
+    expected = x.array + np.float32(0.1) * velocity.array
+    KERNELS.euler_step(x, velocity, 0.1)
+    np.testing.assert_array_equal(x.array, expected)
