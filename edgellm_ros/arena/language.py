@@ -152,8 +152,8 @@ def sample_command(
 
 
 def command_split(template: str, address: str, courtesy: str, noun: str) -> str:
-    """The split that a combination belongs to: it depends on the words only."""
-    framed = _share(f"{template}|{address}|{courtesy}")
+    """The split that a combination belongs to: it depends on the words only, not on punctuation."""
+    framed = _share(_words(_frame(template, address, courtesy)))
     named = _share(f"{template}|{noun}") if noun else 1.0
     return "test" if framed < _TEST_SHARE or named < _TEST_SHARE else "train"
 
@@ -171,7 +171,7 @@ def _say(rng: Generator, text: str, address: str, courtesy: str) -> str:
     question = text.startswith(
         ("what", "where", "which", "how", "could", "can", "would", "do you", "on which")
     )
-    text = address + (courtesy.format(text) if "{}" in courtesy else courtesy + text)
+    text = _frame(text, address, courtesy)
     style = rng.random()
     if style < 0.4:
         text += "?" if question else "."
@@ -182,6 +182,15 @@ def _say(rng: Generator, text: str, address: str, courtesy: str) -> str:
     elif style > 0.9:
         text = text.replace(",", "").replace(":", "")
     return text
+
+
+def _frame(text: str, address: str, courtesy: str) -> str:
+    return address + (courtesy.replace("{}", text) if "{}" in courtesy else courtesy + text)
+
+
+def _words(text: str) -> str:
+    """The text without punctuation."""
+    return " ".join(word.strip(".,:?!") for word in text.split())
 
 
 def _pick(rng: Generator, options: tuple[str, ...]) -> str:

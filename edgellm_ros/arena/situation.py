@@ -10,9 +10,8 @@ beside a solid, at the target. Planning is vectorised over situations, so they a
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
@@ -136,6 +135,7 @@ def _drafts(rng: Generator, count: int, family: str | None) -> list[_Draft]:
         if kind == "drive" or (kind == "dead_ahead" and rng.random() < 0.4):
             state = _start(rng, scene, target, ahead)
             if state is not None:
+                state = replace(state, speed=0.0)
                 on_the_way.append(_Draft(scene, state, np.zeros((HISTORY, 2)), target, kind))
             continue
         state = (
@@ -218,16 +218,9 @@ def _drive_on(rng: Generator, drafts: list[_Draft]) -> list[_Draft]:
     result = []
     for draft, routes in zip(drafts, found, strict=True):
         route = expert.choose(routes, rng)
-        length = (
-            int(np.argmax(route.states[:, 3] < 1e-3))
-            if (route.states[:, 3] < 1e-3).any()
-            else len(route.states)
-        )
-        length = next(
-            (i for i in range(5, len(route.states)) if route.states[i, 3] < 1e-3), len(route.states) - 1
-        )
-        now = int(rng.integers(0, length + 3))
-        now = min(now, len(route.states) - 1)
+        rest = np.flatnonzero(route.states[5:, 3] < 1e-3)
+        length = 5 + int(rest[0]) if len(rest) else len(route.states) - 1
+        now = min(int(rng.integers(0, length + 3)), len(route.states) - 1)
         track = route.states[np.maximum(np.arange(now - HISTORY + 1, now + 1), 0)]
         before = State(*track[-1])
         history = to_base(before, track[:, :2])
@@ -313,7 +306,7 @@ def _is_only(scene: Scene, sight: list[Sight], shape: str, target: int | None) -
 
 def _with_actions(rng: Generator, made: list[Situation]) -> list[Situation]:
     """Add the expert's actions; situations that it cannot solve are left out. Order is kept."""
-    going = deque(s for s in made if s.has_actions and s.target is not None)
+    going = [s for s in made if s.has_actions and s.target is not None]
     found = iter(
         expert.routes_batch([s.scene for s in going], [s.state for s in going], [s.target for s in going])
         if going
@@ -327,19 +320,5 @@ def _with_actions(rng: Generator, made: list[Situation]) -> list[Situation]:
             if route.collides or not route.arrives:
                 continue
             actions = route.actions[:HORIZON]
-        result.append(
-            Situation(
-                s.scene,
-                s.state,
-                s.history,
-                s.command,
-                s.answer,
-                s.has_actions,
-                actions,
-                s.target,
-                s.seen,
-                s.blocked,
-                s.family,
-            )
-        )
+        result.append(replace(s, actions=actions))
     return result

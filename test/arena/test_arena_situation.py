@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Situations to learn from, and episodes."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from edgellm_ros.arena.episode import SUCCESS_DISTANCE, TIMEOUT, Outcome, World, make_episode
+from edgellm_ros.arena.expert import blocking
+from edgellm_ros.arena.situation import FAMILIES, KINDS, sample_situation, sample_situations, situations
+from edgellm_ros.arena.unicycle import HISTORY, HORIZON, State
+from edgellm_ros.arena.visibility import Sight, sights
+
+
+def same(a, b) -> bool:
+    return (a.scene, a.state, a.command, a.answer) == (
+        b.scene,
+        b.state,
+        b.command,
+        b.answer,
+    ) and np.array_equal(a.history, b.history)
+
+
+def test_situations_follow_from_seed_and_split():
+    one, again, other, test = (
+        list(islice(situations(seed, split), 5))
+        for seed, split in ((1, "train"), (1, "train"), (2, "train"), (1, "test"))
+    )
+    assert all(map(same, one, again))
+    assert not any(map(same, one, other))
+    assert not any(map(same, one, test))
+
+
+def test_actions_come_with_drives_and_only_with_them():
+    for moment in sample_situations(np.random.default_rng(0), 120):
+        assert moment.has_actions == (moment.kind in ("go", "stop"))
+        assert (moment.actions is not None) == moment.has_actions
+        if moment.actions is not None:
+            assert moment.actions.shape == (HORIZON, 2)
+
+
+def test_targets_are_in_view_and_unseen_things_are_denied():
+    for moment in sample_situations(np.random.default_rng(1), 60, kind="go"):
+        if moment.target is None:
+            assert "do not see" in moment.answer
+            np.testing.assert_array_equal(moment.actions[:, 1], 0)
+        else:
+            assert sights(moment.scene, moment.state)[moment.target] is Sight.SEEN
+
+
+def test_history_ends_here_and_fits_the_speed():
+    for moment in sample_situations(np.random.default_rng(2), 120):
+        assert moment.history.shape == (HISTORY, 2)
+        np.testing.assert_allclose(moment.history[-1], 0, atol=1e-9)
+        last = np.hypot(*(moment.history[-1] - moment.history[-2]))
+        assert last == pytest.approx(moment.state.speed * 0.1, abs=0.012)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_family_and_kind_can_be_had(family, kind):
+    moment = sample_situation(np.random.default_rng(3), family=family, kind=kind)
+    assert (moment.family, moment.kind) == (family, kind)
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(ValueError, match="flying"):
+        sample_situation(np.random.default_rng(0), family="flying")
+    with pytest.raises(ValueError, match="sing"):
+        sample_situation(np.random.default_rng(0), kind="sing")
+    with pytest.raises(ValueError, match="validation"):
+        next(situations(0, "validation"))
+
+
+def test_episodes_follow_from_the_seed_and_can_be_done():
+    families = set()
+    for seed in range(25):
+        episode = make_episode(seed)
+        again = make_episode(seed)
+        assert (episode.scene, episode.start, episode.command) == (again.scene, again.start, again.command)
+        assert episode.start.speed == 0
+        assert sights(episode.scene, episode.start)[episode.target] is Sight.SEEN
+        distance = episode.scene.solids[episode.target].surface_distance(episode.start.x, episode.start.y)
+        assert 1.5 <= distance <= 3.5
+        families.add(episode.family)
+    assert families == {"random", "dead_ahead"}
+
+
+def test_dead_ahead_episodes_have_something_in_the_way():
+    episode = make_episode(3, "dead_ahead")
+    first = blocking(episode.scene, episode.start, episode.target)[0]
+    assert episode.scene.solids[first].is_obstacle
+
+
+def world_at(x: float, y: float, speed: float = 0.0, seed: int = 0) -> World:
+    world = World(make_episode(seed))
+    world.state = State(x, y, 0.0, speed)
+    return world
+
+
+def test_rest_near_the_target_is_success():
+    target = make_episode(0).scene.solids[make_episode(0).target]
+    x = target.x - target.radius
+    assert world_at(x - SUCCESS_DISTANCE + 0.01, target.y).step(0, 0) is Outcome.SUCCESS
+    assert world_at(x - SUCCESS_DISTANCE - 0.01, target.y).step(0, 0) is Outcome.RUNNING
+    assert world_at(x - SUCCESS_DISTANCE, target.y, speed=0.3).step(0, 0) is Outcome.RUNNING
+
+
+def test_touching_a_solid_or_a_wall_is_a_collision():
+    target = make_episode(0).scene.solids[make_episode(0).target]
+    assert world_at(target.x - target.radius - 0.16, target.y, 0.8).step(0, 0) is Outcome.COLLISION
+    assert world_at(-20.0, 0.0).step(0, 0) is Outcome.COLLISION
+
+
+def test_a_robot_that_does_nothing_times_out():
+    world = World(make_episode(0))
+    while not world.done:
+        world.step(0.0, 0.0)
+    assert world.outcome is Outcome.TIMEOUT
+    assert world.time == pytest.approx(TIMEOUT)
+    with pytest.raises(RuntimeError, match="timeout"):
+        world.step(0.0, 0.0)
+
+
+def test_actions_must_be_finite():
+    with pytest.raises(ValueError, match="nan"):
+        World(make_episode(0)).step(float("nan"), 0.0)
+
+
+def test_world_history_is_the_way_in_the_base_frame():
+    world = World(make_episode(0))
+    np.testing.assert_allclose(world.history(), 0, atol=1e-12)
+    for _ in range(10):
+        world.step(1.0, 0.5)
+    history = world.history()
+    assert history.shape == (HISTORY, 3)
+    np.testing.assert_allclose(history[-1], 0, atol=1e-12)
+    assert (np.diff(history[:, 0]) > 0).all()
+    assert (history[:-1, 2] < 0).all()  # it has turned left since
