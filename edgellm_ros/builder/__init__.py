@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a Hugging Face checkpoint to an engine directory, and a look into one; no PyTorch needed."""
+
+from edgellm_ros.builder.exporter import export
+
+__all__ = ["export"]

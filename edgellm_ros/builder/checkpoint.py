@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a Hugging Face checkpoint without PyTorch: JSON files, and safetensors files that may be sharded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+FLOAT_DTYPES = ("F16", "BF16", "F32")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. FileNotFoundError, or ValueError if it is not valid JSON or no object."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} not found")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected an object, got {type(data).__name__}")
+    return data
+
+
+class Weights:
+    """The tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
+
+    Only the headers are read at first; `read` loads one tensor at a time.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        index = directory / "model.safetensors.index.json"
+        weight_map: dict[str, str] = {}
+        if index.is_file():
+            weight_map = read_json(index).get("weight_map") or {}
+            if not weight_map:
+                raise ValueError(f"{index}: weight_map is missing or empty")
+        self._files: dict[str, Any] = {}
+        for file in sorted(set(weight_map.values())) or ["model.safetensors"]:
+            handle = _open(directory / file)
+            self._files.update(dict.fromkeys(handle.keys(), handle))
+        for name, file in weight_map.items():
+            if name not in self._files:
+                raise ValueError(f"{directory / file}: tensor {name!r} is missing, but {index.name} lists it")
+
+    def names(self) -> list[str]:
+        """Names of all tensors, sorted."""
+        return sorted(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor. ValueError if there is none of this name or if it holds no floats."""
+        if name not in self._files:
+            raise ValueError(f"{self.directory}: tensor {name!r} is missing")
+        entry = self._files[name].get_slice(name)
+        dtype = entry.get_dtype()
+        if dtype not in FLOAT_DTYPES:
+            supported = ", ".join(FLOAT_DTYPES)
+            raise ValueError(f"{self.directory}: tensor {name!r} has dtype {dtype}; supported: {supported}")
+        return tuple(entry.get_shape())
+
+    def require(self, name: str, shape: Sequence[int]) -> None:
+        """ValueError unless the tensor is there with this shape."""
+        found = list(self.shape(name))
+        if found != list(shape):
+            raise ValueError(
+                f"{self.directory}: tensor {name!r} has shape {found}, but by the config it is {list(shape)}"
+            )
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor in its stored type."""
+        return self._files[name].get_tensor(name)
+
+
+def _open(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} not found")
+    try:
+        return safe_open(path, framework="numpy")
+    except SafetensorError as error:
+        raise ValueError(f"{path}: damaged or cut short: {error}") from None

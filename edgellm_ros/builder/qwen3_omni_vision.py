@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vision tower of Qwen3-Omni (and Qwen3-VL): the patches of one image to rows for the language model.
+
+Everything that depends only on the image's size (rotary angles, resampling of the learned position grid)
+comes in as tensors, so that one graph serves all sizes.
+
+Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeVisionEncoder.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.architecture import VisionArchitecture
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.graph import FLOAT, INT64
+from edgellm_ros.builder.layers import ModelBuilder
+
+EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
+
+
+# pixel_values -- patch_embed --(+)-- blocks.0 -- blocks.1 --+-- blocks.2 -- ... -- merger -- image_embeds
+#                                |                           |
+#                            pos_embed                 merger_list.0 -- deepstack_embeds_0
+def build_vision(architecture: VisionArchitecture, weights: Weights, precision: str) -> ModelBuilder:
+    """The graph of `visual/model.onnx`: P patches of one image, in the processor's order (by merge blocks).
+
+    Inputs:
+    - pixel_values [P,C*T*p*p] fp32, normalised
+    - rope_cos, rope_sin [P,D/2] fp32: half of the angles from a patch's row, half from its column
+    - pos_embed_index [4,P] i64, pos_embed_weight [4,P] fp32: the four points of the learned position grid
+      around a patch and their bilinear weights
+
+    Outputs: image_embeds [R,H] and deepstack_embeds_i [R,H] in the precision's type, one row per merge block
+    of m*m patches: R = P/m^2.
+    """
+    graph = ModelBuilder("visual", weights, precision)
+    config = architecture.config
+    hidden, merged = config.hidden_size, config.patches_per_token * config.hidden_size
+    pixels = graph.input("pixel_values", FLOAT, ["P", config.patch_dim])
+    angles = [graph.input(name, FLOAT, ["P", config.head_dim // 2]) for name in ("rope_cos", "rope_sin")]
+    index = graph.input("pos_embed_index", INT64, [4, "P"])
+    share = graph.input("pos_embed_weight", FLOAT, [4, "P"])
+
+    deepstack = []
+    with graph.module("visual", nodes=""):
+        with graph.module("patch_embed"):
+            x = graph.linear("proj", graph.from_fp32(pixels), config.patch_dim, hidden, bias=True)
+        with graph.module("pos_embed"):
+            table = graph.tensor("weight", config.num_position_embeddings, hidden)
+            share = graph.op("Unsqueeze", graph.from_fp32(share), graph.constant([-1]))
+            corners = graph.op("Mul", graph.op("Gather", table, index, axis=0), share)
+            x = graph.op("Add", x, graph.op("ReduceSum", corners, graph.constant([0]), keepdims=0))
+        with graph.scope("rope"):
+            cos, sin = (graph.op("Unsqueeze", graph.from_fp32(rows), graph.constant([0])) for rows in angles)
+        for i in range(config.depth):
+            with graph.module(f"blocks.{i}"):
+                x = _block(graph, architecture, x, cos, sin)
+            if i in config.deepstack_visual_indexes:
+                with graph.module(f"merger_list.{config.deepstack_visual_indexes.index(i)}"):
+                    rows = graph.layer_norm("ln_q", graph.reshape(x, [-1, merged]), merged, EPSILON)
+                    deepstack.append(_merger_mlp(graph, architecture, rows))
+        with graph.module("merger"):
+            rows = graph.reshape(graph.layer_norm("ln_q", x, hidden, EPSILON), [-1, merged])
+            embeds = _merger_mlp(graph, architecture, rows)
+    graph.output(embeds, "image_embeds", graph.dtype, ["R", config.out_hidden_size])
+    for i, value in enumerate(deepstack):
+        graph.output(value, f"deepstack_embeds_{i}", graph.dtype, ["R", config.out_hidden_size])
+    return graph
+
+
+# x --+-- norm1 -- attn --(+)--+-- norm2 -- linear_fc1 -- Gelu -- linear_fc2 --(+)-->
+#     +--------------------+   +------------------------------------------------+
+def _block(
+    graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value, cos: ir.Value, sin: ir.Value
+) -> ir.Value:
+    """One transformer block, x [P,hidden] -> the same."""
+    hidden, inner = architecture.config.hidden_size, architecture.intermediate_size
+    normed = graph.layer_norm("norm1", x, hidden, EPSILON)
+    x = graph.op("Add", x, _attention(graph, architecture, normed, cos, sin))
+    normed = graph.layer_norm("norm2", x, hidden, EPSILON)
+    with graph.module("mlp"):
+        raised = graph.linear("linear_fc1", normed, hidden, inner, bias=True)
+        raised = graph.op("Gelu", raised, approximate="tanh")
+        return graph.op("Add", x, graph.linear("linear_fc2", raised, inner, hidden, bias=True))
+
+
+# x -- qkv -- Reshape [P,3,heads,D] -- Transpose [3,heads,P,D] -- Split --+-- RotaryEmbedding --+
+#                                                                         +-- RotaryEmbedding --+
+#                                                                         +----------------- Attention
+#                                                                                               |
+#                                          <-- proj -- Reshape [P,hidden] -- Transpose [1,P,heads,D]
+def _attention(
+    graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value, cos: ir.Value, sin: ir.Value
+) -> ir.Value:
+    """Every patch sees every patch, x [P,hidden] -> the same."""
+    config = architecture.config
+    hidden, head_dim = config.hidden_size, config.head_dim
+    with graph.module("attn"):
+        qkv = graph.linear("qkv", x, hidden, 3 * hidden, bias=True)
+        qkv = graph.transpose(graph.reshape(qkv, [0, 3, config.num_heads, head_dim]), 1, 2, 0, 3)
+        q, k, v = graph.split(qkv, [1, 1, 1], axis=0)
+        q, k = graph.op("RotaryEmbedding", q, cos, sin), graph.op("RotaryEmbedding", k, cos, sin)
+        attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
+        return graph.linear("proj", attended, hidden, hidden, bias=True)
+
+
+def _merger_mlp(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
+    """The patches of a merge block, side by side, to a row of the language model: mlp.0 -- Gelu -- mlp.2."""
+    config = architecture.config
+    merged = config.patches_per_token * config.hidden_size
+    raised = graph.op("Gelu", graph.linear("mlp.0", x, merged, merged, bias=True), approximate="none")
+    return graph.linear("mlp.2", raised, merged, config.out_hidden_size, bias=True)

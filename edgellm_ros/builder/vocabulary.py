@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint says about its tokens: special ids, stop ids, recommended sampling, tokenizer files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgellm_ros.builder.architecture import ExpertArchitecture
+from edgellm_ros.builder.checkpoint import read_json
+from edgellm_ros.builder.section import Section
+from edgellm_ros.runtime.config import GenerationDefaults, SpecialTokens
+
+TOKENIZER_FILE = "tokenizer.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MULTIMODAL_TOKENS = ("image", "vision_start", "vision_end", "audio", "audio_start", "audio_end")
+
+
+def read_generation_config(checkpoint: Path) -> Section:
+    """`generation_config.json`, or an empty section where the checkpoint has none."""
+    path = checkpoint / "generation_config.json"
+    return Section(read_json(path) if path.is_file() else {}, str(path))
+
+
+def special_tokens(thinker: Section, generation: Section) -> SpecialTokens:
+    """Ids from `config.json`; the pad id from `text_config` or `generation_config.json`, else 0.
+
+    Padding is masked and never shows in a result: any id would do. ValueError for ids outside the vocabulary.
+    """
+    text = thinker.section("text_config")
+    padded = next((section for section in (text, generation) if section.has("pad_token_id")), None)
+    ids = {f"{name}_token_id": _token_id(thinker, f"{name}_token_id", text) for name in MULTIMODAL_TOKENS}
+    return SpecialTokens(pad_token_id=_token_id(padded, "pad_token_id", text) if padded else 0, **ids)
+
+
+def stop_token_ids(
+    thinker: Section, generation: Section, expert: ExpertArchitecture | None
+) -> tuple[int, ...]:
+    """Ids that end an answer: eos of `generation_config.json`, else of `text_config`, and the expert's."""
+    text = thinker.section("text_config")
+    source = generation if generation.has("eos_token_id") else text
+    if not source.has("eos_token_id"):
+        raise ValueError(
+            f"neither {generation.where} nor {text.where} has an eos_token_id: no answer would end"
+        )
+    several = isinstance(source.data["eos_token_id"], list)
+    ids = list(source.integers("eos_token_id")) if several else [source.integer("eos_token_id")]
+    if not all(0 <= token < text.size("vocab_size") for token in ids):
+        raise source.fail("eos_token_id", f"outside the vocabulary of {text.size('vocab_size')}")
+    if expert is not None:
+        ids.append(expert.future_start_token_id)
+    return tuple(dict.fromkeys(ids))
+
+
+def _token_id(section: Section, key: str, text: Section) -> int | None:
+    if not section.has(key):
+        return None
+    value = section.integer(key)
+    if not 0 <= value < text.size("vocab_size"):
+        raise section.fail(key, f"outside the vocabulary of {text.size('vocab_size')}")
+    return value
+
+
+def generation_defaults(generation: Section) -> GenerationDefaults:
+    """Sampling that `generation_config.json` recommends; missing keys as transformers takes them."""
+    penalty = generation.number("repetition_penalty", 1.0)
+    if not generation.flag("do_sample", False):
+        return GenerationDefaults(repetition_penalty=penalty)
+    return GenerationDefaults(
+        temperature=generation.number("temperature", 1.0),
+        top_k=generation.integer("top_k", 50),
+        top_p=generation.number("top_p", 1.0),
+        repetition_penalty=penalty,
+    )
+
+
+def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
+    """Copy `tokenizer.json` and the chat template (a file, or in `tokenizer_config.json`); their names."""
+    tokenizer = checkpoint / TOKENIZER_FILE
+    read_json(tokenizer)
+    template_file = checkpoint / TEMPLATE_FILE
+    if template_file.is_file():
+        template = template_file.read_text(encoding="utf-8")
+    else:
+        config = checkpoint / "tokenizer_config.json"
+        template = read_json(config).get("chat_template") if config.is_file() else None
+        if not isinstance(template, str):
+            raise FileNotFoundError(
+                f"{template_file} not found, and tokenizer_config.json has no chat_template"
+            )
+    (engine / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
+    (engine / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    return [TOKENIZER_FILE, TEMPLATE_FILE]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints to compare on: the arena's own, or the one that $EDGELLM_CHECKPOINT names, and a tiny one with
+random weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "test" / "builder")]
+
+TRAINED = Path(os.environ.get("EDGELLM_CHECKPOINT", ROOT / "models" / "arena"))
+
+
+@pytest.fixture(scope="session", params=["random", "trained"])
+def checkpoint(request, tmp_path_factory) -> Path:
+    if request.param == "trained":
+        if not (TRAINED / "config.json").is_file():
+            pytest.skip(f"{TRAINED} has no checkpoint")
+        return TRAINED
+    from tiny_checkpoint import write_tiny_checkpoint
+
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def engine(checkpoint, tmp_path_factory) -> Path:
+    from edgellm_ros.builder import export
+
+    directory = tmp_path_factory.mktemp("engine")
+    export(checkpoint, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def thinker(checkpoint):
+    pytest.importorskip("transformers")
+    from thinker_reference import ThinkerReference
+
+    return ThinkerReference(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def expert(checkpoint):
+    pytest.importorskip("torch")
+    from expert_reference import ExpertReference
+
+    return ExpertReference.load(checkpoint / "action_expert")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the graphs of an engine directory in ONNX Runtime with nothing of our runtime in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from safetensors.numpy import load_file
+
+TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(bool)": np.bool_,
+}
+
+
+class Graph:
+    """One `model.onnx`. Inputs may be NumPy arrays or torch tensors of any float type."""
+
+    def __init__(self, path: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs = {node.name: node for node in self.session.get_inputs()}
+        self.outputs = [node.name for node in self.session.get_outputs()]
+
+    def __call__(self, **inputs) -> dict[str, np.ndarray]:
+        feeds = {}
+        for name, value in inputs.items():
+            feeds[name] = np.ascontiguousarray(np.asarray(value).astype(TYPES[self.inputs[name].type]))
+        return dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
+
+
+class LanguageModel:
+    """The LLM graph with its cache, for one sequence at a time."""
+
+    def __init__(self, engine: Path) -> None:
+        self.graph = Graph(engine / "llm" / "model.onnx")
+        self.embedding = load_file(engine / "embedding.safetensors")["embedding"]
+        self.cache_names = [name for name in self.graph.inputs if "_cache_" in name]
+        self.deepstack_names = [name for name in self.graph.inputs if name.startswith("deepstack_")]
+        self.capacity = self.graph.inputs["attention_mask"].shape[3]
+        self.reset()
+
+    def reset(self) -> None:
+        self.length = 0
+        shape = [1, *self.graph.inputs["key_cache_0"].shape[1:]]
+        self.cache = {name: np.zeros(shape, np.float32) for name in self.cache_names}
+
+    def step(self, embeds, rope_cos, rope_sin, deepstack=None, wanted=None) -> np.ndarray:
+        """Run new tokens: embeds [S, H], rope rows [1, S, D/2], deepstack [S, H] each -> logits [N, V] of the
+        wanted tokens."""
+        count = len(embeds)
+        rows = np.arange(self.capacity)[None] <= (self.length + np.arange(count))[:, None]
+        levels = deepstack or [np.zeros_like(embeds)] * len(self.deepstack_names)
+        out = self.graph(
+            inputs_embeds=np.asarray(embeds)[None],
+            rope_cos=rope_cos,
+            rope_sin=rope_sin,
+            kv_write_index=np.array([self.length]),
+            attention_mask=rows[None, None],
+            last_token_ids=np.array([[count - 1] if wanted is None else wanted]),
+            **{
+                name: np.asarray(level)[None]
+                for name, level in zip(self.deepstack_names, levels, strict=True)
+            },
+            **self.cache,
+        )
+        self.length += count
+        self.cache = {name: out["present_" + name.replace("_cache_", "_")] for name in self.cache_names}
+        return out["logits"][0]
+
+    def kv(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """Filled rows of one layer's keys and values, [Hkv, length, D]."""
+        return tuple(self.cache[f"{kind}_cache_{layer}"][0, :, : self.length] for kind in ("key", "value"))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flow-matching expert once more, in plain PyTorch: written from its formulas, sharing no code with the
+builder or the training.
+
+Slow and literal on purpose: keys are repeated for every query head, cache and own keys are joined, batch rows
+run one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+
+class ExpertReference:
+    """`weights`: tensors of action_expert/model.safetensors in fp32; `config`: its config.json."""
+
+    def __init__(self, weights: dict[str, Tensor], config: dict) -> None:
+        self.weights = weights
+        self.config = config
+
+    @classmethod
+    def load(cls, directory: Path) -> ExpertReference:
+        weights = load_file(directory / "model.safetensors")
+        config = json.loads((directory / "config.json").read_text())
+        return cls({name: tensor.float() for name, tensor in weights.items()}, config)
+
+    def velocity(
+        self, trajectory: Tensor, time: float, cache: Sequence[tuple[Tensor, Tensor]], start_position: int
+    ) -> Tensor:
+        """Velocity [T, A] of one trajectory [T, A]; cache per layer: keys, values [Hkv, length, D], all rows
+        valid."""
+        eps = self.config["rms_norm_eps"]
+        hidden = self._linear("in_proj", trajectory) + self._time(time)
+        cos, sin = self._rotation(start_position, trajectory.shape[0])
+        for i, (keys, values) in enumerate(cache):
+            layer = f"layers.{i}"
+            normed = rms_norm(hidden, self.weights[f"{layer}.input_layernorm.weight"], eps)
+            hidden = hidden + self._attention(f"{layer}.self_attn", normed, keys, values, cos, sin)
+            normed = rms_norm(hidden, self.weights[f"{layer}.post_attention_layernorm.weight"], eps)
+            hidden = hidden + self._mlp(f"{layer}.mlp", normed)
+        return self._linear("out_proj", rms_norm(hidden, self.weights["norm.weight"], eps))
+
+    def sample(
+        self, noise: Tensor, steps: int, cache: Sequence[tuple[Tensor, Tensor]], start_position: int
+    ) -> Tensor:
+        """Euler's method from noise [T, A] at time 0 to the normalised actions at time 1."""
+        trajectory = noise
+        for step in range(steps):
+            trajectory = trajectory + self.velocity(trajectory, step / steps, cache, start_position) / steps
+        return trajectory
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def _time(self, time: float) -> Tensor:
+        fraction = torch.linspace(0, 1, self.config["time_embedding_dim"] // 2)
+        low, high = self.config["time_min_period"], self.config["time_max_period"]
+        angle = 2 * math.pi * time / (low * (high / low) ** fraction)
+        raised = torch.nn.functional.silu(self._linear("time_mlp.0", torch.cat([angle.sin(), angle.cos()])))
+        return self._linear("time_mlp.2", raised)
+
+    def _rotation(self, start: int, steps: int) -> tuple[Tensor, Tensor]:
+        size = self.config["head_dim"]
+        frequency = self.config["rope_theta"] ** (-torch.arange(0, size, 2).float() / size)
+        angle = (start + torch.arange(steps).float())[:, None] * frequency
+        return angle.cos(), angle.sin()
+
+    def _attention(
+        self, name: str, x: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
+        eps, size = self.config["rms_norm_eps"], self.config["head_dim"]
+        q = self._linear(f"{name}.q_proj", x).view(len(x), heads, size).transpose(0, 1)
+        k = self._linear(f"{name}.k_proj", x).view(len(x), kv_heads, size).transpose(0, 1)
+        v = self._linear(f"{name}.v_proj", x).view(len(x), kv_heads, size).transpose(0, 1)
+        q = rotate(rms_norm(q, self.weights[f"{name}.q_norm.weight"], eps), cos, sin)
+        k = rotate(rms_norm(k, self.weights[f"{name}.k_norm.weight"], eps), cos, sin)
+        k = torch.cat([keys, k], dim=1).repeat_interleave(heads // kv_heads, dim=0)
+        v = torch.cat([values, v], dim=1).repeat_interleave(heads // kv_heads, dim=0)
+        attended = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(size), dim=-1) @ v
+        return self._linear(f"{name}.o_proj", attended.transpose(0, 1).reshape(len(x), heads * size))
+
+    def _mlp(self, name: str, x: Tensor) -> Tensor:
+        gate = torch.nn.functional.silu(self._linear(f"{name}.gate_proj", x))
+        return self._linear(f"{name}.down_proj", gate * self._linear(f"{name}.up_proj", x))
+
+
+def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * scale
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """First half of the last dimension paired with the second, as in the text model."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

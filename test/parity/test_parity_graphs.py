@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exported graphs, alone in ONNX Runtime, against transformers and PyTorch: fp32 within 1e-3, greedy
+tokens equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from engine_graphs import Graph, LanguageModel  # noqa: E402
+
+TOLERANCE = 1e-3
+SYSTEM = "You drive a robot."
+TEXTS = ["go to the red box", "What do you see?"]
+
+
+@pytest.fixture(scope="module")
+def image(thinker) -> np.ndarray:
+    """Noise with large shapes in it, of a size that the processor does not have to change."""
+    pixels = thinker.processor.size["shortest_edge"]
+    width = {71680: 320}.get(pixels, 64)
+    height = pixels // width
+    rng = np.random.default_rng(1)
+    coarse = rng.integers(0, 256, (height // 16, width // 16, 3)).repeat(16, 0).repeat(16, 1)
+    return np.clip(coarse + rng.normal(0, 20, coarse.shape), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def language_model(engine) -> LanguageModel:
+    return LanguageModel(engine)
+
+
+@pytest.fixture(scope="module")
+def run_vision(thinker, engine):
+    graph = Graph(engine / "visual" / "model.onnx")
+
+    def run(prompt) -> list[np.ndarray]:
+        return list(graph(pixel_values=prompt.pixel_values, **thinker.vision_inputs(prompt)).values())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def prefill(thinker, language_model, run_vision):
+    """Runs a prompt from an empty cache; logits [N, V] of the wanted tokens (default: the last)."""
+
+    def run(prompt, wanted=None) -> np.ndarray:
+        language_model.reset()
+        ids = prompt.input_ids[0].numpy()
+        embeds = language_model.embedding[ids]
+        deepstack = [np.zeros_like(embeds) for _ in language_model.deepstack_names]
+        if prompt.pixel_values is not None:
+            places = ids == thinker.model.config.image_token_id
+            embeds[places], *levels = run_vision(prompt)
+            for target, rows in zip(deepstack, levels, strict=True):
+                target[places] = rows
+        positions, _ = thinker.positions(prompt)
+        return language_model.step(embeds, *thinker.rope_rows(positions), deepstack, wanted)
+
+    return run
+
+
+def test_vision_rows_and_deepstack_rows_match(thinker, run_vision, image):
+    prompt = thinker.prompt(TEXTS[0], image=image)
+    expected = thinker.vision(prompt)
+    found = run_vision(prompt)
+    assert len(found) == len(expected) == 3
+    for rows, reference in zip(found, expected, strict=True):
+        np.testing.assert_allclose(rows, reference, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(96, 32), (32, 96), (80, 80)])
+def test_vision_matches_on_other_image_shapes(thinker, run_vision, size):
+    """One graph for all shapes: the processor makes grids of other proportions from these."""
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    prompt = thinker.prompt(TEXTS[0], image=image)
+    for rows, reference in zip(run_vision(prompt), thinker.vision(prompt), strict=True):
+        np.testing.assert_allclose(rows, reference, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("with_image", [True, False], ids=["image", "text"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_prefill_logits_match_at_every_position(thinker, prefill, image, text, with_image):
+    prompt = thinker.prompt(text, SYSTEM, image if with_image else None)
+    found = prefill(prompt, wanted=range(prompt.input_ids.shape[1]))
+    np.testing.assert_allclose(found, thinker.prefill_logits(prompt), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_greedy_decoding_matches_token_by_token(thinker, prefill, language_model, image, text):
+    prompt = thinker.prompt(text, SYSTEM, image)
+    answer = thinker.answer(prompt, max_tokens=24)
+    logits = [prefill(prompt)]
+    for token in answer.token_ids:
+        position = torch.full((3, 1, 1), language_model.length + answer.delta)
+        logits.append(language_model.step(language_model.embedding[[token]], *thinker.rope_rows(position)))
+    logits = np.concatenate(logits[:-1])
+    assert logits.argmax(-1).tolist() == answer.token_ids
+    np.testing.assert_allclose(logits, answer.logits, atol=TOLERANCE, rtol=0)
+    for i, (keys, values) in enumerate(answer.cache):
+        found_keys, found_values = language_model.kv(i)
+        np.testing.assert_allclose(found_keys, keys, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(found_values, values, atol=TOLERANCE, rtol=0)
+
+
+def test_velocities_match_for_several_requests_and_samples(thinker, expert, engine, image):
+    """Two requests with caches of different lengths, three trajectories each, times from noise to action."""
+    graph = Graph(engine / "action" / "model.onnx")
+    capacity, samples = graph.inputs["key_cache_0"].shape[2], 3
+    steps, actions = graph.inputs["trajectory"].shape[1:]
+    answers = [
+        thinker.answer(thinker.prompt(text, image=image), max_tokens=4 + 3 * i)
+        for i, text in enumerate(TEXTS)
+    ]
+    lengths = [answer.cache[0][0].shape[1] for answer in answers]
+    assert lengths[0] != lengths[1]
+
+    caches = {}
+    for i in range(len(answers[0].cache)):
+        for j, kind in enumerate(("key", "value")):
+            rows = np.full(
+                (2, *graph.inputs["key_cache_0"].shape[1:2], capacity, answers[0].cache[0][0].shape[2]), 9.0
+            )
+            for b, answer in enumerate(answers):
+                rows[b, :, : lengths[b]] = answer.cache[i][j]
+            caches[f"{kind}_cache_{i}"] = rows
+    starts = [length + answer.delta for length, answer in zip(lengths, answers, strict=True)]
+    positions = torch.stack([start + torch.arange(steps) for start in starts]).expand(3, -1, -1)
+    cos, sin = thinker.rope_rows(positions)
+    trajectory = torch.randn(2 * samples, steps, actions, generator=torch.Generator().manual_seed(0))
+    for time in (0.0, 0.1, 0.35, 0.9):
+        found = graph(
+            trajectory=trajectory, time=[time], rope_cos=cos, rope_sin=sin, kv_length=lengths, **caches
+        )
+        for row in range(2 * samples):
+            b = row // samples
+            expected = expert.velocity(trajectory[row], time, answers[b].cache, starts[b])
+            np.testing.assert_allclose(found["velocity"][row], expected, atol=TOLERANCE, rtol=0)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint run by transformers' own classes: tokenizer, chat template, image processor, vision tower,
+language model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer, Qwen3OmniMoeThinkerForConditionalGeneration
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Inputs of one request as transformers makes them. pixel_values and grid are None without an image."""
+
+    input_ids: Tensor  # [1, S]
+    pixel_values: Tensor | None  # [P, values per patch]
+    grid: Tensor | None  # [1, 3] time, rows, columns of patches
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy decoding: the tokens, the logits that each was taken from [tokens, V], and the KV cache of all
+    that was run.
+
+    cache: per layer keys and values [Hkv, length, D]; length is that of the prompt plus all tokens (the last
+    one is run too). delta: position of a token = its index in the sequence + delta.
+    """
+
+    token_ids: list[int]
+    logits: Tensor
+    cache: list[tuple[Tensor, Tensor]]
+    delta: int
+
+
+class ThinkerReference:
+    """A checkpoint in fp32 on the CPU."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        logging.getLogger("transformers").setLevel(
+            logging.ERROR
+        )  # the config has an audio tower, the weights need not
+        model = Qwen3OmniMoeThinkerForConditionalGeneration
+        self.model = model.from_pretrained(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.processor = AutoImageProcessor.from_pretrained(checkpoint)
+        generation = json.loads((checkpoint / "generation_config.json").read_text())
+        self.stop_ids = list(generation["eos_token_id"])
+        expert = checkpoint / "action_expert" / "config.json"
+        self.expert_config = json.loads(expert.read_text()) if expert.is_file() else None
+
+    def prompt(self, text: str, system: str = "", image: np.ndarray | None = None, history=None) -> Prompt:
+        """Chat template and tokenizer, then one placeholder per image row and the history's tokens in place
+        of its own."""
+        items: list[dict] = [{"type": "image"}] if image is not None else []
+        if self.expert_config is not None:
+            items.append({"type": "trajectory_history"})
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": [*items, {"type": "text", "text": text}]})
+        ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        pixel_values = grid = None
+        if image is not None:
+            processed = self.processor(images=[image], return_tensors="pt")
+            pixel_values, grid = processed["pixel_values"], processed["image_grid_thw"]
+            rows = int(grid.prod()) // self.processor.merge_size**2
+            ids = _replace(ids, self.model.config.image_token_id, [self.model.config.image_token_id] * rows)
+        if self.expert_config is not None:
+            ids = _replace(ids, self.expert_config["history_token_id"], self.history_ids(history))
+        return Prompt(torch.tensor([ids]), pixel_values, grid)
+
+    def history_ids(self, history=None) -> list[int]:
+        """Tokens of past positions [N, 2] in metres, oldest first; None is standing still."""
+        config = self.expert_config["trajectory_history"]
+        points = np.zeros((config["num_points"], 2)) if history is None else np.asarray(history, np.float64)
+        values = np.concatenate([points[:1], np.diff(points, axis=0)])
+        low, high = np.asarray(config["low"]), np.asarray(config["high"])
+        bins = np.round((values - low) / (high - low) * (config["num_tokens"] - 1)).astype(int)
+        return [config["first_token_id"] + int(b) for b in bins.clip(0, config["num_tokens"] - 1).reshape(-1)]
+
+    def vision(self, prompt: Prompt) -> list[Tensor]:
+        """Image rows, then the deepstack rows of each level, [R, H] each."""
+        out = self.model.model.get_image_features(prompt.pixel_values, prompt.grid, return_dict=True)
+        return [torch.cat(part) for part in (out.pooler_output, *out.deepstack_features)]
+
+    def vision_inputs(self, prompt: Prompt) -> dict[str, Tensor]:
+        """What the vision graph takes besides the pixels, from the functions that the model itself uses."""
+        tower = self.model.model.visual
+        merge = tower.spatial_merge_size
+        positions = get_vision_position_ids(prompt.grid, merge)
+        cos, sin = tower.rotary_pos_emb(prompt.pixel_values, positions)
+        index, weight = get_vision_interpolation_indices_and_weights(
+            prompt.grid, tower.num_grid_per_side, "bilinear", align_corners=True, spatial_merge_size=merge
+        )
+        half = cos.shape[-1] // 2
+        return {
+            "rope_cos": cos[:, :half],
+            "rope_sin": sin[:, :half],
+            "pos_embed_index": index.T,
+            "pos_embed_weight": weight.T,
+        }
+
+    def rope_rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [3, B, S] -> cos, sin [B, S, D/2]."""
+        cos, sin = self.model.model.language_model.rotary_emb(torch.zeros(1), positions)
+        half = cos.shape[-1] // 2
+        return cos[..., :half], sin[..., :half]
+
+    def positions(self, prompt: Prompt) -> tuple[Tensor, int]:
+        """mRoPE positions [3, 1, S] of the prompt, and the delta of what follows."""
+        mask = torch.ones_like(prompt.input_ids)
+        positions, delta = self.model.get_rope_index(prompt.input_ids, prompt.grid, attention_mask=mask)
+        return positions, int(delta)
+
+    def prefill_logits(self, prompt: Prompt) -> Tensor:
+        """[S, V]."""
+        return self.model(**self._inputs(prompt), use_cache=False).logits[0]
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """Greedy decoding by `generate`."""
+        out = self.model.generate(
+            **self._inputs(prompt),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=self.stop_ids,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        length = prompt.input_ids.shape[1]
+        tokens = out.sequences[0, length:].tolist()
+        delta = int(self.model.model.rope_deltas)
+        # `generate` stops without running its last token; a trajectory is made after the one that starts it
+        position = torch.full((3, 1, 1), out.sequences.shape[1] - 1 + delta)
+        self.model(
+            input_ids=out.sequences[:, -1:], past_key_values=out.past_key_values, position_ids=position
+        )
+        cache = [(layer.keys[0], layer.values[0]) for layer in out.past_key_values.layers]
+        return Answer(tokens, torch.cat(out.logits), cache, delta)
+
+    def _inputs(self, prompt: Prompt) -> dict[str, Tensor]:
+        inputs = {"input_ids": prompt.input_ids, "attention_mask": torch.ones_like(prompt.input_ids)}
+        if prompt.pixel_values is not None:
+            inputs |= {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.grid}
+        return inputs
+
+
+def _replace(ids: list[int], placeholder: int, replacement: list[int]) -> list[int]:
+    index = ids.index(placeholder)
+    return [*ids[:index], *replacement, *ids[index + 1 :]]
