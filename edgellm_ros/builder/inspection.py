@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A look into an engine directory: what it is, what each graph takes and gives, how much memory it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.runtime.config import EngineConfig
+
+PARTS = ("llm", "visual", "audio", "action")
+
+
+@dataclass(frozen=True)
+class BindingReport:
+    """One input or output of a graph; dimensions are numbers or symbols."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """One graph. `plans` are the TensorRT plans beside it."""
+
+    name: str
+    opset: int
+    nodes: int
+    operators: tuple[str, ...]
+    inputs: tuple[BindingReport, ...]
+    outputs: tuple[BindingReport, ...]
+    weight_bytes: int
+    plans: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes. The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences."""
+
+    weights: int
+    embedding: int
+    kv_cache_per_token: int
+    kv_cache_per_sequence: int
+    kv_cache: int
+    total: int
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """Everything that `edgellm inspect` shows. `verified`: not only sizes but also SHA-256 were compared."""
+
+    directory: str
+    config: EngineConfig
+    parts: tuple[PartReport, ...]
+    memory: MemoryReport
+    verified: bool
+
+
+def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
+    """Read an engine directory and check its files: presence and size, with `verify` their SHA-256 too.
+
+    FileNotFoundError or ValueError, naming file and key, for a directory that is incomplete or damaged.
+    """
+    engine = Path(engine_dir)
+    config = EngineConfig.load(engine, verify)
+    listed = {entry.path: entry.size for entry in config.files}
+    parts = tuple(_part(engine, name) for name in PARTS if f"{name}/model.onnx" in listed)
+    return EngineReport(str(engine), config, parts, _memory(config, parts), verify)
+
+
+def render(report: EngineReport) -> str:
+    """The report as text: a table of the model, one of memory, one of each graph's bindings."""
+    config, llm, memory = report.config, report.config.llm, report.memory
+    builder = config.builder
+    rows = [
+        ("engine", report.directory),
+        ("model", f"{config.model_type}, {config.precision}"),
+        ("language", f"{llm.num_hidden_layers} layers of {llm.hidden_size}, vocabulary {llm.vocab_size}"),
+        (
+            "attention",
+            f"{llm.num_attention_heads} heads of {llm.head_dim}, {llm.num_key_value_heads} for keys",
+        ),
+    ]
+    if config.vision is not None:
+        vision = config.vision
+        rows.append(
+            ("vision", f"{vision.depth} blocks of {vision.hidden_size}, patches of {vision.patch_size} px")
+        )
+    if config.action is not None:
+        space = config.action.action_space
+        names = ", ".join(f"{name} [{unit}]" for name, unit in zip(space.names, space.units, strict=True))
+        rows.append(("action", f"{names}: {space.horizon} steps of {space.dt} s"))
+    rows += [
+        ("batch", f"{builder.max_batch_size} requests"),
+        (
+            "lengths",
+            f"prompt {builder.max_input_len}, prompt and answer {builder.max_kv_cache_capacity} tokens",
+        ),
+        ("files", f"{len(config.files)}, {'SHA-256' if report.verified else 'sizes'} checked"),
+    ]
+    sections = [_table(rows), "memory\n" + _table(_memory_rows(memory, report.parts))]
+    for part in report.parts:
+        title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
+        plans = "".join(f"\n  plan    {plan}" for plan in part.plans)
+        bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
+        sections.append(title + plans + "\n" + _table(bindings))
+    return "\n\n".join(sections)
+
+
+def _part(engine: Path, name: str) -> PartReport:
+    path = engine / name / "model.onnx"
+    try:
+        model = ir.load(path)
+    except Exception as error:  # protobuf and onnx raise classes of their own
+        raise ValueError(f"{path}: not a readable ONNX file: {error}") from None
+    graph = model.graph
+    nodes = list(graph)
+    return PartReport(
+        name=name,
+        opset=graph.opset_imports[""],
+        nodes=len(nodes),
+        operators=tuple(sorted({node.op_type for node in nodes})),
+        inputs=tuple(_binding(value) for value in graph.inputs),
+        outputs=tuple(_binding(value) for value in graph.outputs),
+        weight_bytes=sum(value.const_value.nbytes for value in graph.initializers.values()),
+        plans=tuple(sorted(plan.name for plan in path.parent.glob("*.plan"))),
+    )
+
+
+def _binding(value: ir.Value) -> BindingReport:
+    shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape)
+    return BindingReport(value.name, value.dtype.name.lower(), shape)
+
+
+def _memory(config: EngineConfig, parts: tuple[PartReport, ...]) -> MemoryReport:
+    llm, builder = config.llm, config.builder
+    itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
+    weights = sum(part.weight_bytes for part in parts)
+    embedding = llm.vocab_size * llm.hidden_size * itemsize
+    per_token = 2 * llm.num_hidden_layers * llm.num_key_value_heads * llm.head_dim * itemsize
+    per_sequence = per_token * builder.max_kv_cache_capacity
+    cache = per_sequence * builder.max_batch_size
+    return MemoryReport(weights, embedding, per_token, per_sequence, cache, weights + embedding + cache)
+
+
+def _memory_rows(memory: MemoryReport, parts: tuple[PartReport, ...]) -> list[tuple[str, str]]:
+    rows = [(f"weights of {part.name}", part.weight_bytes) for part in parts]
+    rows += [
+        ("embedding table", memory.embedding),
+        ("KV cache of a token", memory.kv_cache_per_token),
+        ("KV cache of a sequence", memory.kv_cache_per_sequence),
+        ("KV cache", memory.kv_cache),
+        ("weights, embedding, KV cache", memory.total),
+    ]
+    return [(name, f"{size / 2**20:9.3f} MiB") for name, size in rows]
+
+
+def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[str, ...]]:
+    """One row per binding; those that differ only in a number at the end of the name share one."""
+    numbers: dict[tuple[str, ...], list[str]] = {}
+    for binding in bindings:
+        stem = binding.name.rstrip("0123456789")
+        shape = "[" + ", ".join(map(str, binding.shape)) + "]"
+        numbers.setdefault((stem, binding.dtype, shape), []).append(binding.name[len(stem) :])
+    rows = []
+    for (stem, dtype, shape), found in numbers.items():
+        suffix = found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}"
+        rows.append((way, stem + suffix, dtype, shape))
+    return rows
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as their longest cell, two spaces apart, indented by two."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join("  " + line.rstrip() for line in lines)
