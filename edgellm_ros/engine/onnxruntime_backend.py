@@ -33,11 +33,17 @@ class OnnxRuntimeBackend:
 
     ONNX Runtime's TensorScatter writes in place when its cache input and output have one address.
 
-    Rows of a batch do not influence each other's bits, as long as they meet only in these two operators
+    Sequences of a batch do not influence each other's bits, as long as they meet only in these operators
     (found with ONNX Runtime 1.31 on x86-64 for 1 to 8 threads; test/engine/test_batch_invariance.py holds it
-    down): MatMul with a constant weight, fp32 or fp16, because such weights are packed once and every row
-    takes the same way through them, also a single row; and Attention, whose heads are computed one by one. It
-    does not hold for MatMul of two activations, where a single row and the number of threads and matrices
+    down):
+
+    - MatMul with a constant weight, fp32 or fp16: such weights are packed once, and every row takes the same
+    way
+      through them, also a single row.
+    - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits
+      whatever their number; a single query (decode) takes another way and differs from them in the last bits.
+
+    It does not hold for MatMul of two activations, where a single row and the number of threads and matrices
     change the order of summation: engines that have such products (the action head) are run with shapes that
     follow from one request alone.
     """

@@ -33,8 +33,8 @@ class ChatTemplate:
         """
         try:
             return self._template.render(messages=messages, add_generation_prompt=True)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"{self._path}: {error}") from None
+        except Exception as error:  # a template's expressions may raise anything
+            raise ValueError(f"{self._path}: {error}") from error
 
 
 def _raise(message: str) -> None:

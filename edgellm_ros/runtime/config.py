@@ -98,7 +98,7 @@ class BuilderConfig:
     max_action_samples: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_input_len", "max_action_samples"):
+        for name in ("max_batch_size", "max_action_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_kv_cache_capacity < self.max_input_len + 2:
@@ -106,6 +106,8 @@ class BuilderConfig:
                 f"max_kv_cache_capacity {self.max_kv_cache_capacity} must be at least "
                 f"max_input_len + 2 = {self.max_input_len + 2}"
             )
+        if self.max_input_len < 2:
+            raise ValueError(f"max_input_len must be at least 2, got {self.max_input_len}")
         if self.max_lora_rank < 0:
             raise ValueError(f"max_lora_rank must not be negative, got {self.max_lora_rank}")
 

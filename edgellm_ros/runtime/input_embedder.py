@@ -57,7 +57,9 @@ class InputEmbedder:
 
         image_starts: the row of each sequence's first image placeholder; the others follow it.
         """
-        batch, longest = len(prompts), max(map(len, prompts))
+        # At least two tokens wide: what a prompt gives must not depend on whether it was padded
+        # (OnnxRuntimeBackend).
+        batch, longest = len(prompts), max(2, *map(len, prompts))
         ids = np.full((batch, longest), self._pad_id, np.int64)
         for row, (prompt, start) in enumerate(zip(prompts, image_starts, strict=True)):
             ids[row, : len(prompt)] = prompt

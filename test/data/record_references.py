@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records what transformers computes, for machines without it: `python test/data/record_references.py`.
+
+Writes transformers_references.json beside this file. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from reference_inputs import IMAGE_TOKEN, VISION_START, make_image, prompt_ids
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerModel
+
+REFERENCES = Path(__file__).with_name("transformers_references.json")
+
+IMAGE_SIZES = [
+    (224, 320),
+    (240, 320),
+    (480, 640),
+    (50, 33),
+    (17, 400),
+    (224, 319),
+    (721, 1283),
+]  # height, width
+IMAGE_BOUNDS = [(71680, 71680), (3136, 100352)]  # shortest_edge, longest_edge
+PROMPTS = [  # text lengths, and between them the grids of images (rows and columns of tokens)
+    ([5], []),
+    ([3, 4], [(7, 10)]),
+    ([1, 0, 6], [(2, 3), (5, 1)]),
+    ([4, 1, 2], [(1, 1), (3, 8)]),
+]
+
+
+def image_reference(height: int, width: int, bounds: tuple[int, int]) -> dict:
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": bounds[0], "longest_edge": bounds[1]},
+        patch_size=16,
+        temporal_patch_size=2,
+        merge_size=2,
+        image_mean=[0.5, 0.4, 0.3],
+        image_std=[0.5, 0.25, 0.2],
+    )
+    result = processor(make_image(height, width), return_tensors="np")
+    return {
+        "size": [height, width],
+        "bounds": list(bounds),
+        "grid": result["image_grid_thw"][0, 1:].tolist(),
+        "sha256": hashlib.sha256(result["pixel_values"].astype("<f4").tobytes()).hexdigest(),
+    }
+
+
+def rope_reference(texts: list[int], grids: list[tuple[int, int]]) -> dict:
+    class Model:
+        """What get_rope_index needs of a thinker."""
+
+        spatial_merge_size = 2
+        config = Qwen3OmniMoeThinkerConfig(image_token_id=IMAGE_TOKEN, vision_start_token_id=VISION_START)
+        get_llm_pos_ids_for_vision = Qwen3OmniMoeThinkerModel.get_llm_pos_ids_for_vision
+
+    ids = torch.tensor([prompt_ids(texts, grids)])
+    patches = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in grids]) if grids else None
+    mask = torch.ones_like(ids)
+    positions, delta = Qwen3OmniMoeThinkerModel.get_rope_index(Model(), ids, patches, attention_mask=mask)
+    return {
+        "texts": texts,
+        "grids": [list(grid) for grid in grids],
+        "positions": positions[:, 0].long().tolist(),
+        "delta": int(delta[0, 0]),
+    }
+
+
+def main() -> None:
+    references = {
+        "transformers": transformers.__version__,
+        "images": [image_reference(*size, bounds) for size in IMAGE_SIZES for bounds in IMAGE_BOUNDS],
+        "rope": [rope_reference(*prompt) for prompt in PROMPTS],
+    }
+    REFERENCES.write_text(json.dumps(references) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

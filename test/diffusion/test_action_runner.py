@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The action runner over an engine whose velocity is known, and over the tiny expert."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.kernels import load_kernels
+from edgellm_ros.kernels.random import normal_noise
+from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.rope import make_rope_table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from graphs import FLOAT, INT64, helper, save_model
+
+DEVICE = CpuDevice()
+
+
+@pytest.fixture(scope="module")
+def config(tiny_engine) -> EngineConfig:
+    return EngineConfig.load(tiny_engine)
+
+
+@pytest.fixture
+def cache(config) -> LinearKVCache:
+    llm, builder = config.llm, config.builder
+    cache = LinearKVCache(
+        DEVICE,
+        llm.num_hidden_layers,
+        3,
+        llm.num_key_value_heads,
+        builder.max_kv_cache_capacity,
+        llm.head_dim,
+        np.float32,
+    )
+    cache.reset_for_new_sequences([20, 33, 7], [0, -5, 0])
+    rng = np.random.default_rng(0)
+    for tensor in cache.bindings().values():
+        tensor.array[:] = rng.standard_normal(tensor.shape)
+    return cache
+
+
+def make_runner(config, path) -> ActionRunner:
+    table = make_rope_table(config.llm, config.builder.max_kv_cache_capacity + 6, DEVICE)
+    return ActionRunner(
+        EngineExecutor.open(path, DEVICE), config.action, DEVICE, load_kernels(DEVICE), table, 8
+    )
+
+
+@pytest.fixture
+def runner(config, tiny_engine) -> ActionRunner:
+    return make_runner(config, tiny_engine / "action" / "model.onnx")
+
+
+def known_velocity(config, path, nodes) -> ActionRunner:
+    """A runner whose engine computes velocity from trajectory [n,6,2] and time [1] by `nodes`."""
+    llm, capacity = config.llm, config.builder.max_kv_cache_capacity
+    shape = ["B", llm.num_key_value_heads, capacity, llm.head_dim]
+    inputs = {
+        "trajectory": (FLOAT, ["Bn", 6, 2]),
+        "time": (FLOAT, [1]),
+        "rope_cos": (FLOAT, ["B", 6, 8]),
+        "rope_sin": (FLOAT, ["B", 6, 8]),
+        "kv_length": (INT64, ["B"]),
+    }
+    inputs |= {
+        f"{kind}_cache_{i}": (FLOAT, shape) for i in range(llm.num_hidden_layers) for kind in ("key", "value")
+    }
+    return make_runner(config, save_model(path, nodes, inputs, {"velocity": (FLOAT, ["Bn", 6, 2])}))
+
+
+def always(step: int) -> bool:
+    return True
+
+
+def test_euler_steps_follow_the_velocity_from_noise_to_data(config, cache, tmp_path):
+    nodes = [
+        helper.make_node("Mul", ["trajectory", "time"], ["product"]),  # dx/dt = x * t
+        helper.make_node("Identity", ["product"], ["velocity"]),
+    ]
+    runner = known_velocity(config, tmp_path / "known.onnx", nodes)
+    result = runner.execute(cache.sequence(0), samples=3, steps=4, seed=11, go_on=always)
+    x = normal_noise(11, 3, 12).reshape(3, 6, 2)
+    for step in range(4):
+        x = x + np.float32(0.25) * (x * np.float32(step / 4))
+    np.testing.assert_allclose(result, x, rtol=1e-6)
+
+
+def test_results_that_are_not_finite_are_an_error_that_names_the_seed(config, cache, tmp_path):
+    runner = known_velocity(
+        config, tmp_path / "nan.onnx", [helper.make_node("Sqrt", ["trajectory"], ["velocity"])]
+    )
+    with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 steps\)"):
+        runner.execute(cache.sequence(0), samples=3, steps=2, seed=11, go_on=always)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_gives_another_trajectory(runner, cache):
+    first = runner.execute(cache.sequence(1), samples=4, steps=5, seed=3, go_on=always)
+    runner.execute(cache.sequence(0), samples=8, steps=2, seed=9, go_on=always)
+    again = runner.execute(cache.sequence(1), samples=4, steps=5, seed=3, go_on=always)
+    np.testing.assert_array_equal(first, again)
+    other = runner.execute(cache.sequence(1), samples=4, steps=5, seed=4, go_on=always)
+    assert np.abs(other - first).max() > 0.1
+    assert np.abs(first[0] - first[1]).max() > 0.1
+
+
+def test_samples_are_those_of_a_smaller_number_of_samples(runner, cache):
+    many = runner.execute(cache.sequence(1), samples=8, steps=5, seed=3, go_on=always)
+    few = runner.execute(cache.sequence(1), samples=2, steps=5, seed=3, go_on=always)
+    np.testing.assert_allclose(many[:2], few, atol=1e-5)
+
+
+def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(runner, cache):
+    before = runner.execute(cache.sequence(1), samples=1, steps=3, seed=3, go_on=always)
+    bindings = cache.bindings()
+    for tensor in bindings.values():
+        tensor.array[1, :, 33:] += 1.0
+        tensor.array[[0, 2]] += 1.0
+    np.testing.assert_array_equal(runner.execute(cache.sequence(1), 1, 3, 3, always), before)
+    bindings["value_cache_0"].array[1, :, 32] += 1.0
+    assert not np.array_equal(runner.execute(cache.sequence(1), 1, 3, 3, always), before)
+
+
+def test_the_cache_is_only_read(runner, cache):
+    before = {name: tensor.array.copy() for name, tensor in cache.bindings().items()}
+    runner.execute(cache.sequence(1), samples=2, steps=3, seed=3, go_on=always)
+    for name, tensor in cache.bindings().items():
+        np.testing.assert_array_equal(tensor.array, before[name])
+
+
+def test_it_stops_at_the_euler_step_that_is_refused(runner, cache):
+    asked = []
+    assert runner.execute(cache.sequence(0), 1, 10, 0, lambda step: asked.append(step) or step < 3) is None
+    assert asked == [0, 1, 2, 3]

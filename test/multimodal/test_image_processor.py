@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames to patches, bit for bit as transformers' Qwen2VLImageProcessorPil makes them."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference_inputs import make_image
+
+from edgellm_ros.multimodal.config import VisionConfig
+from edgellm_ros.multimodal.image_processor import ImageProcessor, smart_resize
+
+REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
+
+CONFIG = VisionConfig(
+    hidden_size=192,
+    num_heads=3,
+    depth=6,
+    out_hidden_size=256,
+    in_channels=3,
+    patch_size=16,
+    temporal_patch_size=2,
+    spatial_merge_size=2,
+    num_position_embeddings=576,
+    deepstack_visual_indexes=(1, 3),
+    rope_theta=10000.0,
+    min_pixels=71680,
+    max_pixels=71680,
+    resample=3,
+    rescale_factor=1 / 255,
+    image_mean=(0.5, 0.4, 0.3),
+    image_std=(0.5, 0.25, 0.2),
+)
+
+
+def within(low: int, high: int) -> VisionConfig:
+    return dataclasses.replace(CONFIG, min_pixels=low, max_pixels=high)
+
+
+@pytest.mark.parametrize("reference", REFERENCES["images"], ids=lambda r: f"{r['size']}-{r['bounds']}")
+def test_patches_are_those_that_transformers_made(reference):
+    patches = ImageProcessor(within(*reference["bounds"])).process(make_image(*reference["size"]))
+    assert [patches.grid_height, patches.grid_width] == reference["grid"]
+    assert patches.pixel_values.dtype == np.float32
+    digest = hashlib.sha256(patches.pixel_values.astype("<f4").tobytes()).hexdigest()
+    assert digest == reference["sha256"]
+
+
+@pytest.mark.parametrize("size", [(224, 320), (225, 321), (768, 1024), (31, 65), (1080, 1920)])
+@pytest.mark.parametrize("patch", [14, 16])
+def test_patches_equal_those_of_transformers_where_it_is_installed(size, patch):
+    pil = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    config = dataclasses.replace(within(50_000, 200_000), patch_size=patch)
+    reference = pil.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 50_000, "longest_edge": 200_000},
+        patch_size=patch,
+        image_mean=CONFIG.image_mean,
+        image_std=CONFIG.image_std,
+    )
+    image = make_image(*size)
+    expected = reference(image, return_tensors="np")["pixel_values"]
+    np.testing.assert_array_equal(ImageProcessor(config).process(image).pixel_values, expected)
+
+
+def test_sizes_are_multiples_of_patch_times_merge_within_the_bounds():
+    for height, width in np.random.default_rng(0).integers(20, 2000, (200, 2)).tolist():
+        resized = smart_resize(height, width, within(10_000, 300_000))
+        assert all(side % 32 == 0 and side > 0 for side in resized)
+        assert 10_000 <= resized[0] * resized[1] <= 300_000
+
+
+def test_an_image_that_is_too_long_is_an_error():
+    with pytest.raises(ValueError, match="factor of 200, got 1000x4"):
+        smart_resize(4, 1000, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((8, 8, 3), np.float32), r"got float32 \[8, 8, 3\]"),
+        (np.zeros((8, 8), np.uint8), r"got uint8 \[8, 8\]"),
+        (np.zeros((8, 8, 4), np.uint8), r"got uint8 \[8, 8, 4\]"),
+        (np.zeros((0, 8, 3), np.uint8), r"must not be empty, got shape \[0, 8, 3\]"),
+        ("photo.png", "got str"),
+    ],
+)
+def test_what_is_no_image_is_an_error_that_says_what_it_is(image, message):
+    with pytest.raises(ValueError, match=message):
+        ImageProcessor(CONFIG).process(image)
+
+
+def test_the_array_need_not_be_contiguous():
+    image = make_image(224, 640)
+    processor = ImageProcessor(CONFIG)
+    every_other = image[:, ::2]
+    expected = processor.process(np.ascontiguousarray(every_other)).pixel_values
+    np.testing.assert_array_equal(processor.process(every_other).pixel_values, expected)

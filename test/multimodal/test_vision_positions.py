@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+from test_image_processor import CONFIG
+
+from edgellm_ros.multimodal.vision_positions import vision_positions
+
+GRIDS = [(14, 20), (2, 2), (2, 36), (24, 24), (46, 30)]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_positions_equal_those_of_transformers(grid):
+    torch = pytest.importorskip("torch")
+    vision_utils = pytest.importorskip("transformers.vision_utils")
+    omni = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    grid_thw = torch.tensor([[1, *grid]])
+    index, weight = vision_utils.get_vision_interpolation_indices_and_weights(
+        grid_thw, CONFIG.grid_side, mode="bilinear", align_corners=True, spatial_merge_size=2
+    )
+    positions = vision_positions(*grid, CONFIG)
+    np.testing.assert_array_equal(positions.pos_embed_index, index.T.numpy())
+    np.testing.assert_array_equal(positions.pos_embed_weight, weight.T.numpy())
+
+    omni_config = omni.Qwen3OmniMoeVisionEncoderConfig(
+        hidden_size=CONFIG.hidden_size, num_heads=CONFIG.num_heads, rope_parameters={"rope_theta": 10000.0}
+    )
+    rotary = omni.Qwen3OmniMoeVisionRotaryEmbedding(omni_config)
+    ids = vision_utils.get_vision_position_ids(grid_thw, 2)
+    cos, sin = rotary(torch.zeros(1), ids)
+    half = CONFIG.head_dim // 2
+    np.testing.assert_allclose(positions.rope_cos, cos[:, :half].numpy(), atol=2e-6)
+    np.testing.assert_allclose(positions.rope_sin, sin[:, :half].numpy(), atol=2e-6)
+
+
+def test_patches_come_merge_block_by_merge_block():
+    positions = vision_positions(4, 4, CONFIG)
+    side = CONFIG.grid_side
+    corners = positions.pos_embed_index[0][[0, 5, 10, 15]]  # one of each block: (0,0), (0,3), (3,0), (3,3)
+    rows, columns = corners // side, corners % side
+    assert rows.tolist() == [0, 0, side - 1, side - 1]
+    assert columns.tolist() == [0, side - 1, 0, side - 1]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_weights_of_a_patch_sum_to_one_and_corners_keep_the_learned_values(grid):
+    positions = vision_positions(*grid, CONFIG)
+    np.testing.assert_allclose(positions.pos_embed_weight.sum(axis=0), 1, atol=1e-6)
+    assert positions.pos_embed_index.min() == 0
+    assert positions.pos_embed_index.max() == CONFIG.grid_side**2 - 1
+    np.testing.assert_array_equal(positions.pos_embed_weight[:, 0], [1, 0, 0, 0])

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from edgellm_ros.runtime.config import EngineConfig, RopeConfig
+
+
+@pytest.fixture
+def engine(tiny_engine, tmp_path):
+    shutil.copytree(tiny_engine, tmp_path / "engine")
+    return tmp_path / "engine"
+
+
+@pytest.fixture
+def edit(engine):
+    """Change the engine's config.json as a nested object."""
+
+    def edit(change):
+        path = engine / "config.json"
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return edit
+
+
+def test_what_is_saved_is_loaded(engine):
+    config = EngineConfig.load(engine)
+    config.save(engine)
+    assert EngineConfig.load(engine) == config
+
+
+def test_a_directory_without_config_says_what_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json not found: .* is not an engine directory"):
+        EngineConfig.load(tmp_path)
+
+
+def test_a_config_that_is_no_json_is_an_error_that_names_the_file(engine):
+    (engine / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
+        EngineConfig.load(engine)
+
+
+def test_an_unknown_and_a_missing_key_are_named_with_their_path(engine, edit):
+    edit(lambda data: data["llm"].update(hidden=data["llm"].pop("hidden_size")))
+    with pytest.raises(
+        ValueError, match=r"config\.json\.llm: unknown key 'hidden', missing key 'hidden_size'"
+    ):
+        EngineConfig.load(engine)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["llm"].update(head_dim="16"), r"llm\.head_dim: expected int, got str '16'"),
+        (lambda d: d["llm"].update(head_dim=True), r"llm\.head_dim: expected int, got bool True"),
+        (
+            lambda d: d["llm"]["rope"].update(mrope_section=[4, 2, 2.5]),
+            r"mrope_section\[2\]: expected int, got float",
+        ),
+        (lambda d: d["llm"]["rope"].update(mrope_section=8), r"mrope_section: expected a list, got int 8"),
+        (lambda d: d.update(vision=[1]), r"vision: expected an object, got list"),
+        (lambda d: d.update(audio={}), r"audio: expected null"),
+        (lambda d: d.update(format_version=99), "format_version is 99, expected 1: export again"),
+        (lambda d: d.update(precision="int3"), "precision must be one of fp32, fp16, bf16, got 'int3'"),
+        (lambda d: d.update(stop_token_ids=[]), "stop_token_ids must not be empty"),
+        (lambda d: d["llm"].update(num_key_value_heads=3), "num_attention_heads 4 is not a multiple"),
+        (lambda d: d["llm"].update(head_dim=18), "must sum to head_dim / 2 = 9"),
+        (lambda d: d["llm"].update(num_deepstack_features=1), "llm takes num_deepstack_features 1"),
+        (lambda d: d["llm"].update(hidden_size=64), "out_hidden_size 48 is not hidden_size 64"),
+        (lambda d: d["action"].update(head_dim=8), "action head_dim 8 is not llm head_dim 16"),
+        (lambda d: d["action"].update(future_start_token_id=3), "must have future_start_token_id 3"),
+        (lambda d: d["builder"].update(max_batch_size=0), "max_batch_size must be at least 1, got 0"),
+        (lambda d: d["builder"].update(max_input_len=383), "must be at least max_input_len . 2 = 385"),
+        (lambda d: d["special_tokens"].update(image_token_id=None), "needs image_token_id"),
+        (lambda d: d["generation"].update(top_p=0.0), "top_p in"),
+        (lambda d: d["files"][0].update(path="../secret"), "must stay inside the engine directory"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_it(engine, edit, change, message):
+    edit(change)
+    with pytest.raises(ValueError, match=message):
+        EngineConfig.load(engine)
+
+
+def test_a_missing_file_is_named(engine):
+    (engine / "llm" / "model.onnx").unlink()
+    with pytest.raises(FileNotFoundError, match=r"llm/model\.onnx is missing: .* export it again"):
+        EngineConfig.load(engine)
+
+
+def test_a_truncated_file_is_found_by_its_size(engine):
+    path = engine / "embedding.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"embedding\.safetensors has \d+ bytes, expected \d+"):
+        EngineConfig.load(engine)
+
+
+def test_an_altered_file_of_the_same_size_is_found_on_demand(engine):
+    path = engine / "embedding.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    EngineConfig.load(engine)
+    with pytest.raises(ValueError, match=r"embedding\.safetensors has another SHA-256"):
+        EngineConfig.load(engine, verify=True)
+
+
+def test_blockwise_mrope_is_refused():
+    with pytest.raises(ValueError, match="mrope_interleaved must be true"):
+        RopeConfig(10000.0, (2, 1, 1), False)
+
+
+def test_a_language_model_alone_is_a_valid_engine(tiny_engine):
+    config = EngineConfig.load(tiny_engine)
+    text = dataclasses.replace(config.llm, num_deepstack_features=0)
+    alone = dataclasses.replace(config, llm=text, vision=None, action=None)
+    assert alone.vision is None

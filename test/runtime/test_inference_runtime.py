@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests in, answers out: what a client of the runtime may rely on."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+from safetensors.numpy import load_file, save_file
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.config import EngineConfig, list_files
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+DIFFERENT_REQUESTS = [
+    request(images=(IMAGE,), action_samples=3, noise_seed=5, max_tokens=30),
+    request("what do you see in front of you?", temperature=1.2, top_k=40, seed=3, logprobs=2, max_tokens=25),
+    request("", images=(OTHER_IMAGE, IMAGE), temperature=0.8, top_p=0.9, seed=4, repetition_penalty=1.3),
+    request(images=(IMAGE,), action_samples=1, noise_seed=6, denoise_steps=7, speed=0.4, max_tokens=30),
+    request("stop", system_prompt="be brief", min_p=0.05, temperature=1.5, stop=("a", "q"), max_tokens=20),
+]
+
+
+def test_the_same_request_gives_the_same_answer_on_every_run(acting_runtime):
+    for one in DIFFERENT_REQUESTS:
+        assert_same_answer(acting_runtime.handle_request(one), acting_runtime.handle_request(one))
+
+
+def test_the_same_request_gives_the_same_answer_in_every_batch(acting_runtime):
+    alone = [acting_runtime.handle_request(one) for one in DIFFERENT_REQUESTS]
+    assert alone[0].actions is not None
+    for size in (2, 3, 4):
+        for chosen in itertools.islice(itertools.permutations(range(5), size), 0, None, 7):
+            answers = acting_runtime.handle_request([DIFFERENT_REQUESTS[index] for index in chosen])
+            for index, answer in zip(chosen, answers, strict=True):
+                assert_same_answer(answer, alone[index])
+
+
+def test_a_new_runtime_gives_the_same_answer(acting_runtime, acting_engine):
+    with LLMInferenceRuntime(acting_engine) as other:
+        for one in DIFFERENT_REQUESTS:
+            assert_same_answer(other.handle_request(one), acting_runtime.handle_request(one))
+
+
+def test_a_batch_of_one_is_a_list(runtime):
+    (answer,) = runtime.handle_request([request()])
+    assert_same_answer(answer, runtime.handle_request(request()))
+
+
+def test_images_matter(runtime):
+    answers = [runtime.handle_request(request(images=images)) for images in [(), (IMAGE,), (OTHER_IMAGE,)]]
+    assert len({tuple(answer.token_ids) for answer in answers}) == 3
+
+
+def test_seeds_matter_if_the_temperature_does(runtime):
+    draws = [runtime.handle_request(request(temperature=1.5, seed=seed)).token_ids for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    greedy = [runtime.handle_request(request(seed=seed)).token_ids for seed in (1, 2)]
+    assert greedy[0] == greedy[1]
+
+
+def test_max_tokens_ends_with_length(runtime, words):
+    answer = runtime.handle_request(request(images=(IMAGE,), max_tokens=4))
+    assert answer.token_ids == words[:4]
+    assert answer.finish_reason == "length"
+
+
+def test_the_cache_s_capacity_ends_with_length(runtime):
+    never = request("x" * 100, max_tokens=10_000, temperature=2.0)
+    config = runtime.config
+    for seed in range(20):
+        one = dataclasses.replace(never, sampling=dataclasses.replace(never.sampling, seed=seed))
+        answer = runtime.handle_request(one)
+        if answer.finish_reason == "length":
+            assert answer.prompt_tokens + len(answer.token_ids) == config.builder.max_kv_cache_capacity - 1
+            return
+    pytest.fail("no answer was long enough")
+
+
+def test_a_stop_token_ends_the_answer_and_is_no_text(acting_runtime, runtime, words, announcing):
+    answer = acting_runtime.handle_request(request(images=(IMAGE,), max_tokens=30))
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids == words[: announcing + 1]
+    before = runtime.handle_request(request(images=(IMAGE,), max_tokens=announcing))
+    assert answer.text == before.text
+    assert answer.actions is None  # none were asked for
+
+
+def test_a_stop_string_ends_the_answer_and_is_no_text(runtime):
+    whole = runtime.handle_request(request("what do you see?", max_tokens=30)).text
+    stop = whole[5:8]
+    answer = runtime.handle_request(request("what do you see?", max_tokens=30, stop=("never there", stop)))
+    assert answer.finish_reason == "stop"
+    assert answer.text == whole[: whole.index(stop)]
+
+
+def test_progress_shows_growing_text_that_is_never_taken_back(runtime):
+    whole = runtime.handle_request(request("what do you see?", max_tokens=30)).text
+    seen = []
+    answer = runtime.handle_request(
+        request("what do you see?", images=(), max_tokens=30, stop=(whole[8:11],), on_progress=seen.append)
+    )
+    texts = [progress.text for progress in seen]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == answer.text
+    assert [progress.tokens for progress in seen if progress.stage == "decode"] == list(
+        range(1, len(answer.token_ids) + 1)
+    )
+
+
+def test_progress_names_the_stages_in_order(acting_runtime):
+    seen = []
+    one = request(
+        images=(IMAGE, IMAGE), action_samples=1, denoise_steps=3, max_tokens=30, on_progress=seen.append
+    )
+    single = dataclasses.replace(one, images=(IMAGE,))
+    acting_runtime.handle_request(single)
+    stages = [stage for stage, _ in itertools.groupby(progress.stage for progress in seen)]
+    assert stages == ["vision", "prefill", "decode", "action"]
+    assert [progress.step for progress in seen if progress.stage == "action"] == [0, 1, 2]
+
+
+def test_log_probabilities_come_with_every_token(runtime):
+    answer = runtime.handle_request(request(logprobs=3, temperature=1.5, seed=1))
+    assert len(answer.logprobs) == len(answer.token_ids)
+    for token, entries in zip(answer.token_ids, answer.logprobs, strict=True):
+        best = entries[:3]
+        assert best == sorted(best, key=lambda entry: -entry[1])
+        assert token in dict(entries)
+        assert len(entries) == 3 or (len(entries) == 4 and entries[3][0] == token)
+        assert sum(np.exp(value) for _, value in entries) <= 1
+    assert runtime.handle_request(request()).logprobs is None
+
+
+def test_a_repetition_penalty_avoids_what_was_said_and_asked(runtime):
+    answer = runtime.handle_request(request("abc", repetition_penalty=1e6, max_tokens=40))
+    assert len(set(answer.token_ids)) == len(answer.token_ids)
+
+
+class TestActions:
+    def act(self, runtime, **parameters):
+        return runtime.handle_request(request(images=(IMAGE,), max_tokens=30, **parameters))
+
+    def test_trajectories_come_with_their_paths(self, acting_runtime):
+        answer = self.act(acting_runtime, action_samples=3)
+        space = acting_runtime.config.action.action_space
+        assert answer.actions.shape == (3, space.horizon, 2)
+        assert answer.paths.shape == (3, space.horizon + 1, 4)
+        assert answer.actions.dtype == answer.paths.dtype == np.float32
+        assert (answer.actions >= space.low).all()
+        assert (answer.actions <= space.high).all()
+        assert not answer.paths[:, 0].any()  # from the origin, standing still
+
+    def test_the_noise_seed_decides_and_is_reported(self, acting_runtime):
+        first, again, other = (self.act(acting_runtime, action_samples=1, noise_seed=s) for s in (1, 1, 2))
+        assert (first.noise_seed, other.noise_seed) == (1, 2)
+        assert_same_answer(first, again)
+        assert np.abs(first.actions - other.actions).max() > 0.01
+        assert first.token_ids == other.token_ids
+
+    def test_the_runtime_s_noise_seed_is_for_requests_that_bring_none(self, acting_runtime):
+        acting_runtime.set_action_noise_seed(77)
+        try:
+            default = self.act(acting_runtime, action_samples=1)
+        finally:
+            acting_runtime.set_action_noise_seed(0)
+        assert_same_answer(default, self.act(acting_runtime, action_samples=1, noise_seed=77))
+        with pytest.raises(ValueError, match="noise seed must be from 0"):
+            acting_runtime.set_action_noise_seed(-1)
+
+    def test_speed_comes_from_the_request_or_else_from_the_history(self, acting_runtime):
+        history = np.stack([np.linspace(-0.15, 0, 4), np.zeros(4), np.zeros(4)], axis=1)
+        given = self.act(acting_runtime, action_samples=1, speed=0.7)
+        assert given.paths[0, 0, 3] == np.float32(0.7)
+        # another history is another prompt: the model may babble something else before it announces
+        points = acting_runtime.handle_request(request(images=(IMAGE,), history=history, action_samples=1))
+        if points.paths is not None:
+            assert points.paths[0, 0, 3] == pytest.approx(0.5)
+
+    def test_the_number_of_steps_is_the_client_s(self, acting_runtime):
+        default, same, more = (
+            self.act(acting_runtime, action_samples=1, denoise_steps=n) for n in (None, 4, 50)
+        )
+        assert_same_answer(default, same)
+        assert 0 < np.abs(more.actions - same.actions).max() < 1.5
+
+    def test_an_answer_that_announces_nothing_has_no_actions(self, acting_runtime):
+        answer = acting_runtime.handle_request(request(images=(IMAGE,), max_tokens=2, action_samples=1))
+        assert answer.finish_reason == "length"
+        assert answer.actions is None
+        assert answer.paths is None
+
+    def test_the_announcing_token_is_in_the_cache_before_the_head_reads_it(self, acting_runtime):
+        answer = self.act(acting_runtime, action_samples=1)
+        cache = acting_runtime._runner.kv_cache
+        assert cache.lengths.tolist() == [answer.prompt_tokens + len(answer.token_ids)]
+
+
+class TestCancel:
+    @pytest.mark.parametrize("stage", ["vision", "prefill", "decode", "action"])
+    def test_a_request_can_be_cancelled_in_every_stage_while_others_go_on(self, acting_runtime, stage):
+        cancel = threading.Event()
+
+        def on_progress(progress):
+            if progress.stage == stage and progress.step == (2 if stage in ("decode", "action") else 0):
+                cancel.set()
+
+        one = request(images=(IMAGE,), action_samples=1, max_tokens=30)
+        cancelled = dataclasses.replace(one, on_progress=on_progress, cancel=cancel)
+        answers = acting_runtime.handle_request([one, cancelled, one])
+        whole = acting_runtime.handle_request(one)
+        assert_same_answer(answers[0], whole)
+        assert_same_answer(answers[2], whole)
+        assert answers[1].finish_reason == "cancelled"
+        assert answers[1].actions is None
+        assert whole.text.startswith(answers[1].text)
+        expected = {"vision": 0, "prefill": 0, "decode": 3, "action": len(whole.token_ids)}
+        assert answers[1].token_ids == whole.token_ids[: expected[stage]]
+
+    def test_a_batch_whose_requests_are_all_cancelled_ends_at_once(self, runtime):
+        cancel = threading.Event()
+        cancel.set()
+        answers = runtime.handle_request([request(cancel=cancel), request(images=(IMAGE,), cancel=cancel)])
+        assert [answer.finish_reason for answer in answers] == ["cancelled"] * 2
+        assert [answer.token_ids for answer in answers] == [[], []]
+        assert_same_answer(runtime.handle_request(request()), runtime.handle_request(request()))
+
+    def test_an_error_in_a_client_s_callback_reaches_the_caller_and_harms_nobody_else(self, runtime):
+        before = runtime.handle_request(request())
+
+        def fail(progress):
+            if progress.stage == "decode":
+                raise RuntimeError("client bug")
+
+        with pytest.raises(RuntimeError, match="client bug"):
+            runtime.handle_request(request(on_progress=fail))
+        assert_same_answer(runtime.handle_request(request()), before)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("parameters", "message"),
+        [
+            ({"prompt": "word " * 10_000}, r"the prompt has \d{5} tokens; this engine takes at most 256"),
+            ({"audio": (np.zeros(16),)}, "no audio encoder"),
+            ({"lora": "racing"}, "unknown LoRA adapter 'racing'; available: none"),
+            ({"action_samples": 17}, "action_samples is 17; this engine takes at most 16"),
+            ({"images": (np.zeros((4, 4), np.uint8),)}, r"got uint8 \[4, 4\]"),
+            ({"images": (np.zeros((0, 4, 3), np.uint8),)}, "must not be empty"),
+            ({"history": np.zeros((2, 2))}, r"history must have shape \[4, 2 or 3\]"),
+            ({"history": np.full((4, 2), np.inf)}, "not finite"),
+            ({"prompt": "\ud800"}, "not valid Unicode"),
+        ],
+    )
+    def test_a_request_that_cannot_be_served_says_why(self, runtime, parameters, message):
+        with pytest.raises(ValueError, match=message):
+            runtime.handle_request(request(**parameters))
+
+    def test_in_a_batch_the_request_is_named(self, runtime):
+        with pytest.raises(ValueError, match="request 1: unknown LoRA adapter"):
+            runtime.handle_request([request(), request(lora="x")])
+
+    @pytest.mark.parametrize("count", [0, 5])
+    def test_a_batch_that_is_too_large_or_empty_names_the_limit(self, runtime, count):
+        with pytest.raises(ValueError, match=f"a batch of {count} requests; this engine takes 1 to 4"):
+            runtime.handle_request([request()] * count)
+
+    def test_a_closed_runtime_says_so(self, tiny_engine):
+        runtime = LLMInferenceRuntime(tiny_engine)
+        runtime.close()
+        runtime.close()
+        with pytest.raises(EngineError, match="closed"):
+            runtime.handle_request(request())
+
+
+class TestEnginesWithoutSomething:
+    @pytest.fixture
+    def engine(self, tiny_engine, tmp_path):
+        shutil.copytree(tiny_engine, tmp_path / "engine")
+        return tmp_path / "engine"
+
+    def test_without_a_vision_encoder_images_are_refused(self, tiny_checkpoint, tmp_path):
+        from edgellm_ros.builder import export
+
+        checkpoint = tmp_path / "text"
+        shutil.copytree(tiny_checkpoint, checkpoint)
+        shutil.rmtree(checkpoint / "action_expert")
+        export(checkpoint, tmp_path / "engine")
+        with LLMInferenceRuntime(tmp_path / "engine") as runtime:
+            assert runtime.handle_request(request(images=(IMAGE,))).token_ids
+            for parameters in ({"action_samples": 1}, {"history": np.zeros((4, 2))}):
+                with pytest.raises(ValueError, match="no action head"):
+                    runtime.handle_request(request(**parameters))
+
+    def test_a_missing_file_is_named_at_loading(self, engine):
+        (engine / "tokenizer.json").unlink()
+        with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+            LLMInferenceRuntime(engine)
+
+    def test_a_truncated_weight_file_is_named_at_loading(self, engine):
+        weights = next(engine.glob("llm/*.data"))
+        weights.write_bytes(weights.read_bytes()[:1000])
+        with pytest.raises(ValueError, match=r"llm/model\.onnx\.data has 1000 bytes"):
+            LLMInferenceRuntime(engine)
+
+    def test_a_wrong_key_is_named_at_loading(self, engine):
+        path = engine / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "red"}))
+        with pytest.raises(ValueError, match="unknown key 'colour'"):
+            LLMInferenceRuntime(engine)
+
+    def test_numbers_that_are_not_finite_are_an_error_and_the_next_request_is_none_the_worse(
+        self, engine, runtime
+    ):
+        table = load_file(engine / "embedding.safetensors")["embedding"]
+        table[ord("z") - ord("!")] = np.nan  # the tokenizer's alphabet begins with "!"
+        save_file({"embedding": table}, engine / "embedding.safetensors")
+        config = EngineConfig.load
+        data = json.loads((engine / "config.json").read_text())
+        paths = [entry["path"] for entry in data["files"]]
+        data["files"] = [vars(entry) for entry in list_files(engine, paths)]
+        (engine / "config.json").write_text(json.dumps(data))
+        assert config(engine)
+        with LLMInferenceRuntime(engine) as broken:
+            with pytest.raises(EngineError, match="logits are not finite at token 0"):
+                broken.handle_request([request("a"), request("z")])
+            assert_same_answer(broken.handle_request(request()), runtime.handle_request(request()))
+
+
+def test_metrics_count_what_was_done(tiny_engine):
+    with LLMInferenceRuntime(tiny_engine) as runtime:
+        answers = runtime.handle_request([request(images=(IMAGE,)), request("hello")])
+        assert runtime.prefill_metrics.computed_tokens == sum(answer.prompt_tokens for answer in answers)
+        assert runtime.prefill_metrics.total_runs == 1
+        assert runtime.generation_metrics.generated_tokens == sum(len(answer.token_ids) for answer in answers)
+        assert (runtime.multimodal_metrics.total_images, runtime.multimodal_metrics.total_image_tokens) == (
+            1,
+            12,
+        )
+        assert runtime.action_metrics.trajectories == 0
+        metrics = answers[0].metrics
+        stages = metrics["vision_s"] + metrics["prefill_s"] + metrics["decode_s"] + metrics["action_s"]
+        assert metrics["total_s"] == pytest.approx(stages)
+        assert 0 < metrics["first_token_s"] < metrics["total_s"]
+
+
+def test_threads_take_turns(runtime):
+    prompts = ["one", "two", "three", "four"]
+    expected = [runtime.handle_request(request(prompt)) for prompt in prompts]
+    answers = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: runtime.handle_request(request(p))}))
+        for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt, answer in zip(prompts, expected, strict=True):
+        assert_same_answer(answers[prompt], answer)
+
+
+def test_there_are_no_adapters_and_no_graphs_on_the_cpu(runtime):
+    assert runtime.lora_names() == []
+    assert runtime.capture_decoding_cuda_graph() is False
+
+
+def test_a_device_that_is_not_here_says_so(tiny_engine):
+    with pytest.raises(EngineError, match="'cuda' is not available"):
+        LLMInferenceRuntime(tiny_engine, device="cuda")

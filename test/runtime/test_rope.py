@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference_inputs import IMAGE_TOKEN, VISION_START, prompt_ids
+
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import load_kernels
+from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.rope import get_rope_index, make_rope_table
+
+REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
+DEVICE = CpuDevice()
+
+
+@pytest.mark.parametrize("reference", REFERENCES["rope"], ids=lambda r: str(r["grids"]))
+def test_positions_are_those_that_transformers_computed(reference):
+    ids = prompt_ids(reference["texts"], reference["grids"])
+    positions, delta = get_rope_index(ids, reference["grids"], IMAGE_TOKEN, VISION_START)
+    assert positions.tolist() == reference["positions"]
+    assert delta == reference["delta"]
+
+
+def test_text_alone_counts_up():
+    positions, delta = get_rope_index([5, 6, 7], [], None, None)
+    assert positions.tolist() == [[0, 1, 2]] * 3
+    assert delta == 0
+    assert get_rope_index([5], [], IMAGE_TOKEN, VISION_START)[0].tolist() == [[0]] * 3
+
+
+def test_images_that_are_not_in_the_prompt_are_an_error():
+    ids = prompt_ids([2, 2], [(2, 3)])
+    with pytest.raises(ValueError, match="holds 1 images, 2 were given"):
+        get_rope_index(ids, [(2, 3), (2, 3)], IMAGE_TOKEN, VISION_START)
+    for grid in [(2, 4), (20, 30)]:
+        with pytest.raises(ValueError, match="another number of placeholders"):
+            get_rope_index(ids, [grid], IMAGE_TOKEN, VISION_START)
+
+
+def test_rotary_rows_equal_those_of_transformers(tiny_engine):
+    torch = pytest.importorskip("torch")
+    omni = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    config = EngineConfig.load(tiny_engine).llm
+    rope = {
+        "rope_type": "default",
+        "rope_theta": config.rope.theta,
+        "mrope_section": list(config.rope.mrope_section),
+    }
+    text = omni.Qwen3OmniMoeTextConfig(head_dim=config.head_dim, rope_parameters=rope)
+    ids = prompt_ids([3, 2, 9], [(2, 3), (4, 5)])
+    positions, _ = get_rope_index(ids, [(2, 3), (4, 5)], IMAGE_TOKEN, VISION_START)
+    half = config.head_dim // 2
+    expected = omni.Qwen3OmniMoeThinkerTextRotaryEmbedding(text)(
+        torch.zeros(1), torch.tensor(positions)[:, None]
+    )
+
+    table = make_rope_table(config, 64, DEVICE)
+    cos, sin = (DEVICE.empty((1, len(ids), half), np.float32) for _ in "cs")
+    load_kernels(DEVICE).mrope_rows(
+        table, Tensor.from_array(positions[None]), config.rope.mrope_section, cos, sin
+    )
+    np.testing.assert_allclose(cos.array, expected[0][..., :half].numpy(), atol=2e-6)
+    np.testing.assert_allclose(sin.array, expected[1][..., :half].numpy(), atol=2e-6)
