@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python code as a plain pip distribution: the runtime and the command `edgellm`, no ROS needed.
 
-The distribution is called `edgellm` and not `edgellm_ros`, because the ROS build leaves metadata of the latter name in
-the same folder and pip would take one for the other.
+The distribution is called `edgellm` and not `edgellm_ros`, because the ROS build leaves metadata of the
+latter name in the same folder and pip would take one for the other.
 """
+
 import re
 from pathlib import Path
 
@@ -19,8 +20,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["edgellm_ros", "edgellm_ros.*"]),
-    # Named explicitly so that an editable install is one path entry and not an import hook: the interpreter then
-    # finds the generated interfaces beside the clone's code.
+    # Named explicitly so that an editable install is one path entry and not an import hook: the interpreter
+    # then finds the generated interfaces beside the clone's code.
     package_dir={"": "."},
     install_requires=[
         "jinja2>=3.1",
@@ -28,6 +29,7 @@ setup(
         "onnx-ir>=1.0",
         "onnxruntime>=1.23",
         "opencv-python-headless>=4.10",
+        "pillow>=11.0",
         "safetensors>=0.5",
         "tokenizers>=0.22",
     ],

@@ -12,7 +12,7 @@ trap 'rm -rf "$build"' EXIT
 export PATH="$venv/bin:$PATH" AMENT_PREFIX_PATH="$venv" CMAKE_PREFIX_PATH="$venv"
 unset PYTHONPATH
 if ! {
-  cmake -G Ninja -S "$root" -B "$build" -Wno-dev \
+  cmake -G Ninja -S "$root" -B "$build" \
     -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING=OFF -DINSTALL_SOURCES=OFF \
     -DCMAKE_INSTALL_PREFIX="$venv" -DPython3_EXECUTABLE="$venv/bin/python3" \
     -DCMAKE_PROJECT_INCLUDE="$root/tools/wheels_fix.cmake" &&

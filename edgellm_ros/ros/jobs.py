@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands and goals as jobs of the planning thread, and what becomes of a job's progress and outcome."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.impl.rcutils_logger import RcutilsLogger
+
+from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.ros.messages import sampling_from_message, sampling_from_parameters
+from edgellm_ros.ros.metrics import NodeMetrics
+from edgellm_ros.ros.outputs import Outputs
+from edgellm_ros.ros.parameters import Parameters
+from edgellm_ros.ros.planner import PlanRequest
+from edgellm_ros.ros.worker import COMPLETED, PREEMPTED, Job, Outcome, PlanWorker
+from edgellm_ros.runtime.request import Progress
+
+LOG_THROTTLE_S = 1.0
+
+
+class JobFactory:
+    """Makes jobs that keep their time limit, stream their text, and are counted and published when they end.
+
+    `parameters` is replaced by the node when they change; `active_lora()` is the adapter of requests that
+    name none.
+    """
+
+    def __init__(
+        self,
+        worker: PlanWorker,
+        outputs: Outputs,
+        metrics: NodeMetrics,
+        parameters: Parameters,
+        active_lora: Callable[[], str],
+        logger: RcutilsLogger,
+    ) -> None:
+        self.parameters = parameters
+        self._worker = worker
+        self._outputs = outputs
+        self._metrics = metrics
+        self._active_lora = active_lora
+        self._logger = logger
+        self._commands = 0
+
+    def from_command(self, command: str, frame: Any) -> Job:
+        """The job of a command on ~/command and one camera frame."""
+        parameters = self.parameters
+        self._commands += 1
+        request = PlanRequest(
+            request_id=f"command-{self._commands}",
+            prompt=command,
+            system_prompt=parameters.system_prompt,
+            frames=(frame,),
+            audio=(),
+            lora=self._active_lora(),
+            sampling=lambda: sampling_from_parameters(parameters),
+            noise_seed=None,
+            action_samples=parameters.action_samples,
+            denoise_steps=parameters.denoise_steps or None,
+        )
+
+        def report(outcome: Outcome) -> None:
+            if outcome.reason not in (COMPLETED, PREEMPTED):
+                self._logger.warning(
+                    f"command {command!r}: {outcome.reason}: {outcome.message}",
+                    throttle_duration_sec=LOG_THROTTLE_S,
+                )
+
+        return self._make(request, lambda progress: None, report)
+
+    def from_goal(
+        self,
+        goal: PlanAction.Goal,
+        goal_id: str,
+        on_progress: Callable[[Progress], None],
+        on_done: Callable[[Outcome], None],
+    ) -> Job:
+        """The job of a goal; both callbacks are its client's."""
+        parameters = self.parameters
+        request = PlanRequest(
+            request_id=goal_id,
+            prompt=goal.prompt,
+            system_prompt=goal.system_prompt or parameters.system_prompt,
+            frames=tuple(goal.images) or None,
+            audio=tuple(goal.audio),
+            lora=goal.lora or self._active_lora(),
+            sampling=lambda: sampling_from_message(goal.sampling, parameters),
+            noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,
+            action_samples=goal.action_samples,
+            denoise_steps=goal.denoise_steps or None,
+        )
+        return self._make(request, on_progress, on_done)
+
+    def _make(
+        self,
+        request: PlanRequest,
+        on_progress: Callable[[Progress], None],
+        on_done: Callable[[Outcome], None],
+    ) -> Job:
+        streamed = 0
+
+        def stream(text: str) -> None:
+            nonlocal streamed
+            if len(text) > streamed:
+                self._outputs.stream(text[streamed:])
+                streamed = len(text)
+
+        def progress(now: Progress) -> None:
+            job.check_time()
+            self._worker.expire()
+            on_progress(now)
+            stream(now.text)
+
+        def done(outcome: Outcome) -> None:
+            try:
+                on_done(outcome)
+                self._metrics.plan_done(outcome)
+                if outcome.reason == COMPLETED:
+                    stream(outcome.result.generation.text)
+                    self._outputs.publish(outcome.result, self.parameters.camera)
+            except Exception:  # the planning thread must outlive whatever happens to one plan
+                self._logger.error(traceback.format_exc())
+
+        job = Job(request, self.parameters.plan_timeout, done, progress)
+        return job

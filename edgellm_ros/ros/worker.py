@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planning thread: one request in flight, a bounded queue of goals, a place for one topic request.
+
+Goals run in the order of their arrival. Topic requests (from ~/command and ~/image) give way to goals; of
+several that wait only the newest is kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+COMPLETED, CANCELLED, PREEMPTED = "completed", "cancelled", "preempted"
+TIMEOUT, STALE_INPUT, ERROR = "timeout", "stale_input", "error"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `reason` is one of the constants above; `message` is empty if it is "completed"."""
+
+    reason: str
+    message: str = ""
+    result: Any = None
+
+
+@dataclass(eq=False)
+class Job:
+    """One request on its way through the worker.
+
+    `on_done` is called exactly once: from the worker's thread, or from the one that stops a job which still
+    waits. Times are of `time.monotonic`.
+    """
+
+    request: Any
+    timeout_s: float
+    on_done: Callable[[Outcome], None]
+    on_progress: Callable[[Any], None] = lambda progress: None
+    arrival: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    cancel: threading.Event = field(default_factory=threading.Event)
+    stopped: Outcome | None = None
+
+    def stop(self, reason: str, message: str) -> None:
+        """Ask it to end at the next token or Euler step. The first reason counts."""
+        if self.stopped is None:
+            self.stopped = Outcome(reason, message)
+        self.cancel.set()
+
+    def check_time(self) -> None:
+        """Stop it if its time is over."""
+        if time.monotonic() - self.arrival > self.timeout_s:
+            self.stop(TIMEOUT, f"no result within {self.timeout_s:g} s")
+
+
+class PlanWorker:
+    """Runs `plan(job) -> Outcome` on its own thread, for one job at a time. Neither `plan` nor `on_done`
+    may raise.
+    """
+
+    def __init__(self, plan: Callable[[Job], Outcome], queue_size: int) -> None:
+        self._plan = plan
+        self._queue_size = queue_size
+        self._changed = threading.Condition()
+        self._goals: deque[Job] = deque()
+        self._topic: Job | None = None
+        self._running: Job | None = None
+        self._running_is_topic = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="edgellm-plan")
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Goals in the queue."""
+        return len(self._goals)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further goal would exceed the queue. A goal that can start at once needs no place in
+        it.
+        """
+        with self._changed:
+            idle = self._running is None and not self._goals
+            return not idle and len(self._goals) >= self._queue_size
+
+    def submit_goal(self, job: Job) -> None:
+        """Put a job at the end of the queue. The caller has asked `is_full`."""
+        with self._changed:
+            self._goals.append(job)
+            self._changed.notify()
+
+    def submit_topic(self, job: Job, preempt: bool) -> bool:
+        """Make this the next topic job. True if it took the place of one that waited.
+
+        `preempt` also stops the topic job that runs.
+        """
+        with self._changed:
+            replaced, self._topic = self._topic, job
+            if preempt and self._running is not None and self._running_is_topic:
+                self._running.stop(PREEMPTED, "a newer command arrived")
+            self._changed.notify()
+        if replaced is not None:
+            replaced.on_done(Outcome(PREEMPTED, "a newer command or frame arrived"))
+        return replaced is not None
+
+    def stop_topic(self, message: str) -> None:
+        """End the topic job that runs and drop the one that waits."""
+        with self._changed:
+            dropped, self._topic = self._topic, None
+            if self._running is not None and self._running_is_topic:
+                self._running.stop(PREEMPTED, message)
+        if dropped is not None:
+            dropped.on_done(Outcome(PREEMPTED, message))
+
+    def stop(self, job: Job, reason: str, message: str) -> None:
+        """End one job: at once if it waits, at the next token or Euler step if it runs."""
+        with self._changed:
+            waits = job in self._goals
+            if waits:
+                self._goals.remove(job)
+            else:
+                job.stop(reason, message)
+        if waits:
+            job.on_done(Outcome(reason, message))
+
+    def stop_all(self, reason: str, message: str, timeout_s: float) -> bool:
+        """End every job and wait until none runs. False if the running one did not end in time."""
+        with self._changed:
+            dropped = [*self._goals, *([self._topic] if self._topic is not None else [])]
+            self._goals.clear()
+            self._topic = None
+            if self._running is not None:
+                self._running.stop(reason, message)
+        for job in dropped:
+            job.on_done(Outcome(reason, message))
+        with self._changed:
+            return self._changed.wait_for(lambda: self._running is None, timeout_s)
+
+    def close(self) -> None:
+        """End every job and the thread. Blocks until the running job has reached its next token or Euler
+        step.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self.stop_all(PREEMPTED, "the node shuts down", timeout_s=0.0)
+        self._thread.join()
+
+    def expire(self) -> None:
+        """End the goals whose time ran out while they waited. To be called now and then, also while a job
+        runs.
+        """
+        with self._changed:
+            now = time.monotonic()
+            expired = [job for job in self._goals if now - job.arrival > job.timeout_s]
+            for job in expired:
+                self._goals.remove(job)
+        for job in expired:
+            job.on_done(Outcome(TIMEOUT, f"waited {job.timeout_s:g} s for other plans"))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._goals or self._topic is not None)
+                if self._closed:
+                    return
+                self._running_is_topic = not self._goals
+                if self._goals:
+                    job = self._goals.popleft()
+                else:
+                    assert self._topic is not None
+                    job, self._topic = self._topic, None
+                self._running = job
+            job.started = time.monotonic()
+            job.check_time()
+            job.on_done(job.stopped or self._plan(job))
+            with self._changed:
+                self._running = None
+                self._changed.notify_all()
