@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the lifecycle node `edgellm`.
+
+ros2 launch edgellm_ros edgellm.launch.py engine_dir:=/path/to/engines
+"""
+
+from launch import LaunchContext, LaunchDescription
+from launch.actions import DeclareLaunchArgument, OpaqueFunction
+from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
+from launch_ros.actions import LifecycleNode
+from launch_ros.substitutions import FindPackageShare
+
+
+def generate_launch_description() -> LaunchDescription:
+    """Declare the arguments and start the node."""
+    params_file = PathJoinSubstitution([FindPackageShare("edgellm_ros"), "config", "edgellm.yaml"])
+    return LaunchDescription(
+        [
+            DeclareLaunchArgument(
+                "params_file", default_value=params_file, description="YAML file of parameters."
+            ),
+            DeclareLaunchArgument(
+                "engine_dir",
+                default_value="",
+                description="Engine directory made by `edgellm export`; empty = as in params_file.",
+            ),
+            DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
+            DeclareLaunchArgument(
+                "autostart",
+                default_value="true",
+                choices=["true", "false"],
+                description="Configure and activate at start; false = a lifecycle manager does.",
+            ),
+            DeclareLaunchArgument(
+                "use_sim_time",
+                default_value="false",
+                choices=["true", "false"],
+                description="Take the time from /clock: for simulations and bags.",
+            ),
+            DeclareLaunchArgument(
+                "log_level",
+                default_value="info",
+                choices=["debug", "info", "warn", "error", "fatal"],
+                description="Least severe messages to log.",
+            ),
+            OpaqueFunction(function=_start_node),
+        ]
+    )
+
+
+def _start_node(context: LaunchContext) -> list[LifecycleNode]:
+    """The node, with what the arguments say on top of the parameters file."""
+
+    def value(name: str) -> str:
+        return LaunchConfiguration(name).perform(context)
+
+    overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
+    if value("engine_dir"):
+        overrides["engine_dir"] = value("engine_dir")
+    return [
+        LifecycleNode(
+            package="edgellm_ros",
+            executable="edgellm_node",
+            name="edgellm",
+            namespace=value("namespace"),
+            parameters=[value("params_file"), overrides],
+            arguments=["--ros-args", "--log-level", value("log_level")],
+            output="screen",
+        )
+    ]
