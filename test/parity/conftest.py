@@ -5,23 +5,33 @@ random weights."""
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "test" / "builder")]
-
 TRAINED = Path(os.environ.get("EDGELLM_CHECKPOINT", ROOT / "models" / "arena"))
+
+
+@pytest.fixture(scope="session")
+def trained_checkpoint() -> Path:
+    if not (TRAINED / "config.json").is_file():
+        pytest.skip(f"{TRAINED} has no checkpoint")
+    return TRAINED
+
+
+@pytest.fixture(scope="session")
+def recorded_references() -> Path:
+    path = ROOT / "test" / "data" / "arena_references.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been recorded")
+    return path
 
 
 @pytest.fixture(scope="session", params=["random", "trained"])
 def checkpoint(request, tmp_path_factory) -> Path:
     if request.param == "trained":
-        if not (TRAINED / "config.json").is_file():
-            pytest.skip(f"{TRAINED} has no checkpoint")
-        return TRAINED
+        return request.getfixturevalue("trained_checkpoint")
     from tiny_checkpoint import write_tiny_checkpoint
 
     return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))

@@ -23,6 +23,7 @@ class Graph:
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        options.intra_op_num_threads = 1  # threads that spin would slow down PyTorch's between the steps
         self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.inputs = {node.name: node for node in self.session.get_inputs()}
         self.outputs = [node.name for node in self.session.get_outputs()]

@@ -56,6 +56,12 @@ class ExpertReference:
             trajectory = trajectory + self.velocity(trajectory, step / steps, cache, start_position) / steps
         return trajectory
 
+    def physical(self, actions: Tensor) -> Tensor:
+        """Normalised actions in the units of the action space, within its limits."""
+        space = self.config["action_space"]
+        scaled = actions * torch.tensor(space["std"]) + torch.tensor(space["mean"])
+        return scaled.clamp(torch.tensor(space["low"]), torch.tensor(space["high"]))
+
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 

@@ -44,6 +44,7 @@ class ThinkerReference:
     """A checkpoint in fp32 on the CPU."""
 
     def __init__(self, checkpoint: Path) -> None:
+        torch.set_num_threads(1)
         logging.getLogger("transformers").setLevel(
             logging.ERROR
         )  # the config has an audio tower, the weights need not

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One arena scene through engines and runtime, and through transformers and PyTorch: how far are they apart?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from engine_graphs import Graph, LanguageModel
+from expert_reference import ExpertReference
+from thinker_reference import Answer, Prompt, ThinkerReference
+
+from edgellm_ros.arena.renderer import render
+from edgellm_ros.arena.situation import Situation, sample_situation, split_rng
+from edgellm_ros.builder import export
+from edgellm_ros.kernels.random import normal_noise
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+
+MAX_TOKENS = 64
+LOGPROBS = 8
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A question that training never saw."""
+
+    prompt: str
+    image: np.ndarray
+    history: np.ndarray
+    noise_seed: int
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Largest absolute differences in one scene. actions: normalised, after all Euler steps of the runtime."""
+
+    tokens: tuple[list[int], list[int]]  # engines, reference
+    logits: float
+    logprobs: float
+    velocities: float
+    actions: float
+    has_actions: bool
+
+
+def scenes(count: int, seed: int = 2026) -> list[Scene]:
+    rng = split_rng(seed, "test")
+    return [_scene(sample_situation(rng, split="test"), rng, i) for i in range(count)]
+
+
+def _scene(situation: Situation, rng: np.random.Generator, index: int) -> Scene:
+    image = render(situation.scene, situation.state, rng)
+    return Scene(situation.command.text, image, np.asarray(situation.history), index)
+
+
+class Comparison:
+    """The engines of one directory against the checkpoint that they were exported from."""
+
+    def __init__(self, engine: Path, thinker: ThinkerReference, expert: ExpertReference) -> None:
+        self.thinker = thinker
+        self.expert = expert
+        self.runtime = LLMInferenceRuntime(engine)
+        self.language_model = LanguageModel(engine)
+        self.vision = Graph(engine / "visual" / "model.onnx")
+        self.action = Graph(engine / "action" / "model.onnx")
+
+    @classmethod
+    def export(cls, checkpoint: Path, engine: Path) -> Comparison:
+        """Export to the directory `engine` first."""
+        export(checkpoint, engine)
+        return cls(engine, ThinkerReference(checkpoint), ExpertReference.load(checkpoint / "action_expert"))
+
+    def compare(self, scene: Scene) -> Differences:
+        prompt = self.thinker.prompt(scene.prompt, image=scene.image, history=scene.history)
+        answer = self.thinker.answer(prompt, MAX_TOKENS)
+        response = self.runtime.handle_request(
+            LLMGenerationRequest(
+                prompt=scene.prompt,
+                images=(scene.image,),
+                history=scene.history,
+                sampling=SamplingParams(max_tokens=MAX_TOKENS),
+                logprobs=LOGPROBS,
+                action_samples=1,
+                noise_seed=scene.noise_seed,
+            )
+        )
+        return Differences(
+            tokens=(response.token_ids, answer.token_ids),
+            logits=self._logits(prompt, answer),
+            logprobs=_logprobs(response.logprobs, answer),
+            velocities=self._velocities(answer, scene.noise_seed),
+            actions=self._actions(response.actions, answer, scene.noise_seed),
+            has_actions=response.actions is not None,
+        )
+
+    def _logits(self, prompt: Prompt, answer: Answer) -> float:
+        """Graphs alone, fed with the reference's tokens: all logits of all steps."""
+        model, thinker = self.language_model, self.thinker
+        model.reset()
+        ids = prompt.input_ids[0].numpy()
+        places = ids == thinker.model.config.image_token_id
+        embeds = model.embedding[ids]
+        rows, *levels = self.vision(
+            pixel_values=prompt.pixel_values, **thinker.vision_inputs(prompt)
+        ).values()
+        embeds[places] = rows
+        deepstack = []
+        for level in levels:
+            deepstack.append(np.zeros_like(embeds))
+            deepstack[-1][places] = level
+        positions, _ = thinker.positions(prompt)
+        logits = [model.step(embeds, *thinker.rope_rows(positions), deepstack)]
+        for token in answer.token_ids[:-1]:
+            position = torch.full((3, 1, 1), model.length + answer.delta)
+            logits.append(model.step(model.embedding[[token]], *thinker.rope_rows(position)))
+        return _largest(np.concatenate(logits) - answer.logits.numpy())
+
+    def _velocities(self, answer: Answer, noise_seed: int) -> float:
+        """The action graph alone, fed with the reference's cache and trajectory at every Euler step."""
+        length, start = self._start(answer)
+        shape = self.action.inputs["key_cache_0"].shape
+        caches = {}
+        for i, pair in enumerate(answer.cache):
+            for kind, rows in zip(("key", "value"), pair, strict=True):
+                caches[f"{kind}_cache_{i}"] = np.zeros((1, *shape[1:]), np.float32)
+                caches[f"{kind}_cache_{i}"][0, :, :length] = rows
+        trajectory = self._noise(noise_seed)
+        positions = (start + torch.arange(trajectory.shape[0])).expand(3, 1, -1)
+        cos, sin = self.thinker.rope_rows(positions)
+        steps = self.expert.config["num_denoise_steps"]
+        worst = 0.0
+        for step in range(steps):
+            expected = self.expert.velocity(trajectory, step / steps, answer.cache, start)
+            found = self.action(
+                trajectory=trajectory[None],
+                time=[step / steps],
+                rope_cos=cos,
+                rope_sin=sin,
+                kv_length=[length],
+                **caches,
+            )
+            worst = max(worst, _largest(found["velocity"][0] - expected.numpy()))
+            trajectory = trajectory + expected / steps
+        return worst
+
+    def _actions(self, actions: np.ndarray | None, answer: Answer, noise_seed: int) -> float:
+        if answer.token_ids[-1] != self.expert.config["future_start_token_id"]:
+            return 0.0 if actions is None else float("inf")
+        if actions is None:
+            return float("inf")
+        _, start = self._start(answer)
+        steps = self.expert.config["num_denoise_steps"]
+        expected = self.expert.sample(self._noise(noise_seed), steps, answer.cache, start)
+        std = np.asarray(self.expert.config["action_space"]["std"])
+        return _largest((actions[0] - self.expert.physical(expected).numpy()) / std)
+
+    def _start(self, answer: Answer) -> tuple[int, int]:
+        length = answer.cache[0][0].shape[1]
+        return length, length + answer.delta
+
+    def _noise(self, seed: int) -> torch.Tensor:
+        space = self.expert.config["action_space"]
+        steps, values = space["horizon"], len(space["names"])
+        return torch.from_numpy(normal_noise(seed, 1, steps * values).reshape(steps, values))
+
+
+def _logprobs(found: list[list[tuple[int, float]]], answer: Answer) -> float:
+    """What the runtime reports for its most likely tokens, against the reference's for the same tokens."""
+    expected = torch.log_softmax(answer.logits.double(), dim=-1).numpy()
+    pairs = zip(found, expected, strict=False)  # where the tokens differ, the lengths may
+    return max(abs(value - row[token]) for entries, row in pairs for token, value in entries)
+
+
+def _largest(array: np.ndarray) -> float:
+    return float(np.abs(array).max())
