@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             )
             verdict = check(runtime.handle_request(request).text, situation)
             parts.update(name for name, is_right in verdict.items() if is_right)
-            asked.update(verdict)
+            asked.update(verdict.keys())
             right += all(verdict.get(name, True) for name in PARTS)
     shares = {name: parts[name] / asked[name] for name in sorted(asked)}
     return common.finish("answers", scenes=args.scenes, right=right, share_right=shares)

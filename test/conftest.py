@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny engine directory with random weights, made once per run of the tests."""
+"""Engine directories, made once per run of the tests: a tiny one with random weights, and the demo's."""
 
 from __future__ import annotations
 
@@ -24,4 +24,14 @@ def tiny_engine(tiny_checkpoint, tmp_path_factory) -> Path:
 
     directory = tmp_path_factory.mktemp("engine")
     export(tiny_checkpoint, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def arena_engine(tmp_path_factory) -> Path:
+    """The demo checkpoint, exported."""
+    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT, export_if_needed
+
+    directory = tmp_path_factory.mktemp("arena_engine")
+    export_if_needed(ARENA_CHECKPOINT, directory)
     return directory

@@ -71,13 +71,13 @@ def drive(
         plan = think(frame)
         plans.append(_record(world, frame, plan))
         fresh = brake(world.state.speed) if plan.actions is None else np.asarray(plan.actions, np.float64)
-        missed = actions[replan_steps : replan_steps + latency_steps]
-        if world.state.speed == 0 and not missed.any():  # it stands while thinking: nothing is missed
-            fresh = np.concatenate([np.zeros((latency_steps, 2)), fresh])
         if len(fresh) < replan_steps + latency_steps:
             raise ValueError(
                 f"a plan of {len(fresh)} actions is shorter than {replan_steps} + {latency_steps} steps"
             )
+        missed = actions[replan_steps : replan_steps + latency_steps]
+        if world.state.speed == 0 and not missed.any():  # it stands while thinking: nothing is missed
+            fresh = np.concatenate([np.zeros((latency_steps, 2)), fresh])
         for index in range(replan_steps):
             if plan.actions is None and index == latency_steps:
                 fresh[index:] = brake(world.state.speed, len(fresh) - index)

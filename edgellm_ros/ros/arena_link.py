@@ -63,7 +63,7 @@ class ArenaLink(Node):
 
     def __init__(self) -> None:
         super().__init__("arena")
-        self._clock = self.create_publisher(Clock, "/clock", RELIABLE)
+        self._time = self.create_publisher(Clock, "/clock", RELIABLE)
         self._odometry = self.create_publisher(Odometry, "edgellm/odom", RELIABLE)
         self._command = self.create_publisher(String, "edgellm/command", RELIABLE)
         self._image = self.create_publisher(Image, "edgellm/image", qos_profile_sensor_data)
@@ -85,7 +85,7 @@ class ArenaLink(Node):
 
     def publish_state(self, stamp: int, state: State, curvature: float = 0.0) -> None:
         """Advance the clock to `stamp` and tell where the robot is then (REP 103, REP 105)."""
-        self._clock.publish(Clock(clock=to_time(stamp)))
+        self._time.publish(Clock(clock=to_time(stamp)))
         message = Odometry(child_frame_id=BASE_FRAME)
         message.header.stamp, message.header.frame_id = to_time(stamp), ODOM_FRAME
         message.pose.pose.position.x, message.pose.pose.position.y = state.x, state.y

@@ -43,7 +43,7 @@ PARAMETERS = {
     "latency_steps": (LATENCY_STEPS, "steps of 0.1 s from a frame to the first action of its plan", 0, 20),
     "resend_after": (3.0, "seconds of silence after which a frame is sent again", 0.1, 600.0),
     "attempts": (10, "how often a frame is sent before the episode fails", 1, 1000),
-    "active_timeout": (90.0, "seconds to wait for the edgellm node to be active", 0.1, 3600.0),
+    "active_timeout": (60.0, "seconds to wait for the edgellm node to be active", 0.1, 3600.0),
 }
 
 

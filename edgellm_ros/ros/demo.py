@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgellm_ros.builder.freshness import export_if_needed
+from edgellm_ros.engine.device import open_device
 from edgellm_ros.ros.display import Display
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 
@@ -48,10 +49,11 @@ class DemoOptions:
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Play all episodes and return the summary.
 
-    ImportError without ROS 2, ValueError or FileNotFoundError for a bad checkpoint or engine directory,
-    DemoError if an episode does not finish.
+    ImportError without ROS 2, EngineError for a device that is not there, ValueError or FileNotFoundError
+    for a bad checkpoint, DemoError if an episode does not finish.
     """
     require_ros()
+    open_device(options.device)
     export_if_needed(
         options.checkpoint,
         options.engine_dir,
@@ -150,6 +152,7 @@ def summarise(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
         "successes": sum(outcome["outcome"] == "success" for outcome in outcomes),
         "collisions": sum(outcome["outcome"] == "collision" for outcome in outcomes),
         "timeouts": sum(outcome["outcome"] == "timeout" for outcome in outcomes),
+        "simulated_seconds": sum(outcome["time"] for outcome in outcomes),
         "plans": len(plans),
         "mean_plan_seconds": statistics.fmean(plans),
         "median_plan_seconds": statistics.median(plans),

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the command in this process, and makes the files that are given to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from edgellm_ros.cli import main
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The last line of standard output."""
+        return json.loads(self.out.splitlines()[-1])
+
+
+@pytest.fixture
+def edgellm(capfd):
+    """`edgellm(arguments...)`: the exit code and what was written, also by native libraries."""
+
+    def run(*arguments: object) -> Run:
+        capfd.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:  # argparse
+            code = ended.code
+        return Run(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("images") / "frame.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+    assert cv2.imwrite(str(path), pixels)
+    return path
+
+
+@pytest.fixture
+def broken_engine(tiny_engine, tmp_path) -> Path:
+    """A copy of the tiny engine that a test may damage."""
+    return Path(shutil.copytree(tiny_engine, tmp_path / "engine"))

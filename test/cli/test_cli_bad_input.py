@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input ends with exit code 2 and one line on standard error that says what was wrong and where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def assert_refused(run, *words: str) -> None:
+    assert run.code == 2
+    assert run.out == ""
+    assert len(run.err.splitlines()) == 1, run.err
+    for word in words:
+        assert word in run.err
+
+
+def test_engine_directory_that_is_not_there(edgellm):
+    assert_refused(edgellm("generate", "/nowhere", "--prompt", "go"), "/nowhere/config.json", "not found")
+
+
+def test_engine_directory_with_a_missing_file(edgellm, broken_engine):
+    (broken_engine / "llm" / "model.onnx.data").unlink()
+    assert_refused(edgellm("generate", broken_engine, "--prompt", "go"), "llm/model.onnx.data is missing")
+
+
+def test_engine_directory_with_a_truncated_weight_file(edgellm, broken_engine):
+    weights = broken_engine / "embedding.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-10])
+    assert_refused(
+        edgellm("generate", broken_engine, "--prompt", "go"), str(weights), f"expected {len(whole)}"
+    )
+
+
+def test_engine_directory_with_an_altered_weight_file_is_found_by_verify(edgellm, broken_engine):
+    weights = broken_engine / "llm" / "model.onnx.data"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    assert edgellm("inspect", broken_engine).code == 0
+    assert_refused(edgellm("inspect", broken_engine, "--verify"), str(weights), "SHA-256")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda config: config["llm"].update(hiden_size=3), ["llm", "unknown key 'hiden_size'"]),
+        (lambda config: config["llm"].pop("hidden_size"), ["llm", "missing key 'hidden_size'"]),
+        (lambda config: config["llm"].update(hidden_size="48"), ["llm.hidden_size", "'48'"]),
+        (lambda config: config["builder"].update(max_batch_size=-1), ["max_batch_size", "-1"]),
+        (lambda config: config.update(format_version=99), ["format_version", "99"]),
+    ],
+)
+def test_engine_directory_with_a_wrong_config(edgellm, broken_engine, change, words):
+    path = broken_engine / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+    assert_refused(edgellm("generate", broken_engine, "--prompt", "go"), "config.json", *words)
+
+
+def test_engine_directory_with_a_config_that_is_no_json(edgellm, broken_engine):
+    (broken_engine / "config.json").write_text("{")
+    assert_refused(edgellm("inspect", broken_engine), "config.json", "not valid JSON")
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("--temperature", "-0.5"),
+        ("--temperature", "nan"),
+        ("--top-k", "-1"),
+        ("--top-p", "1.5"),
+        ("--min-p", "-0.1"),
+        ("--repetition-penalty", "-2"),
+        ("--seed", "-1"),
+        ("--seed", str(2**64)),
+        ("--max-tokens", "0"),
+        ("--action-samples", "-1"),
+        ("--noise-seed", "-3"),
+        ("--denoise-steps", "-5"),
+        ("--denoise-steps", "0"),
+        ("--logprobs", "-1"),
+        ("--logprobs", "two"),
+        ("--speed", "-0.1"),
+    ],
+)
+def test_number_out_of_range(edgellm, tiny_engine, option, value):
+    assert_refused(edgellm("generate", tiny_engine, "--prompt", "go", option, value), option, value)
+
+
+@pytest.mark.parametrize(
+    "option, value, word",
+    [
+        ("--top-p", "0", "top_p"),
+        ("--repetition-penalty", "0", "repetition_penalty"),
+        ("--action-samples", "1000", "max_action_samples"),
+        ("--logprobs", "1000", "logprobs"),
+        ("--stop", "", "stop"),
+    ],
+)
+def test_value_that_the_runtime_refuses(edgellm, tiny_engine, option, value, word):
+    assert_refused(edgellm("generate", tiny_engine, "--prompt", "go", option, value), word)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, ["no such file"]),
+        (b"", ["the image file is empty"]),
+        (b"this is not an image", ["not an image"]),
+    ],
+)
+def test_image_that_is_none(edgellm, tiny_engine, tmp_path, content, words):
+    path = tmp_path / "frame.png"
+    if content is not None:
+        path.write_bytes(content)
+    assert_refused(edgellm("generate", tiny_engine, "--prompt", "go", "--image", path), str(path), *words)
+
+
+def test_truncated_image(edgellm, tiny_engine, image, tmp_path):
+    path = tmp_path / "half.png"
+    path.write_bytes(image.read_bytes()[: image.stat().st_size // 2])
+    assert_refused(
+        edgellm("generate", tiny_engine, "--prompt", "go", "--image", path), str(path), "not an image"
+    )
+
+
+def test_image_that_is_a_directory(edgellm, tiny_engine, tmp_path):
+    run = edgellm("generate", tiny_engine, "--prompt", "go", "--image", tmp_path)
+    assert_refused(run, str(tmp_path), "is a directory")
+
+
+def test_sound_for_an_engine_without_audio_encoder(edgellm, tiny_engine):
+    run = edgellm("generate", tiny_engine, "--prompt", "go", "--audio", "hello.wav")
+    assert_refused(run, "hello.wav", "no audio encoder")
+
+
+def test_unknown_adapter(edgellm, tiny_engine):
+    run = edgellm("generate", tiny_engine, "--prompt", "go", "--lora", "forest")
+    assert_refused(run, "'forest'", "available: none")
+
+
+def test_prompt_of_ten_thousand_words(edgellm, tiny_engine):
+    run = edgellm("generate", tiny_engine, "--prompt", "word " * 10_000)
+    assert_refused(run, "tokens", "max_input_len")
+
+
+def test_device_that_is_not_there(edgellm, tiny_engine):
+    run = edgellm("generate", tiny_engine, "--prompt", "go", "--device", "tensorrt")
+    assert_refused(run, "'tensorrt' is not available")
+
+
+@pytest.mark.parametrize(
+    "name, content, word",
+    [
+        ("poses.csv", "0,0\n1,x\n", "could not convert"),
+        ("poses.csv", "0,0\n1,nan\n", "finite"),
+        ("poses.json", "[[0, 0, 0, 0]]", "shape [1, 4]"),
+        ("poses.json", "[1, 2", "poses.json"),
+        ("poses.txt", "0 0", "expected a .json, .npy or .csv file"),
+        ("poses.npy", "not numpy", "poses.npy"),
+    ],
+)
+def test_history_file_that_makes_no_sense(edgellm, tiny_engine, tmp_path, name, content, word):
+    path = tmp_path / name
+    path.write_text(content)
+    assert_refused(edgellm("generate", tiny_engine, "--prompt", "go", "--history", path), name, word)
+
+
+def test_history_of_the_wrong_length(edgellm, tiny_engine, tmp_path):
+    path = tmp_path / "poses.npy"
+    np.save(path, np.zeros((3, 2)))
+    assert_refused(edgellm("generate", tiny_engine, "--prompt", "go", "--history", path), "history", "3")
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["generate"], ["generate", "engine"], ["replay", "bag"]])
+def test_arguments_that_are_missing_or_unknown(edgellm, arguments):
+    assert_refused(edgellm(*arguments), "error", "--help")
+
+
+def test_export_of_something_that_is_no_checkpoint(edgellm, tmp_path):
+    assert_refused(edgellm("export", tmp_path / "nothing", tmp_path / "engine"), str(tmp_path / "nothing"))
+    assert not (tmp_path / "engine").exists()
+
+
+def test_export_of_a_truncated_checkpoint(edgellm, tiny_checkpoint, tmp_path):
+    checkpoint = Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
+    shard = sorted(checkpoint.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert_refused(edgellm("export", checkpoint, tmp_path / "engine"), str(shard))
+
+
+def test_export_with_limits_that_contradict_each_other(edgellm, tiny_checkpoint, tmp_path):
+    run = edgellm("export", tiny_checkpoint, tmp_path / "engine", "--max-input-len", 400)
+    assert_refused(run, "max_kv_cache_capacity 384", "max_input_len")
+
+
+def test_build_says_that_it_needs_a_gpu(edgellm, tiny_engine):
+    assert_refused(edgellm("build", tiny_engine), str(tiny_engine), "TensorRT", "--device cpu")
+
+
+def test_demo_of_something_that_is_no_checkpoint(edgellm, tmp_path):
+    pytest.importorskip("rclpy")
+    run = edgellm("demo", "--checkpoint", tmp_path, "--engine", tmp_path / "e", "--out", tmp_path / "o")
+    assert_refused(run, str(tmp_path / "config.json"), "not a checkpoint")

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo as people run it: the command, two ROS nodes in processes of their own, topics between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import pytest
+
+from edgellm_ros.arena.closed_loop import Plan, drive
+from edgellm_ros.arena.episode import World, make_episode
+
+pytest.importorskip("rclpy")
+pytest.importorskip("edgellm_ros.msg")
+
+SEED = 1  # of `make demo`
+
+
+def demo(engine: Path, out: Path, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "edgellm_ros", "demo", "--engine", engine, "--out", out, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()] if path.exists() else []
+
+
+def wait_for_first_plan(process: subprocess.Popen) -> None:
+    for line in process.stderr:
+        if " ms " in line:
+            return
+    pytest.fail("the demo ended before its first plan")
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"still there: {pids}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def episode(arena_engine, tmp_path_factory) -> dict:
+    """One episode over ROS: the summary, and what was written."""
+    out = tmp_path_factory.mktemp("demo")
+    process = demo(arena_engine, out, "--seed", str(SEED), "--json")
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    return {"summary": json.loads(stdout.splitlines()[-1]), "stdout": stdout, "stderr": stderr, "out": out}
+
+
+def test_the_robot_reaches_its_target(episode):
+    summary = episode["summary"]
+    assert summary["episodes"] == 1
+    assert summary["successes"] == 1
+    assert summary["collisions"] == 0
+    assert 0 < summary["mean_plan_seconds"] < 10
+
+
+def test_the_conversation_is_told_on_standard_error(episode):
+    assert episode["stdout"].count("\n") == 1
+    assert make_episode(1000 * SEED).command.text in episode["stderr"]
+    assert episode["stderr"].count(" ms ") >= episode["summary"]["plans"]
+
+
+def test_there_is_a_picture_of_it(episode):
+    (path,) = episode["summary"]["pictures"]
+    assert Path(path).parent == episode["out"]
+    picture = cv2.imread(path)
+    assert min(picture.shape[:2]) > 500
+
+
+def test_it_is_driven_over_topics_exactly_as_in_process(episode, arena_engine):
+    from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+    from edgellm_ros.runtime.request import LLMGenerationRequest
+
+    world = World(make_episode(1000 * SEED))
+    with LLMInferenceRuntime(arena_engine) as runtime:
+
+        def think(frame):
+            request = LLMGenerationRequest(
+                prompt=world.episode.command.text, images=(frame,), history=world.history(),
+                speed=world.state.speed, action_samples=1, noise_seed=world.episode.seed,
+            )  # fmt: skip
+            response = runtime.handle_request(request)
+            return Plan(response.text, None if response.actions is None else response.actions[0])
+
+        driven = drive(world, think)
+    assert episode["summary"]["plans"] == len(driven.plans)
+    picture = json.dumps(episode["summary"]["pictures"])
+    assert "episode_000" in picture
+    assert episode["summary"]["simulated_seconds"] == pytest.approx(world.time)
+    for plan in driven.plans:
+        assert plan.text in episode["stderr"]
+
+
+def test_ctrl_c_ends_everything(arena_engine, tmp_path):
+    process = demo(arena_engine, tmp_path)
+    wait_for_first_plan(process)
+    children = children_of(process.pid)
+    assert len(children) == 2
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert_gone(children)
+
+
+def test_a_node_that_dies_is_reported_with_the_end_of_its_log(arena_engine, tmp_path):
+    process = demo(arena_engine, tmp_path)
+    wait_for_first_plan(process)
+    node, arena = sorted(children_of(process.pid))
+    os.kill(node, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the edgellm node ended with exit code -9" in stderr
+    assert "edgellm_node.log" in stderr
+    assert_gone([node, arena])
+
+
+def test_an_arena_that_dies_is_reported(arena_engine, tmp_path):
+    process = demo(arena_engine, tmp_path, "--episodes", "2")
+    wait_for_first_plan(process)
+    node, arena = sorted(children_of(process.pid))
+    os.kill(arena, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the arena ended with exit code -9" in stderr
+    assert_gone([node, arena])

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driving an episode with a driver that is not the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgellm_ros.arena import expert
+from edgellm_ros.arena.closed_loop import Plan, drive
+from edgellm_ros.arena.episode import Outcome, World, make_episode
+
+
+def expert_driver(world: World):
+    rng = np.random.default_rng(0)
+    return lambda frame: Plan("i drive", expert.plan(world.scene, world.state, world.episode.target, rng))
+
+
+def test_the_expert_reaches_the_target():
+    world = World(make_episode(3))
+    driven = drive(world, expert_driver(world))
+    assert world.outcome is Outcome.SUCCESS
+    assert driven.clipped == 0
+    assert [plan.time for plan in driven.plans] == pytest.approx(0.8 * np.arange(len(driven.plans)))
+
+
+def test_an_episode_is_the_same_every_time():
+    tracks = []
+    for _ in range(2):
+        world = World(make_episode(3))
+        drive(world, expert_driver(world))
+        tracks.append(world.track)
+    assert np.array_equal(*tracks)
+
+
+def test_a_plan_takes_over_after_its_latency():
+    world = World(make_episode(3))
+    speeds = [0.4, 0.2]  # m/s^2 held for a whole plan
+
+    def think(frame):
+        return Plan("", np.tile([speeds[min(int(world.time / 0.8 + 0.5), 1)], 0.0], (40, 1)))
+
+    with pytest.raises(StopIteration):  # twenty steps are enough
+        drive(world, think, on_step=iter([None] * 20).__next__)
+    accelerations = np.diff(world.track[:, 3]) / 0.1
+    assert accelerations[:19] == pytest.approx([0] * 3 + [0.4] * 8 + [0.2] * 8)
+
+
+def test_the_robot_brakes_on_an_answer_that_does_not_drive():
+    world = World(make_episode(3))
+    answers = iter([Plan("go", np.tile([0.5, 0.0], (40, 1)))])
+    drive(world, lambda frame: next(answers, Plan("i do not see it", None)))
+    assert world.outcome is Outcome.TIMEOUT
+    assert world.track[:, 3].max() == pytest.approx(0.4)
+    assert world.track[20:, 3].max() == 0
+
+
+def test_actions_beyond_the_limits_are_counted():
+    world = World(make_episode(3))
+    driven = drive(world, lambda frame: Plan("", np.tile([-9.0, 0.0], (40, 1))))
+    assert driven.clipped > 300
+
+
+def test_a_plan_that_is_too_short_is_an_error():
+    world = World(make_episode(3))
+    with pytest.raises(ValueError, match="a plan of 5 actions"):
+        drive(world, lambda frame: Plan("", np.zeros((5, 2))), replan_steps=8, latency_steps=3)
