@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arena checkpoint on disk: a Hugging Face Qwen3-Omni thinker (dense) with an action expert beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
+
+from training.expert import ExpertDims, FlowExpert
+from training.spec import HISTORY
+
+IMAGE_MEAN_STD = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
+SHARD_BYTES = 15_000_000
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string -%}
+{{ message.content }}
+{%- else -%}
+{%- for item in message.content -%}
+{%- if item.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif item.type == 'audio' -%}<|audio_start|><|audio_pad|><|audio_end|>
+{%- elif item.type == 'trajectory_history' -%}<|traj_history_start|><|traj_history|><|traj_history_end|>
+{%- elif item.type == 'text' -%}{{ item.text }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+
+
+def thinker_config(tokenizer: Tokenizer) -> Qwen3OmniMoeThinkerConfig:
+    """The tiny thinker's configuration; sizes are explained in training/README.md."""
+    token = tokenizer.token_to_id
+    return Qwen3OmniMoeThinkerConfig(
+        architectures=["Qwen3OmniMoeThinkerForConditionalGeneration"],
+        text_config={
+            "vocab_size": tokenizer.get_vocab_size(),
+            "hidden_size": 256,
+            "intermediate_size": 640,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "num_experts": 0,
+            "num_experts_per_tok": 0,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 2048,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [12, 10, 10],
+                "mrope_interleaved": True,
+            },
+            "pad_token_id": token("<|endoftext|>"),
+            "eos_token_id": token("<|im_end|>"),
+        },
+        vision_config={
+            "depth": 6,
+            "hidden_size": 192,
+            "intermediate_size": 576,
+            "num_heads": 3,
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 256,
+            "num_position_embeddings": 576,
+            "deepstack_visual_indexes": [1, 3],
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        # The audio tower's place: its sizes are written here, its weights are not in the checkpoint yet.
+        audio_config={
+            "d_model": 64,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 1,
+            "encoder_ffn_dim": 128,
+            "downsample_hidden_size": 8,
+            "output_dim": 256,
+            "num_mel_bins": 128,
+        },
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        audio_token_id=token("<|audio_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        audio_start_token_id=token("<|audio_start|>"),
+        audio_end_token_id=token("<|audio_end|>"),
+        user_token_id=token("<|im_start|>"),
+        tie_word_embeddings=False,
+    )
+
+
+def expert_config(tokenizer: Tokenizer, dims: ExpertDims, action_space: dict) -> dict:
+    """action_expert/config.json: the expert's sizes, the action space and the trajectory tokens."""
+    keys = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
+    keys += ("head_dim", "rms_norm_eps", "time_embedding_dim", "time_min_period", "time_max_period")
+    return {
+        "architectures": ["FlowMatchingExpert"],
+        "model_type": "edgellm_flow_expert",
+        **{key: getattr(dims, key) for key in keys},
+        "rope_theta": 10000.0,
+        "num_denoise_steps": 10,
+        "action_space": action_space,
+        "trajectory_history": {**HISTORY, "first_token_id": tokenizer.token_to_id("<|traj_0|>")},
+        "history_token_id": tokenizer.token_to_id("<|traj_history|>"),
+        "future_start_token_id": tokenizer.token_to_id("<|traj_future_start|>"),
+    }
+
+
+def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForConditionalGeneration:
+    """A freshly initialised thinker without its audio tower."""
+    thinker = Qwen3OmniMoeThinkerForConditionalGeneration(config)
+    drop_audio_tower(thinker)
+    return thinker
+
+
+def drop_audio_tower(thinker: Qwen3OmniMoeThinkerForConditionalGeneration) -> None:
+    """Remove the audio tower that transformers always builds: this checkpoint has none yet."""
+    thinker.model.audio_tower = None
+
+
+def _write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def save_checkpoint(
+    directory: Path,
+    thinker: Qwen3OmniMoeThinkerForConditionalGeneration,
+    expert: FlowExpert,
+    tokenizer: Tokenizer,
+    action_space: dict,
+) -> None:
+    """Write everything in float16, in the files that transformers and `edgellm export` read."""
+    directory.mkdir(parents=True, exist_ok=True)
+    thinker.to(torch.float16).save_pretrained(directory, max_shard_size=SHARD_BYTES)
+    token = tokenizer.token_to_id
+    stops = [token("<|im_end|>"), token("<|traj_future_start|>")]
+    _write_json(
+        directory / "generation_config.json",
+        {"do_sample": False, "eos_token_id": stops, "pad_token_id": token("<|endoftext|>")},
+    )
+    mean, std = IMAGE_MEAN_STD
+    _write_json(
+        directory / "preprocessor_config.json",
+        {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "do_rescale": True,
+            "do_normalize": True,
+            "rescale_factor": 1 / 255,
+            "image_mean": mean,
+            "image_std": std,
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "resample": 3,
+            "size": {"shortest_edge": 224 * 320, "longest_edge": 224 * 320},
+        },
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 2048,
+        },
+    )
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (directory / "action_expert").mkdir(exist_ok=True)
+    _write_json(
+        directory / "action_expert" / "config.json", expert_config(tokenizer, expert.dims, action_space)
+    )
+    state = expert.state_dict().items()
+    weights = {name: value.detach().to(torch.float16).contiguous().cpu() for name, value in state}
+    save_file(weights, directory / "action_expert" / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_expert(directory: Path, dtype: torch.dtype = torch.float32) -> FlowExpert:
+    """The action expert of a checkpoint."""
+    config = json.loads((directory / "action_expert" / "config.json").read_text())
+    dims = ExpertDims(**{name: config[name] for name in ExpertDims.__dataclass_fields__ if name in config})
+    expert = FlowExpert(dims)
+    expert.load_state_dict(load_file(directory / "action_expert" / "model.safetensors"))
+    return expert.to(dtype).eval()

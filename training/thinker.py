@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thinker's forward pass for training: transformers' modules, called batched over images of one size.
+
+transformers runs one attention call per image and gathers visual tokens by boolean masks, which is right for
+mixed inputs and slow for thousands of equal ones. Here all images share a grid, so every layer is one call.
+`python -m training.check` compares the two on the same weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
+
+Cache = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """A batch of right-padded prompts with answers.
+
+    ids [B, L] int64; position_ids [3, B, L]; image_start [B]: where the first image token lies.
+    """
+
+    ids: Tensor
+    position_ids: Tensor
+    image_start: Tensor
+
+
+def patchify(images: Tensor, patch: int = 16, merge: int = 2, temporal: int = 2) -> Tensor:
+    """uint8 images [B, H, W, 3] -> normalised patches [B, P, 3 * temporal * patch^2] in merge-block order."""
+    b, h, w, c = images.shape
+    x = images.to(torch.float32).mul_(1 / 127.5).sub_(1.0)
+    x = x.view(b, h // (merge * patch), merge, patch, w // (merge * patch), merge, patch, c)
+    x = x.permute(0, 1, 4, 2, 5, 7, 3, 6)  # B, gh, gw, mh, mw, C, ph, pw
+    x = x[:, :, :, :, :, :, None].expand(-1, -1, -1, -1, -1, -1, temporal, -1, -1)
+    return x.reshape(b, (h // patch) * (w // patch), c * temporal * patch * patch)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+class VisionForward(nn.Module):
+    """Batched forward of transformers' vision encoder for one image size."""
+
+    def __init__(self, visual: nn.Module, grid: tuple[int, int]):
+        super().__init__()
+        self.visual = visual
+        thw = torch.tensor([[1, *grid]])
+        merge = visual.spatial_merge_size
+        index, weight = get_vision_interpolation_indices_and_weights(
+            thw, visual.num_grid_per_side, mode="bilinear", align_corners=True, spatial_merge_size=merge
+        )
+        cos, sin = visual.rotary_pos_emb(torch.zeros(1), get_vision_position_ids(thw, merge))
+        for name, value in {"index": index, "weight": weight, "cos": cos, "sin": sin}.items():
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """uint8 [B, H, W, 3] -> (image embeddings [B, P/4, H], deepstack embeddings, one per level)."""
+        visual = self.visual
+        patches = patchify(images)
+        proj = visual.patch_embed.proj
+        h = F.linear(patches, proj.weight.flatten(1), proj.bias)
+        h = h + (visual.pos_embed(self.index) * self.weight[..., None]).sum(1)
+        deepstack = []
+        for i, block in enumerate(visual.blocks):
+            h = h + self._attend(block.attn, block.norm1(h))
+            h = h + block.mlp(block.norm2(h))
+            if i in visual.deepstack_visual_indexes:
+                merger = visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(i)]
+                deepstack.append(self._merge(merger, h))
+        return self._merge(visual.merger, h), deepstack
+
+    def _attend(self, attn: nn.Module, x: Tensor) -> Tensor:
+        b, p, _ = x.shape
+        q, k, v = attn.qkv(x).view(b, p, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+        y = F.scaled_dot_product_attention(
+            _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype), v
+        )
+        return attn.proj(y.transpose(1, 2).reshape(b, p, -1))
+
+    @staticmethod
+    def _merge(merger: nn.Module, h: Tensor) -> Tensor:
+        b = h.shape[0]
+        return merger(h.reshape(-1, h.shape[-1])).view(b, -1, merger.mlp[-1].out_features)
+
+
+class ThinkerForward(nn.Module):
+    """Vision and text in one batched pass: logits, and the cache that the action expert reads."""
+
+    def __init__(self, thinker: nn.Module, grid: tuple[int, int] = (14, 20)):
+        super().__init__()
+        self.thinker = thinker
+        self.vision = VisionForward(thinker.model.visual, grid)
+        text = thinker.config.text_config
+        self.sections = text.rope_parameters["mrope_section"]
+        inverse = 1.0 / text.rope_parameters["rope_theta"] ** (
+            torch.arange(0, text.head_dim, 2, dtype=torch.float32) / text.head_dim
+        )
+        self.register_buffer("inverse_frequency", inverse, persistent=False)
+
+    def rope(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Interleaved mRoPE rows: position_ids [3, B, L] -> cos, sin [B, L, D/2]."""
+        angle = position_ids[..., None].float() * self.inverse_frequency
+        rows = angle[0].clone()
+        for axis in (1, 2):
+            rows[..., axis : 3 * self.sections[axis] : 3] = angle[
+                axis, ..., axis : 3 * self.sections[axis] : 3
+            ]
+        return rows.cos(), rows.sin()
+
+    def forward(self, images: Tensor, sequences: Sequences) -> tuple[Tensor, Cache]:
+        """(final hidden states [B, L, H], cache per layer of keys and values [B, Hkv, L, D])."""
+        text = self.thinker.model.language_model
+        image_embeds, deepstack = self.vision(images)
+        index = sequences.image_start[:, None] + torch.arange(image_embeds.shape[1], device=images.device)
+        index = index[..., None].expand(-1, -1, image_embeds.shape[-1])
+        h = text.embed_tokens(sequences.ids)
+        h = h.scatter(1, index, image_embeds.to(h.dtype))
+        cos, sin = self.rope(sequences.position_ids)
+        rope = (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
+        cache = DynamicCache()
+        for i, layer in enumerate(text.layers):
+            h = layer(h, attention_mask=None, position_embeddings=rope, past_key_values=cache)
+            if i < len(deepstack):
+                h = h.scatter_add(1, index, deepstack[i].to(h.dtype))
+        return text.norm(h), [(layer.keys, layer.values) for layer in cache.layers]
