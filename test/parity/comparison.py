@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One arena scene through engines and runtime, and through transformers and PyTorch: how far are they apart?"""
+"""One arena scene through engines and runtime, and through transformers and PyTorch: how far apart?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Differences:
-    """Largest absolute differences in one scene. actions: normalised, after all Euler steps of the runtime."""
+    """Largest absolute differences in one scene; actions: normalised, after the runtime's Euler steps."""
 
     tokens: tuple[list[int], list[int]]  # engines, reference
     logits: float

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `export` writes for a checkpoint that is in order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_checkpoint import write_json, write_tiny_checkpoint
+
+from edgellm_ros.builder import export
+from edgellm_ros.runtime.config import EngineConfig
+
+LIMITS = {"max_batch_size": 2, "max_input_len": 48, "max_kv_cache_capacity": 64}
+
+
+def run(engine, part, **inputs):
+    session = onnxruntime.InferenceSession(engine / part / "model.onnx", providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)
+
+
+def vision_inputs(patches=24):
+    rng = np.random.default_rng(0)
+    angle = rng.standard_normal((patches, 8)).astype(np.float32)
+    return {
+        "pixel_values": rng.standard_normal((patches, 3 * 2 * 8 * 8)).astype(np.float32),
+        "rope_cos": np.cos(angle),
+        "rope_sin": np.sin(angle),
+        "pos_embed_index": rng.integers(0, 36, (4, patches)),
+        "pos_embed_weight": np.full((4, patches), 0.25, np.float32),
+    }
+
+
+def test_directory_holds_what_its_config_lists(tiny_checkpoint, tmp_path):
+    written = export(tiny_checkpoint, tmp_path, **LIMITS)
+    assert EngineConfig.load(tmp_path, verify=True) == written
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    graphs = {f"{part}/model.onnx{end}" for part in ("llm", "visual", "action") for end in ("", ".data")}
+    others = {"tokenizer.json", "chat_template.jinja", "embedding.safetensors"}
+    assert {entry.path for entry in written.files} == graphs | others
+    assert found == graphs | others | {"config.json"}
+
+
+def test_config_repeats_the_checkpoint_and_the_limits(tiny_checkpoint, tmp_path):
+    config = export(tiny_checkpoint, tmp_path, **LIMITS)
+    thinker = json.loads((tiny_checkpoint / "config.json").read_text())
+    assert config.llm.num_deepstack_features == len(thinker["vision_config"]["deepstack_visual_indexes"])
+    assert config.llm.rope.mrope_section == tuple(thinker["text_config"]["rope_parameters"]["mrope_section"])
+    assert config.special_tokens.image_token_id == thinker["image_token_id"]
+    assert config.action.future_start_token_id in config.stop_token_ids
+    assert (config.builder.max_batch_size, config.builder.max_kv_cache_capacity) == (2, 64)
+
+
+def test_exporting_twice_gives_the_same_bytes(tiny_checkpoint, tmp_path):
+    first = export(tiny_checkpoint, tmp_path / "a", **LIMITS)
+    assert export(tiny_checkpoint, tmp_path / "b", **LIMITS) == first
+
+
+def test_shards_and_a_single_file_give_the_same_engine(tmp_path):
+    whole = write_tiny_checkpoint(tmp_path / "whole", shards=1)
+    parts = write_tiny_checkpoint(tmp_path / "parts", shards=3)
+    assert export(whole, tmp_path / "a").files == export(parts, tmp_path / "b").files
+
+
+def test_graphs_are_valid_onnx(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path, **LIMITS)
+    for part in ("llm", "visual", "action"):
+        onnx.checker.check_model(tmp_path / part / "model.onnx", full_check=True)
+
+
+def test_embedding_table_is_the_checkpoints(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path, **LIMITS)
+    shards = [load_file(path) for path in tiny_checkpoint.glob("*.safetensors")]
+    (expected,) = [
+        tensors["model.embed_tokens.weight"] for tensors in shards if "model.embed_tokens.weight" in tensors
+    ]
+    table = load_file(tmp_path / "embedding.safetensors")["embedding"]
+    assert table.dtype == np.float32
+    np.testing.assert_array_equal(table, expected)
+
+
+def test_checkpoint_without_an_action_expert(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False)
+    config = export(checkpoint, tmp_path / "engine", **LIMITS)
+    assert config.action is None
+    assert not (tmp_path / "engine" / "action").exists()
+
+
+def test_tied_embeddings_serve_as_the_last_layer(tiny_checkpoint, tmp_path):
+    """A tied checkpoint has no lm_head; an untied one whose lm_head is the embedding table is the same model."""
+    tied = write_tiny_checkpoint(tmp_path / "tied", shards=1)
+    untied = write_tiny_checkpoint(tmp_path / "untied", shards=1)
+    tensors = load_file(tied / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tied / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, untied / "model.safetensors")
+    config = json.loads((tied / "config.json").read_text())
+    write_json(tied / "config.json", config | {"tie_word_embeddings": True})
+    export(tied, tmp_path / "a", **LIMITS)
+    export(untied, tmp_path / "b", **LIMITS)
+    initialisers = [
+        {
+            item.name: onnx.numpy_helper.to_array(item, str(tmp_path / name / "llm"))
+            for item in graph.initializer
+        }
+        for name in "ab"
+        for graph in [onnx.load(tmp_path / name / "llm" / "model.onnx", load_external_data=False).graph]
+    ]
+    np.testing.assert_array_equal(
+        initialisers[0]["model.embed_tokens.weight"], initialisers[1]["lm_head.weight"]
+    )
+
+
+def test_fp16_engine_is_close_to_fp32(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path / "fp32", **LIMITS)
+    config = export(tiny_checkpoint, tmp_path / "fp16", precision="fp16", **LIMITS)
+    assert config.precision == "fp16"
+    full, half = (run(tmp_path / name, "visual", **vision_inputs()) for name in ("fp32", "fp16"))
+    for expected, found in zip(full, half, strict=True):
+        assert found.dtype == np.float16
+        np.testing.assert_allclose(found, expected, atol=2e-2)
+
+
+def test_bf16_engine_is_written_for_gpus(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path, precision="bf16", **LIMITS)
+    graph = onnx.load(tmp_path / "llm" / "model.onnx", load_external_data=False).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
+    assert types["inputs_embeds"] == types["key_cache_0"] == onnx.TensorProto.BFLOAT16
+    assert types["logits"] == types["rope_cos"] == onnx.TensorProto.FLOAT
+
+
+def test_plans_and_parts_of_an_earlier_export_are_removed(tiny_checkpoint, tmp_path):
+    engine = tmp_path / "engine"
+    export(tiny_checkpoint, engine, **LIMITS)
+    (engine / "llm" / "sm90-trt10.plan").write_bytes(b"stale")
+    without_expert = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False)
+    export(without_expert, engine, **LIMITS)
+    assert not list(engine.rglob("*.plan"))
+    assert not list(engine.glob("action/*"))
+
+
+def test_interrupted_export_leaves_nothing_that_looks_whole(tiny_checkpoint, tmp_path):
+    """The last tensor of the last graph is damaged: found only when it is read."""
+    engine = tmp_path / "engine"
+    export(tiny_checkpoint, engine, **LIMITS)
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    (checkpoint / "chat_template.jinja").unlink()
+    with pytest.raises(FileNotFoundError, match="chat_template"):
+        export(checkpoint, engine, **LIMITS)
+    with pytest.raises(FileNotFoundError, match="not an engine directory"):
+        EngineConfig.load(engine)

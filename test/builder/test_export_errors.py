@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that are incomplete, damaged or not supported: the error says what and where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_checkpoint import write_json, write_tiny_checkpoint
+
+from edgellm_ros.builder import export
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return write_tiny_checkpoint(tmp_path / "checkpoint", shards=1)
+
+
+def change(path, keys, value):
+    """Set (or with value ... remove) a nested key of a JSON file."""
+    data = json.loads(path.read_text())
+    target = data
+    for key in keys[:-1]:
+        target = target[key]
+    if value is ...:
+        del target[keys[-1]]
+    else:
+        target[keys[-1]] = value
+    write_json(path, data)
+
+
+CONFIG_ERRORS = [
+    ("model_type", "llama", "model_type 'llama': supported: qwen3_omni_moe_thinker"),
+    ("text_config.num_experts", 128, "num_experts 128: only dense checkpoints"),
+    ("text_config.num_experts", ..., "only dense checkpoints"),
+    ("text_config.hidden_act", "gelu", "hidden_act 'gelu': supported: silu"),
+    ("text_config.sliding_window", 512, "sliding_window 512: only full attention"),
+    ("text_config.hidden_size", ..., "text_config: key 'hidden_size' is missing"),
+    ("text_config.hidden_size", "48", "hidden_size '48': expected an integer"),
+    ("text_config.num_attention_heads", 0, "num_attention_heads 0: expected at least 1"),
+    ("text_config.num_key_value_heads", 3, "not a multiple of"),
+    (
+        "text_config.rope_parameters.rope_type",
+        "yarn",
+        "rope_parameters: rope_type 'yarn': supported: default",
+    ),
+    ("text_config.rope_parameters.mrope_section", [4, 4, 4], "mrope_section"),
+    ("text_config.rope_parameters.mrope_interleaved", False, "mrope_interleaved"),
+    ("text_config.intermediate_size", 96, "model.layers.0.mlp.gate_proj.weight' has shape"),
+    ("text_config.num_hidden_layers", 4, "num_hidden_layers 3: the language model"),
+    ("text_config.num_hidden_layers", 2, "num_hidden_layers 2: expected more than the 2 deepstack features"),
+    ("vision_config.depth", 4, "tensor 'visual.blocks.3.norm1.weight' is missing"),
+    ("vision_config.hidden_act", "relu", "hidden_act 'relu': supported: gelu_pytorch_tanh"),
+    ("vision_config.depth", True, "depth True: expected an integer"),
+    ("vision_config.deepstack_visual_indexes", [0, 9], "deepstack_visual_indexes"),
+    ("vision_config.out_hidden_size", 64, "vision out_hidden_size 64 is not"),
+    ("image_token_id", 9999, "image_token_id 9999: outside the vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), CONFIG_ERRORS)
+def test_config_value_that_is_not_supported(checkpoint, tmp_path, key, value, message):
+    change(checkpoint / "config.json", key.split("."), value)
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        export(checkpoint, tmp_path / "engine")
+
+
+EXPERT_ERRORS = [
+    ("model_type", "pi0", "model_type 'pi0': supported: edgellm_flow_expert"),
+    ("num_hidden_layers", 2, "num_hidden_layers 2: the language model"),
+    ("head_dim", 32, "head_dim 32: the language model"),
+    ("rope_theta", 5e5, "rope_theta 500000.0: the language model"),
+    ("time_max_period", ..., "missing key 'time_max_period'"),
+    ("momentum", 0.9, "unknown key 'momentum'"),
+    ("action_space.type", "holonomic", "action space type must be 'unicycle'"),
+    ("future_start_token_id", 9999, "token id 9999 is outside the vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), EXPERT_ERRORS)
+def test_expert_that_does_not_fit(checkpoint, tmp_path, key, value, message):
+    change(checkpoint / "action_expert" / "config.json", key.split("."), value)
+    with pytest.raises(ValueError, match=message):
+        export(checkpoint, tmp_path / "engine")
+
+
+PROCESSOR_ERRORS = [
+    ("image_processor_type", "CLIPImageProcessor", "image_processor_type 'CLIPImageProcessor': supported"),
+    ("patch_size", 14, "patch_size 14: supported: 8"),
+    ("resample", 2, "resample 2: supported: 3"),
+    ("do_normalize", False, "do_normalize False"),
+    ("image_mean", ..., "key 'image_mean' is missing"),
+    ("size", {"height": 64}, "size: key 'shortest_edge' is missing"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), PROCESSOR_ERRORS)
+def test_image_processor_that_is_not_supported(checkpoint, tmp_path, key, value, message):
+    change(checkpoint / "preprocessor_config.json", [key], value)
+    with pytest.raises(ValueError, match=message):
+        export(checkpoint, tmp_path / "engine")
+
+
+@pytest.mark.parametrize("cut", [1, 100_000])
+def test_truncated_weights_are_called_so(checkpoint, tmp_path, cut):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(ValueError, match=r"model.safetensors: damaged or cut short"):
+        export(checkpoint, tmp_path / "engine")
+
+
+def test_missing_shard_is_named(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", shards=3)
+    (checkpoint / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model-00002-of-00003.safetensors not found"):
+        export(checkpoint, tmp_path / "engine")
+
+
+def test_tensor_missing_from_its_shard_is_named(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", shards=2)
+    index = checkpoint / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    shard = weight_map["model.norm.weight"]
+    tensors = load_file(checkpoint / shard)
+    del tensors["model.norm.weight"]
+    save_file(tensors, checkpoint / shard)
+    with pytest.raises(ValueError, match=r"'model.norm.weight' is missing"):
+        export(checkpoint, tmp_path / "engine")
+
+
+def test_quantised_weights_are_refused(checkpoint, tmp_path):
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["lm_head.weight"] = np.zeros(tensors["lm_head.weight"].shape, np.int8)
+    save_file(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(ValueError, match=r"'lm_head.weight' has dtype I8; supported: F16, BF16, F32"):
+        export(checkpoint, tmp_path / "engine")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "preprocessor_config.json", "chat_template.jinja"]
+)
+def test_missing_file_is_named(checkpoint, tmp_path, name):
+    (checkpoint / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        export(checkpoint, tmp_path / "engine")
+
+
+def test_file_that_is_no_json_is_named(checkpoint, tmp_path):
+    (checkpoint / "config.json").write_text('{"model_type": ')
+    with pytest.raises(ValueError, match=r"config.json: not valid JSON"):
+        export(checkpoint, tmp_path / "engine")
+
+
+def test_checkpoint_that_never_stops_is_refused(checkpoint, tmp_path):
+    (checkpoint / "generation_config.json").unlink()
+    with pytest.raises(ValueError, match="eos_token_id: no answer would end"):
+        export(checkpoint, tmp_path / "engine")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "int4"}, "precision must be one of fp32, fp16, bf16, got 'int4'"),
+        ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0"),
+        ({"max_input_len": 384}, "max_kv_cache_capacity 384 must be at least"),
+        ({"max_kv_cache_capacity": 4096}, "max_kv_cache_capacity 4096 exceeds the model's"),
+        ({"max_lora_rank": 8}, "max_lora_rank must be 0"),
+    ],
+)
+def test_option_out_of_range(tiny_checkpoint, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        export(tiny_checkpoint, tmp_path, **options)
+
+
+def test_failed_check_leaves_the_old_engine_alone(tiny_checkpoint, tmp_path):
+    engine = tmp_path / "engine"
+    before = export(tiny_checkpoint, engine)
+    broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken")
+    change(broken / "config.json", ["text_config", "hidden_act"], "gelu")
+    with pytest.raises(ValueError, match="hidden_act"):
+        export(broken, engine)
+    assert before.load(engine, verify=True) == before

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graphs keep to what ONNX Runtime and TensorRT's parser both take, and do what the runtime relies on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+OPERATORS = {  # all of them in TensorRT's list of supported ONNX operators
+    "Add",
+    "Attention",
+    "Concat",
+    "Cos",
+    "Gather",
+    "GatherND",
+    "Gelu",
+    "LayerNormalization",
+    "Less",
+    "MatMul",
+    "Mul",
+    "RMSNormalization",
+    "ReduceSum",
+    "Reshape",
+    "RotaryEmbedding",
+    "Shape",
+    "Sigmoid",
+    "Sin",
+    "Softmax",
+    "Split",
+    "TensorScatter",
+    "Transpose",
+    "Unsqueeze",
+    "Where",
+}
+HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, CAPACITY = 16, 48, 2, 3, 384
+PARTS = ("llm", "visual", "action")
+
+
+@pytest.fixture(scope="module")
+def graphs(tiny_engine):
+    return {
+        part: onnx.load(tiny_engine / part / "model.onnx", load_external_data=False).graph for part in PARTS
+    }
+
+
+@pytest.fixture(scope="module")
+def sessions(tiny_engine):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return {
+        part: onnxruntime.InferenceSession(
+            tiny_engine / part / "model.onnx", options, providers=["CPUExecutionProvider"]
+        )
+        for part in PARTS
+    }
+
+
+def llm_inputs(batch, tokens, start, seed=0):
+    """Random rows after `start` random cache rows, causal."""
+    rng = np.random.default_rng(seed)
+
+    def random(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    angle = random(batch, tokens, HEAD_DIM // 2)
+    visible = np.arange(CAPACITY) <= start + np.arange(tokens)[:, None]
+    inputs = {
+        "inputs_embeds": random(batch, tokens, HIDDEN),
+        "rope_cos": np.cos(angle),
+        "rope_sin": np.sin(angle),
+        "kv_write_index": np.full(batch, start),
+        "attention_mask": np.broadcast_to(visible, (batch, 1, tokens, CAPACITY)),
+        "last_token_ids": np.full((batch, 1), tokens - 1),
+        "deepstack_embeds_0": random(batch, tokens, HIDDEN),
+        "deepstack_embeds_1": random(batch, tokens, HIDDEN),
+    }
+    for i in range(LAYERS):
+        inputs[f"key_cache_{i}"] = random(batch, KV_HEADS, CAPACITY, HEAD_DIM)
+        inputs[f"value_cache_{i}"] = random(batch, KV_HEADS, CAPACITY, HEAD_DIM)
+    return inputs
+
+
+def action_inputs(batch, samples, seed=0):
+    rng = np.random.default_rng(seed)
+    angle = rng.standard_normal((batch, 6, HEAD_DIM // 2)).astype(np.float32)
+    caches = {
+        f"{kind}_cache_{i}": rng.standard_normal((batch, KV_HEADS, CAPACITY, HEAD_DIM)).astype(np.float32)
+        for i in range(LAYERS)
+        for kind in ("key", "value")
+    }
+    return {
+        "trajectory": rng.standard_normal((batch * samples, 6, 2)).astype(np.float32),
+        "time": np.array([0.3], np.float32),
+        "rope_cos": np.cos(angle),
+        "rope_sin": np.sin(angle),
+        "kv_length": np.arange(20, 20 + batch),
+        **caches,
+    }
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_operators_are_standard_and_known_to_tensorrt(graphs, part):
+    assert {node.op_type for node in graphs[part].node} <= OPERATORS
+    assert {node.domain for node in graphs[part].node} == {""}
+
+
+@pytest.mark.parametrize("part", ["llm", "visual"])
+def test_attention_takes_at_most_a_mask_and_gives_one_result(graphs, part):
+    """TensorRT's parser takes no past, no lengths, no second output."""
+    nodes = [node for node in graphs[part].node if node.op_type == "Attention"]
+    assert len(nodes) == LAYERS
+    for node in nodes:
+        assert len(node.input) == (4 if part == "llm" else 3)
+        assert len(node.output) == 1
+        assert [attribute.name for attribute in node.attribute] == ["scale"]
+
+
+def test_caches_are_graph_inputs_scattered_into_graph_outputs(graphs):
+    """As TensorRT's KV-cache layer demands: nothing between the input, the scatter and the output."""
+    graph = graphs["llm"]
+    outputs = {value.name for value in graph.output}
+    scatters = [node for node in graph.node if node.op_type == "TensorScatter"]
+    caches = [f"{kind}_cache_{i}" for i in range(LAYERS) for kind in ("key", "value")]
+    assert [node.input[0] for node in scatters] == caches
+    assert [node.output[0] for node in scatters] == [
+        f"present_{name.replace('_cache', '')}" for name in caches
+    ]
+    assert {node.output[0] for node in scatters} <= outputs
+
+
+def test_action_graph_reads_the_caches_where_they_are(graphs):
+    """Cached keys and values go into products and nothing else: no copy, no concatenation."""
+    readers = defaultdict(list)
+    for node in graphs["action"].node:
+        for name in node.input:
+            readers[name].append(node)
+    for i in range(LAYERS):
+        (transpose,) = readers[f"key_cache_{i}"]  # becomes a flag of the product in both runtimes
+        assert transpose.op_type == "Transpose"
+        assert [node.op_type for node in readers[transpose.output[0]]] == ["MatMul"]
+        assert [node.op_type for node in readers[f"value_cache_{i}"]] == ["MatMul"]
+
+
+def test_nodes_are_named_after_the_modules(graphs):
+    names = {part: {node.name for node in graph.node} for part, graph in graphs.items()}
+    assert "/layers.0/attn/q_proj/MatMul" in names["llm"]
+    assert "/layers.2/mlp/down_proj/MatMul" in names["llm"]
+    assert "/blocks.1/attn/qkv/MatMul" in names["visual"]
+    assert "/merger_list.0/mlp.2/MatMul" in names["visual"]
+    assert "/layers.1/attn/cached/MatMul" in names["action"]
+    for part, graph in graphs.items():
+        assert len(names[part]) == len(graph.node)
+
+
+def test_cache_written_in_place_equals_a_copied_one(sessions):
+    session, inputs = sessions["llm"], llm_inputs(2, 5, start=30)
+    names = [output.name for output in session.get_outputs()]
+    expected = dict(zip(names, session.run(None, inputs), strict=True))
+    binding = session.io_binding()
+    kept = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        for name, array in inputs.items()
+    }
+    for name, value in kept.items():
+        binding.bind_ortvalue_input(name, value)
+        if "_cache_" in name:
+            binding.bind_ortvalue_output("present_" + name.replace("_cache", ""), value)
+    binding.bind_output("logits", "cpu")
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.get_outputs()[-1].numpy(), expected["logits"])
+    for name, value in kept.items():
+        if "_cache_" in name:
+            np.testing.assert_array_equal(value.numpy(), expected["present_" + name.replace("_cache", "")])
+
+
+def test_cache_rows_outside_the_new_ones_stay_as_they_are(sessions):
+    inputs = llm_inputs(1, 4, start=10)
+    _, keys, *_ = sessions["llm"].run(None, inputs)
+    before = inputs["key_cache_0"]
+    np.testing.assert_array_equal(keys[:, :, :10], before[:, :, :10])
+    np.testing.assert_array_equal(keys[:, :, 14:], before[:, :, 14:])
+    assert np.abs(keys[:, :, 10:14] - before[:, :, 10:14]).min() > 0
+
+
+def test_tokens_one_by_one_equal_tokens_at_once(sessions):
+    """Prefill and decode are the same graph: the last logits agree up to rounding."""
+    inputs = llm_inputs(1, 6, start=0)
+    at_once, *_ = sessions["llm"].run(["logits"], inputs)
+    caches = {name: array for name, array in inputs.items() if "_cache_" in name}
+    for token in range(6):
+        step = {name: array[:, token : token + 1] for name, array in inputs.items() if array.ndim == 3}
+        step |= {"attention_mask": inputs["attention_mask"][:, :, token : token + 1]}
+        step |= {"kv_write_index": np.array([token]), "last_token_ids": np.array([[0]])}
+        logits, *presents = sessions["llm"].run(None, step | caches)
+        caches = dict(zip(caches, presents, strict=True))
+    np.testing.assert_allclose(logits, at_once, atol=1e-4)
+
+
+def test_a_sequence_has_the_same_bits_alone_padded_and_in_a_batch(sessions):
+    session = sessions["llm"]
+    batch = llm_inputs(3, 7, start=12)
+    together = session.run(None, batch)
+    padded = llm_inputs(3, 11, start=12, seed=1)
+    for name, array in batch.items():
+        if array.ndim == 3:
+            padded[name][:, :7] = array
+        elif name != "attention_mask":
+            padded[name] = array
+    assert np.array_equal(session.run(None, padded)[0], together[0])
+    for b in range(3):
+        alone = session.run(None, {name: array[b : b + 1] for name, array in batch.items()})
+        for found, expected in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(found[0], expected[b])
+
+
+def test_wanted_rows_may_be_several(sessions):
+    """As for tree verification: all rows at once equal each row on its own."""
+    inputs = llm_inputs(2, 5, start=3)
+    wanted = np.array([[4, 0, 2], [1, 1, 3]])
+    logits, *_ = sessions["llm"].run(["logits"], inputs | {"last_token_ids": wanted})
+    for n in range(3):
+        one, *_ = sessions["llm"].run(["logits"], inputs | {"last_token_ids": wanted[:, n : n + 1]})
+        np.testing.assert_allclose(logits[:, n : n + 1], one, atol=1e-5)
+
+
+def test_masked_cache_rows_do_not_matter_to_the_language_model(sessions):
+    inputs = llm_inputs(1, 3, start=5)
+    logits, *_ = sessions["llm"].run(["logits"], inputs)
+    for name in inputs:
+        if "_cache_" in name:
+            inputs[name][:, :, 8:] = 1e6
+    np.testing.assert_array_equal(sessions["llm"].run(["logits"], inputs)[0], logits)
+
+
+def test_cache_rows_beyond_the_length_do_not_matter_to_the_expert(sessions):
+    inputs = action_inputs(2, 3)
+    (velocity,) = sessions["action"].run(None, inputs)
+    for name in inputs:
+        if "_cache_" in name:
+            inputs[name][0, :, 20:] = 1e3
+            inputs[name][1, :, 21:] = 1e3
+    np.testing.assert_array_equal(sessions["action"].run(None, inputs)[0], velocity)
+    inputs["key_cache_0"][1, :, 20] += 1
+    changed = sessions["action"].run(None, inputs)[0]
+    np.testing.assert_array_equal(changed[:3], velocity[:3])
+    assert np.abs(changed[3:] - velocity[3:]).max() > 1e-6
+
+
+def test_samples_and_requests_do_not_see_each_other(sessions):
+    """Up to rounding: the expert's products of two activations may sum in another order in another shape."""
+    inputs = action_inputs(2, 3)
+    (together,) = sessions["action"].run(None, inputs)
+    for b in range(2):
+        request = {
+            name: array[b : b + 1] for name, array in inputs.items() if name not in ("trajectory", "time")
+        }
+        for n in range(3):
+            row = b * 3 + n
+            alone = request | {"trajectory": inputs["trajectory"][row : row + 1], "time": inputs["time"]}
+            (velocity,) = sessions["action"].run(None, alone)
+            np.testing.assert_allclose(velocity[0], together[row], atol=1e-5)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`inspect` tells what is in an engine directory, or what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from edgellm_ros.builder import inspect, render
+from edgellm_ros.schema import to_dict
+
+
+@pytest.fixture
+def engine(tiny_engine, tmp_path):
+    return shutil.copytree(tiny_engine, tmp_path / "engine")
+
+
+def test_bindings_are_those_of_the_graphs(tiny_engine):
+    report = inspect(tiny_engine)
+    assert [part.name for part in report.parts] == ["llm", "visual", "action"]
+    llm = report.parts[0]
+    shapes = {binding.name: (binding.dtype, binding.shape) for binding in (*llm.inputs, *llm.outputs)}
+    assert shapes["inputs_embeds"] == ("float", ("B", "S", 48))
+    assert shapes["attention_mask"] == ("bool", ("B", 1, "S", 384))
+    assert shapes["present_key_2"] == ("float", ("B", 2, 384, 16))
+    assert llm.opset == 24
+
+
+def test_memory_follows_from_the_config(tiny_engine):
+    report = inspect(tiny_engine)
+    memory = report.memory
+    assert memory.kv_cache_per_token == 2 * 3 * 2 * 16 * 4  # keys and values, layers, heads, head size, fp32
+    assert memory.kv_cache == memory.kv_cache_per_token * 384 * 4
+    assert memory.total == memory.weights + memory.embedding + memory.kv_cache
+    data = sum(
+        (tiny_engine / part / "model.onnx.data").stat().st_size for part in ("llm", "visual", "action")
+    )
+    assert data <= memory.weights < 1.1 * data
+
+
+def test_report_is_readable_and_serialisable(tiny_engine):
+    report = inspect(tiny_engine, verify=True)
+    text = render(report)
+    for expected in (
+        "qwen3_omni_moe_thinker, fp32",
+        "KV cache",
+        "key_cache_0..2",
+        "velocity",
+        "SHA-256 checked",
+    ):
+        assert expected in text
+    assert json.loads(json.dumps(to_dict(report)))["verified"] is True
+
+
+def test_tensorrt_plans_are_listed(engine):
+    (engine / "llm" / "sm87-trt10.15.plan").write_bytes(b"")
+    assert inspect(engine).parts[0].plans == ("sm87-trt10.15.plan",)
+
+
+def test_altered_weights_are_found_when_verifying(engine):
+    path = engine / "llm" / "model.onnx.data"
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    inspect(engine)
+    with pytest.raises(ValueError, match=r"llm/model.onnx.data has another SHA-256"):
+        inspect(engine, verify=True)
+
+
+def test_truncated_weights_are_found_at_once(engine):
+    path = engine / "action" / "model.onnx.data"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"action/model.onnx.data has \d+ bytes"):
+        inspect(engine)
