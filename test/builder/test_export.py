@@ -92,7 +92,7 @@ def test_checkpoint_without_an_action_expert(tmp_path):
 
 
 def test_tied_embeddings_serve_as_the_last_layer(tiny_checkpoint, tmp_path):
-    """A tied checkpoint has no lm_head; an untied one whose lm_head is the embedding table is the same model."""
+    """A tied checkpoint has no lm_head; the embedding table does its work."""
     tied = write_tiny_checkpoint(tmp_path / "tied", shards=1)
     untied = write_tiny_checkpoint(tmp_path / "untied", shards=1)
     tensors = load_file(tied / "model.safetensors")

@@ -16,7 +16,7 @@ from edgellm_ros.engine.opset23 import lower_to_opset23
 def sessions(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(
-        linear_with_cache(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=16
+        linear_with_cache(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=64
     )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
