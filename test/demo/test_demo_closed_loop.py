@@ -33,17 +33,17 @@ def test_an_episode_is_the_same_every_time():
     assert np.array_equal(*tracks)
 
 
-def test_a_plan_takes_over_after_its_latency():
+def test_a_plan_takes_over_after_its_latency_with_the_speed_that_it_has_by_then():
     world = World(make_episode(3))
-    speeds = [0.4, 0.2]  # m/s^2 held for a whole plan
+    wanted = [0.4, 0.2]  # m/s^2 held for a whole plan
 
     def think(frame):
-        return Plan("", np.tile([speeds[min(int(world.time / 0.8 + 0.5), 1)], 0.0], (40, 1)))
+        return Plan("", np.tile([wanted[min(int(world.time / 0.8 + 0.5), 1)], 0.0], (40, 1)))
 
     with pytest.raises(StopIteration):  # twenty steps are enough
         drive(world, think, on_step=iter([None] * 20).__next__)
     accelerations = np.diff(world.track[:, 3]) / 0.1
-    assert accelerations[:19] == pytest.approx([0] * 3 + [0.4] * 8 + [0.2] * 8)
+    assert accelerations[:19] == pytest.approx([0] * 3 + [0.4] * 8 + [-0.4] + [0.2] * 7)
 
 
 def test_the_robot_brakes_on_an_answer_that_does_not_drive():
@@ -55,10 +55,10 @@ def test_the_robot_brakes_on_an_answer_that_does_not_drive():
     assert world.track[20:, 3].max() == 0
 
 
-def test_actions_beyond_the_limits_are_counted():
+def test_steps_planned_beyond_the_limits_are_counted():
     world = World(make_episode(3))
     driven = drive(world, lambda frame: Plan("", np.tile([-9.0, 0.0], (40, 1))))
-    assert driven.clipped > 300
+    assert driven.clipped == 50 * (8 - 3)  # the plans of 40 s, each in charge for 5 steps before the next look
 
 
 def test_a_plan_that_is_too_short_is_an_error():
