@@ -58,7 +58,7 @@ def test_the_robot_brakes_on_an_answer_that_does_not_drive():
 def test_steps_planned_beyond_the_limits_are_counted():
     world = World(make_episode(3))
     driven = drive(world, lambda frame: Plan("", np.tile([-9.0, 0.0], (40, 1))))
-    assert driven.clipped == 50 * (8 - 3)  # the plans of 40 s, each in charge for 5 steps before the next look
+    assert driven.clipped == 50 * (8 - 3)  # the plans of 40 s, each in charge for 5 steps
 
 
 def test_a_plan_that_is_too_short_is_an_error():
