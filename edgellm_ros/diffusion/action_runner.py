@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
@@ -34,6 +35,8 @@ class ActionRunner:
         max_samples: int,
     ) -> None:
         self.max_samples = max_samples
+        self.default_steps = config.num_denoise_steps
+        self.action_space = UnicycleActionSpace(config.action_space)
         self._executor = executor
         self._config = config
         self._device = device

@@ -13,8 +13,8 @@ class UnicycleActionSpace:
 
     def __init__(self, config: ActionSpaceConfig) -> None:
         self.config = config
-        self._mean, self._std = np.float32(config.mean), np.float32(config.std)
-        self._low, self._high = np.float32(config.low), np.float32(config.high)
+        limits = (config.mean, config.std, config.low, config.high)
+        self._mean, self._std, self._low, self._high = (np.array(values, np.float32) for values in limits)
 
     def denormalise(self, values: np.ndarray) -> np.ndarray:
         """[..., A] as the head makes them -> physical actions, float32, clipped to the robot's limits [low,

@@ -56,14 +56,7 @@ class OnnxRuntimeBackend:
         if not path.is_file():
             raise FileNotFoundError(f"{path} not found")
         try:
-            options = _session_options(onnxruntime, threads)
-            source: str | bytes = str(path)
-            if _version(onnxruntime) < FIRST_WITH_OPSET_24:
-                from edgellm_ros.engine.opset23 import lower_to_opset23
-
-                source = lower_to_opset23(path)
-                options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
-            self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            self._session = open_session(path, threads)
         except Exception as error:  # onnxruntime raises many classes of its own
             raise EngineError(
                 f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {error}"
@@ -92,6 +85,20 @@ class OnnxRuntimeBackend:
 
     def capture(self, stream: Any) -> None:
         return None
+
+
+def open_session(path: Path, threads: int = 0) -> Any:
+    """An `onnxruntime.InferenceSession` on the CPU; the graph is lowered if it is too new for the library."""
+    import onnxruntime
+
+    options = _session_options(onnxruntime, threads)
+    source: str | bytes = str(path)
+    if _version(onnxruntime) < FIRST_WITH_OPSET_24:
+        from edgellm_ros.engine.opset23 import lower_to_opset23
+
+        source = lower_to_opset23(path)
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def _session_options(onnxruntime: Any, threads: int) -> Any:

@@ -25,9 +25,7 @@ class Tensor:
 
     __slots__ = ("array", "dtype", "owner", "pointer", "shape")
 
-    def __init__(
-        self, pointer: int, shape: Shape, dtype: np.dtype, owner: Any, array: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, pointer: int, shape: Shape, dtype: np.dtype, owner: Any, array: Any = None) -> None:
         self.pointer = pointer
         self.shape = shape
         self.dtype = dtype

@@ -37,13 +37,13 @@ class ImageProcessor:
         # A pixel has 256 values: rescaling and normalising are one look-up, in the reference's order of
         # roundings.
         levels = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
-        mean, std = np.float32(config.image_mean), np.float32(config.image_std)
+        mean, std = np.array(config.image_mean, np.float32), np.array(config.image_std, np.float32)
         self._normalised = (levels[None, :] - mean[:, None]) / std[:, None]  # [C, 256]
 
     def process(self, image: np.ndarray) -> ImagePatches:
         """Image [H, W, 3] uint8 RGB. ValueError for another shape or type, or a side ratio above 200."""
         check_image(image)
-        height, width = smart_resize(*image.shape[:2], self._config)
+        height, width = smart_resize(image.shape[0], image.shape[1], self._config)
         if (height, width) != image.shape[:2]:
             image = np.asarray(
                 Image.fromarray(image).resize((width, height), Image.Resampling(self._config.resample))

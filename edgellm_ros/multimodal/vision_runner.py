@@ -43,7 +43,7 @@ class VisionRunner:
         ValueError if it is no such image or becomes more than max_tokens.
         """
         check_image(image)
-        height, width = smart_resize(*image.shape[:2], self._config)
+        height, width = smart_resize(image.shape[0], image.shape[1], self._config)
         grid = height // self._config.size_factor, width // self._config.size_factor
         if grid[0] * grid[1] > self._max_tokens:
             raise ValueError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 
@@ -41,3 +42,22 @@ class ActionMetrics:
     trajectories: int = 0
     total_runs: int = 0
     seconds: float = 0.0
+
+
+class StageClock:
+    """Seconds per stage of one batch; each stage begins where the one before it ended."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._stages = dict.fromkeys(("tokenize_s", "vision_s", "prefill_s", "decode_s", "action_s"), 0.0)
+
+    def end(self, stage: str) -> float:
+        """The stage ends now. Returns its seconds."""
+        now = time.perf_counter()
+        self._stages[stage], self._last = now - self._last, now
+        return self._stages[stage]
+
+    def metrics(self) -> dict[str, float]:
+        """Every stage, from the request to the first token, and the whole."""
+        first_token = sum(self._stages[stage] for stage in ("tokenize_s", "vision_s", "prefill_s"))
+        return {**self._stages, "first_token_s": first_token, "total_s": self._last - self._start}

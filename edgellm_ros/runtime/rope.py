@@ -43,11 +43,7 @@ def get_rope_index(
     """
     positions = np.empty((3, len(token_ids)), np.int64)
     ids = np.asarray(token_ids)
-    starts = (
-        np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == image_token_id)) + 1
-        if len(ids) > 1
-        else []
-    )
+    starts = np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == image_token_id)) + 1
     if len(starts) != len(grids):
         raise ValueError(f"the prompt holds {len(starts)} images, {len(grids)} were given")
     index = position = 0

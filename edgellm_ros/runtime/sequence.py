@@ -30,13 +30,13 @@ class GenerationSequence:
     max_tokens: int
     stop_token_ids: Collection[int]
     future_start_token_id: int | None
-    points: np.ndarray | None
+    speed: float
     noise_seed: int
     text: TextStream
     image_row: int = 0
     generated: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: str = ""
     actions: np.ndarray | None = None
     paths: np.ndarray | None = None
     _future_start_pending: bool = False
@@ -48,7 +48,7 @@ class GenerationSequence:
         After the future-start token one more step writes that token's keys and values, which the action head
         attends to.
         """
-        return self.finish_reason is None or self._future_start_pending
+        return not self.finish_reason or self._future_start_pending
 
     @property
     def announced_actions(self) -> bool:
@@ -84,16 +84,20 @@ class GenerationSequence:
         self.logprobs.append(best if drawn in best else [*best, drawn])
 
     def go_on(self, stage: str, step: int) -> bool:
-        """Tell the client where the request stands; False, and the sequence finished, if it was cancelled."""
+        """Tell the client where the request stands; False if it was cancelled, now or before."""
+        if self.finish_reason == "cancelled":
+            return False
         if self.request.on_progress is not None:
-            text = self.text.visible if self.finish_reason is None else self.text.text
+            text = self.text.text if self.finish_reason else self.text.visible
             self.request.on_progress(Progress(stage, text, len(self.generated), step))
-        if self.request.cancel is not None and self.request.cancel.is_set():
+        has_more_to_do = self.decoding or (self.announced_actions and self.actions is None)
+        if has_more_to_do and self.request.cancel is not None and self.request.cancel.is_set():
             self._finish("cancelled")
-        return self.finish_reason != "cancelled"
+            return False
+        return True
 
     def _finish(self, reason: str) -> None:
-        if self.finish_reason is None:
+        if not self.finish_reason:
             self.text.finish()
         self.finish_reason = reason
         self._future_start_pending = False

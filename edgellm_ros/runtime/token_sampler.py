@@ -78,5 +78,5 @@ class TokenSampler:
         self._kernels.log_probabilities(logits, tokens, top_ids, top_values)
         ids, values = self._device.download(top_ids), self._device.download(top_values)
         for row, sequence in enumerate(sequences):
-            if sequence.request.logprobs and sequence.finish_reason is None:
+            if sequence.request.logprobs and not sequence.finish_reason:
                 sequence.take_logprobs(ids[row].tolist(), values[row].tolist())

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RequestIntake: requests to sequences of tokens. What is wrong with a request is found here, before any
+work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.trajectory_history import check_history, history_speed, history_tokens
+from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.prompt import PromptBuilder
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.rope import get_rope_index
+from edgellm_ros.runtime.sequence import GenerationSequence
+from edgellm_ros.runtime.text_stream import TextStream
+from edgellm_ros.runtime.tokenizer import Tokenizer
+
+
+class RequestIntake:
+    """Checks requests against what the engine has and takes, and makes their prompts."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        prompts: PromptBuilder,
+        vision: VisionRunner | None,
+        action: ActionRunner | None,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._vision = vision
+        self._action = action
+
+    def admit(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
+        """Sequences of a batch. `noise_seed`: for requests that bring none. ValueError names the request."""
+        limit = self._config.builder.max_batch_size
+        if not 1 <= len(requests) <= limit:
+            raise ValueError(
+                f"a batch of {len(requests)} requests; this engine takes 1 to {limit} (max_batch_size)"
+            )
+        sequences = []
+        image_row = 0
+        for index, request in enumerate(requests):
+            try:
+                sequence = self._sequence(request, image_row, noise_seed)
+            except ValueError as error:
+                raise ValueError(f"request {index}: {error}" if len(requests) > 1 else str(error)) from None
+            image_row += sum(height * width for height, width in sequence.image_grids)
+            sequences.append(sequence)
+        return sequences
+
+    def _sequence(self, request: LLMGenerationRequest, image_row: int, noise_seed: int) -> GenerationSequence:
+        self._check_supported(request)
+        config, action, tokens = self._config, self._config.action, self._config.special_tokens
+        speed, history = request.speed or 0.0, []
+        if action is not None:
+            points = check_history(request.history, action.trajectory_history)
+            history = history_tokens(points, action.trajectory_history)
+            if request.speed is None:
+                speed = history_speed(points, action.trajectory_history)
+        grids = [self._vision.token_grid(image) for image in request.images] if self._vision else []
+        token_ids = self._prompts.build(request, [height * width for height, width in grids], history)
+        if len(token_ids) > config.builder.max_input_len:
+            raise ValueError(
+                f"the prompt has {len(token_ids)} tokens; this engine takes at most "
+                f"{config.builder.max_input_len} (max_input_len)"
+            )
+        positions, delta = get_rope_index(
+            token_ids, grids, tokens.image_token_id, tokens.vision_start_token_id
+        )
+        # The last cache row of a sequence is scratch, for when it has ended while others of its batch go on.
+        room = config.builder.max_kv_cache_capacity - 1 - len(token_ids)
+        return GenerationSequence(
+            request=request,
+            token_ids=token_ids,
+            image_grids=grids,
+            image_row=image_row,
+            positions=positions,
+            rope_delta=delta,
+            max_tokens=min(request.sampling.max_tokens, room),
+            stop_token_ids=config.stop_token_ids,
+            future_start_token_id=action.future_start_token_id if action else None,
+            speed=speed,
+            noise_seed=noise_seed if request.noise_seed is None else request.noise_seed,
+            text=TextStream(self._tokenizer, request.sampling.stop),
+        )
+
+    def _check_supported(self, request: LLMGenerationRequest) -> None:
+        if request.images and self._vision is None:
+            raise ValueError("this engine has no vision encoder, the request has images")
+        if request.audio:
+            raise ValueError("this engine has no audio encoder, the request has audio")
+        if request.lora:
+            raise ValueError(f"unknown LoRA adapter {request.lora!r}; available: none")
+        if request.logprobs > self._config.llm.vocab_size:
+            raise ValueError(
+                f"logprobs {request.logprobs} exceeds the vocabulary of {self._config.llm.vocab_size} tokens"
+            )
+        if self._action is None:
+            if request.action_samples or request.history is not None:
+                raise ValueError("this engine has no action head, the request has action_samples or history")
+        elif request.action_samples > self._action.max_samples:
+            raise ValueError(
+                f"action_samples is {request.action_samples}; this engine takes at most "
+                f"{self._action.max_samples} (max_action_samples)"
+            )
