@@ -8,20 +8,19 @@ import shutil
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
+from edgellm_ros.engine.onnxruntime_backend import open_session
 from edgellm_ros.runtime.config import EngineConfig
 
 LIMITS = {"max_batch_size": 2, "max_input_len": 48, "max_kv_cache_capacity": 64}
 
 
 def run(engine, part, **inputs):
-    session = onnxruntime.InferenceSession(engine / part / "model.onnx", providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)
+    return open_session(engine / part / "model.onnx").run(None, inputs)
 
 
 def vision_inputs(patches=24):

@@ -10,6 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 
+from edgellm_ros.engine.onnxruntime_backend import open_session
+
 OPERATORS = {  # all of them in TensorRT's list of supported ONNX operators
     "Add",
     "Attention",
@@ -49,14 +51,7 @@ def graphs(tiny_engine):
 
 @pytest.fixture(scope="module")
 def sessions(tiny_engine):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return {
-        part: onnxruntime.InferenceSession(
-            tiny_engine / part / "model.onnx", options, providers=["CPUExecutionProvider"]
-        )
-        for part in PARTS
-    }
+    return {part: open_session(tiny_engine / part / "model.onnx") for part in PARTS}
 
 
 def llm_inputs(batch, tokens, start, seed=0):

@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from safetensors.numpy import load_file
+
+from edgellm_ros.engine.onnxruntime_backend import open_session
 
 TYPES = {
     "tensor(float)": np.float32,
@@ -21,10 +22,7 @@ class Graph:
     """One `model.onnx`. Inputs may be NumPy arrays or torch tensors of any float type."""
 
     def __init__(self, path: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = 1  # threads that spin would slow down PyTorch's between the steps
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.session = open_session(path, threads=1)  # more would get in the way of PyTorch's
         self.inputs = {node.name: node for node in self.session.get_inputs()}
         self.outputs = [node.name for node in self.session.get_outputs()]
 
