@@ -95,7 +95,7 @@ class BuilderConfig:
     max_input_len: int = 256
     max_kv_cache_capacity: int = 384
     max_lora_rank: int = 0
-    max_action_samples: int = 16
+    max_action_samples: int = 64
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_action_samples"):
