@@ -128,7 +128,8 @@ class LLMGenerationResponse:
     natural log-probability) of the most likely tokens in falling order, then the token itself if it is not
     among them; None if not asked for. actions [n, T, A] in physical units and paths [n, T+1, 4] (x, y,
     heading, speed in the start frame), or None if none were asked for, the model did not announce any, or the
-    request was cancelled. metrics: seconds per stage, of the whole batch.
+    request was cancelled. metrics: seconds per stage of the whole batch (tokenize_s, vision_s, prefill_s,
+    decode_s, action_s), first_token_s and total_s.
     """
 
     text: str
