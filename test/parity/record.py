@@ -19,6 +19,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+from checkpoint_digest import checkpoint_digest  # noqa: E402
 from comparison import LOGPROBS, MAX_TOKENS, scenes  # noqa: E402
 from expert_reference import ExpertReference  # noqa: E402
 from thinker_reference import ThinkerReference  # noqa: E402
@@ -63,7 +64,7 @@ def record(checkpoint: Path, count: int) -> dict[str, np.ndarray]:
             f"top_logprobs_{i}": top.values.numpy(),
             f"actions_{i}": expert.physical(actions).numpy(),
         }
-    return {"prompts": np.array(prompts), **arrays}
+    return {"checkpoint": np.array(checkpoint_digest(checkpoint)), "prompts": np.array(prompts), **arrays}
 
 
 if __name__ == "__main__":

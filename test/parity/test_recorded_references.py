@@ -6,6 +6,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
+from checkpoint_digest import checkpoint_digest
 
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
@@ -25,9 +26,12 @@ def runtime(trained_checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def references(recorded_references):
+def references(recorded_references, trained_checkpoint):
     with np.load(recorded_references) as arrays:
-        return dict(arrays)
+        references = dict(arrays)
+    if references["checkpoint"] != checkpoint_digest(trained_checkpoint):
+        pytest.fail(f"{trained_checkpoint} is not the recorded checkpoint: run test/parity/record.py")
+    return references
 
 
 @pytest.mark.parametrize("scene", range(3))

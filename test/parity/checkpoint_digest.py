@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells one checkpoint from another."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def checkpoint_digest(checkpoint: Path) -> str:
+    """SHA-256 over all weights and tokens of a checkpoint."""
+    digest = hashlib.sha256()
+    for path in sorted([*checkpoint.rglob("*.safetensors"), checkpoint / "tokenizer.json"]):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
