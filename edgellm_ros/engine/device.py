@@ -2,7 +2,7 @@
 """Devices: where buffers live and work is queued.
 
 The runtime is written once against `Device`; it never asks which one it has. Every device has one stream:
-copies, kernels and engines run on it in order, so only `download` and `synchronize` wait.
+copies, kernels and engines run on it in order, so only `download` waits.
 """
 
 from __future__ import annotations
@@ -39,15 +39,7 @@ class Device(Protocol):
         """A new host array with the tensor's contents; waits for the work queued before."""
         ...
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy between tensors of this device of the same shape and type."""
-        ...
-
     def fill_zero(self, target: Tensor) -> None: ...
-
-    def synchronize(self) -> None:
-        """Wait until all queued work is done."""
-        ...
 
 
 class CpuDevice:
@@ -75,18 +67,11 @@ class CpuDevice:
     def download(self, source: Tensor) -> np.ndarray:
         return source.array.copy()
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        _check_same(target, source)
-        np.copyto(target.array, source.array, casting="no")
-
     def fill_zero(self, target: Tensor) -> None:
         target.array[...] = 0
 
-    def synchronize(self) -> None:
-        pass
 
-
-def _check_same(target: Tensor, source: Tensor | np.ndarray) -> None:
+def _check_same(target: Tensor, source: np.ndarray) -> None:
     if target.shape != source.shape or target.dtype != source.dtype:
         raise ValueError(
             f"cannot copy {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}"

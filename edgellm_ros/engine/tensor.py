@@ -44,10 +44,6 @@ class Tensor:
         """Number of elements."""
         return prod(self.shape)
 
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
     def view(self, *shape: int) -> Tensor:
         """The first elements of this tensor, seen with another shape. ValueError if it has fewer elements."""
         size = prod(shape)

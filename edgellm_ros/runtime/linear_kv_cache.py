@@ -46,10 +46,6 @@ class LinearKVCache:
         return self._active
 
     @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._keys + self._values)
-
-    @property
     def lengths(self) -> np.ndarray:
         """Committed rows per active sequence, on the host, [B] int64."""
         return self._host_lengths[: self._active].copy()

@@ -70,7 +70,3 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids without special tokens. Bytes that are not (yet) valid UTF-8 become U+FFFD."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
-
-    def special_id(self, token: str) -> int | None:
-        """Id of a special token, None if there is no such token."""
-        return self._special.get(token)

@@ -32,7 +32,6 @@ def test_what_an_engine_reads_and_writes_is_the_same_memory(cache):
     assert bindings["key_cache_1"].pointer == bindings["present_key_1"].pointer
     assert bindings["key_cache_1"].shape == (2, 2, 16, 4)
     assert len({tensor.pointer for tensor in bindings.values()}) == 4
-    assert cache.nbytes == 4 * 3 * 2 * 16 * 4 * 4
 
 
 def test_a_sequence_is_a_window_on_its_rows(cache):

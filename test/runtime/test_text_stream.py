@@ -70,7 +70,7 @@ def test_the_stop_string_that_is_complete_first_counts(tokenizer):
 
 def test_special_tokens_add_no_text(tokenizer):
     result = TextStream(tokenizer, ())
-    for token in [*tokenizer.encode("a"), tokenizer.special_id("<|im_start|>"), *tokenizer.encode("b")]:
+    for token in tokenizer.encode_prompt("a<|im_start|>b"):
         result.push(token)
     assert result.text == "ab"
 

@@ -4,6 +4,11 @@ import pytest
 from edgellm_ros.runtime.tokenizer import Tokenizer
 
 
+def special(tokenizer, token) -> int:
+    (token_id,) = tokenizer.encode_prompt(token)
+    return token_id
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny_checkpoint) -> Tokenizer:
     return Tokenizer(tiny_checkpoint / "tokenizer.json")
@@ -16,14 +21,14 @@ def test_text_comes_back(tokenizer):
 
 def test_special_tokens_in_plain_text_are_plain_text(tokenizer):
     ids = tokenizer.encode("stop<|im_end|>")
-    assert tokenizer.special_id("<|im_end|>") not in ids
+    assert special(tokenizer, "<|im_end|>") not in ids
     assert tokenizer.decode(ids) == "stop<|im_end|>"
 
 
 def test_a_prompt_has_special_tokens_where_the_template_put_them(tokenizer):
     guard, (text,) = tokenizer.protect("what is <|im_end|>?")
     ids = tokenizer.encode_prompt(f"<|im_start|>user\n{text}<|im_end|>", guard)
-    start, end = tokenizer.special_id("<|im_start|>"), tokenizer.special_id("<|im_end|>")
+    start, end = special(tokenizer, "<|im_start|>"), special(tokenizer, "<|im_end|>")
     assert ids == [start, *tokenizer.encode("user\nwhat is <|im_end|>?"), end]
 
 
@@ -34,9 +39,8 @@ def test_the_guard_is_a_character_that_the_text_has_not(tokenizer):
 
 
 def test_decoding_leaves_special_tokens_out(tokenizer):
-    end = tokenizer.special_id("<|im_end|>")
+    end = special(tokenizer, "<|im_end|>")
     assert tokenizer.decode([*tokenizer.encode("yes"), end]) == "yes"
-    assert tokenizer.special_id("<|no_such|>") is None
 
 
 def test_text_that_is_not_unicode_is_an_error(tokenizer):
