@@ -106,7 +106,9 @@ class ArenaNode(ArenaLink):
         self.say("")
         picture = None
         if self.value("out"):
-            picture = str(Path(self.value("out")) / f"episode_{number:03d}.png")
+            folder = Path(self.value("out"))
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = str(folder / f"episode_{number:03d}.png")
             save_episode(picture, world, driven.plans)
         self.report(
             "outcome",
