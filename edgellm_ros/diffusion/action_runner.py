@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActionRunner: from noise to trajectories, by Euler steps of a flow-matching head over the language model's
-KV cache.
-"""
+"""ActionRunner: noise to trajectories, by Euler steps of a flow-matching head over the KV cache."""
 
 from __future__ import annotations
 
@@ -55,8 +53,9 @@ class ActionRunner:
     def execute(
         self, cache: SequenceCache, samples: int, steps: int, seed: int, go_on: Callable[[int], bool]
     ) -> np.ndarray | None:
-        """Normalised actions, float32 [samples, T, A]; None if `go_on(step)`, asked before every Euler step,
-        said no.
+        """Normalised actions, float32 [samples, T, A].
+
+        `go_on(step)` is asked before every Euler step; None if it said no.
 
         The cache must hold everything up to and including the future-start token. Same cache, seed and steps
         give the same result, bit by bit. EngineError if the result is not finite.

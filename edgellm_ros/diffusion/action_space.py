@@ -17,9 +17,7 @@ class UnicycleActionSpace:
         self._mean, self._std, self._low, self._high = (np.array(values, np.float32) for values in limits)
 
     def denormalise(self, values: np.ndarray) -> np.ndarray:
-        """[..., A] as the head makes them -> physical actions, float32, clipped to the robot's limits [low,
-        high].
-        """
+        """[..., A] as the head makes them -> physical actions, float32, clipped to [low, high]."""
         return np.clip(values.astype(np.float32) * self._std + self._mean, self._low, self._high)
 
     def integrate(self, actions: np.ndarray, speed: float) -> np.ndarray:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Past motion as tokens, as in Alpamayo: the first point, then from point to point, each value in one of many
-equal bins.
-"""
+"""Past motion as tokens, as in Alpamayo: the first point, then steps from point to point, in bins."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ def check_history(history: np.ndarray | None, config: TrajectoryHistoryConfig) -
 
 
 def history_tokens(points: np.ndarray, config: TrajectoryHistoryConfig) -> list[int]:
-    """Token ids of points [num_points, 2], point by point, x before y. Values outside of [low, high] take the
-    nearest bin.
+    """Token ids of points [num_points, 2], point by point, x before y.
+
+    Values outside of [low, high] take the nearest bin.
     """
     values = np.concatenate([points[:1], np.diff(points, axis=0)])
     low, high = np.array(config.low), np.array(config.high)

@@ -79,8 +79,9 @@ def _check_same(target: Tensor, source: np.ndarray) -> None:
 
 
 def open_device(name: str) -> Device:
-    """The device called "cpu", "cuda" or "tensorrt". ValueError for another name, EngineError if it is not
-    available here.
+    """The device called "cpu", "cuda" or "tensorrt".
+
+    ValueError for another name, EngineError if it is not available here.
     """
     if name == "cpu":
         return CpuDevice()

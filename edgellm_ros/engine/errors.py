@@ -3,6 +3,4 @@
 
 
 class EngineError(RuntimeError):
-    """An engine or device cannot do what was asked: missing backend, wrong binding, failed or non-finite
-    computation.
-    """
+    """An engine or device cannot do what was asked: not here, wrongly bound, failed, or not finite."""

@@ -32,8 +32,9 @@ class Binding:
 
 @dataclass(frozen=True)
 class BindingSnapshot:
-    """Address and shape of every binding, in the engine's order: equal snapshots need no new binding, and may
-    share a graph.
+    """Address and shape of every binding, in the engine's order.
+
+    Equal snapshots need no new binding, and may share a graph.
     """
 
     profile: int
@@ -41,8 +42,9 @@ class BindingSnapshot:
 
 
 class EngineBackend(Protocol):
-    """What an engine file's own library must offer. Tensors that arrive here are complete and of the right
-    types.
+    """What an engine file's own library must offer.
+
+    Tensors that arrive here are complete and of the right types.
     """
 
     bindings: tuple[Binding, ...]
@@ -56,9 +58,7 @@ class EngineBackend(Protocol):
         ...
 
     def capture(self, stream: Any) -> Any | None:
-        """Record a run of what is bound as an object with `launch(stream)`; None where the backend has no
-        such thing.
-        """
+        """Record a run of what is bound, as an object with `launch(stream)`; None without such a thing."""
         ...
 
 
@@ -77,8 +77,9 @@ class EngineExecutor:
 
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
-        """Load an engine file for a device. `threads` of the CPU, 0 = one per core. FileNotFoundError,
-        EngineError.
+        """Load an engine file for a device.
+
+        `threads` of the CPU, 0 = one per core. FileNotFoundError, EngineError.
         """
         from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 
@@ -113,8 +114,9 @@ class EngineExecutor:
         self._snapshot = snapshot
 
     def execute(self, stream: Any = None) -> None:
-        """Replay the graph captured for what is bound, or else run the engine. EngineError before `prepare`
-        or on failure.
+        """Replay the graph captured for what is bound, or else run the engine.
+
+        EngineError before `prepare` or on failure.
         """
         if self._snapshot is None:
             raise EngineError(f"{self.name}: execute without a successful prepare")
@@ -125,8 +127,9 @@ class EngineExecutor:
             self._backend.run(stream)
 
     def capture_graph(self, stream: Any = None) -> bool:
-        """Record what is bound as a graph that `execute` replays from then on. False where the backend has no
-        graphs.
+        """Record what is bound as a graph that `execute` replays from then on.
+
+        False where the backend has no graphs.
         """
         if self._snapshot is None:
             raise EngineError(f"{self.name}: capture_graph without a successful prepare")

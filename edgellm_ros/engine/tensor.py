@@ -16,8 +16,9 @@ Shape = tuple[int, ...]
 
 
 class Tensor:
-    """`pointer` is the address of the first element on its device. `array` is the NumPy view of it, None off
-    the host.
+    """A contiguous window on memory of one device.
+
+    `pointer` is the address of its first element, `array` the NumPy view of it, None off the host.
 
     `owner` is whatever keeps the memory alive; views share it. Made by a `Device`, or as a view of another
     tensor.

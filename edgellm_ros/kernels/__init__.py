@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs between engines: embedding, rotary rows, masks, sampling, Euler steps. One twin per kind of
-device.
+"""What runs between engines: embedding, rotary rows, masks, sampling, Euler steps.
+
+One twin per kind of device.
 """
 
 from __future__ import annotations

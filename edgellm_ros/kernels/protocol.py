@@ -26,12 +26,11 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class SamplingState:
-    """How the next token of each sequence is drawn; rows stay with their sequence from its first token to its
-    last.
+    """How the next token of each sequence is drawn.
 
-    temperature [B] f32 (0 = the most likely token), top_k [B] i64 (0 = off), top_p, min_p, repetition_penalty
-    [B] f32, seed [B] u64, step [B] i64 (tokens drawn so far), seen [B, V] bool (tokens in the prompt or drawn
-    already).
+    Rows stay with their sequence from its first token to its last. temperature [B] f32 (0 = the most likely
+    token), top_k [B] i64 (0 = off), top_p, min_p, repetition_penalty [B] f32, seed [B] u64, step [B] i64
+    (tokens drawn so far), seen [B, V] bool (tokens in the prompt or drawn already).
     """
 
     temperature: Tensor
@@ -69,8 +68,9 @@ class Kernels(Protocol):
         ...
 
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """cos, sin [B,S,D/2] of text that follows: token i of sequence b stands at lengths[b] + deltas[b] +
-        i.
+        """Write cos, sin [B,S,D/2] of text that follows.
+
+        Token i of sequence b stands at position lengths[b] + deltas[b] + i.
         """
         ...
 

@@ -26,10 +26,10 @@ Word = TypeVar("Word", int, np.ndarray)
 
 
 def philox4x32(c0: Word, c1: Word, c2: Word, c3: Word, seed: int) -> tuple[Word, Word, Word, Word]:
-    """Four random 32-bit words from a counter of four 32-bit words and a 64-bit seed, whose low word is the
-    first key word.
+    """Four random 32-bit words from a counter of four 32-bit words and a 64-bit seed.
 
-    Counter words are integers, or uint64 arrays for many counters at once.
+    The seed's low word is the first key word. Counter words are integers, or uint64 arrays for many counters
+    at once.
     """
     k0, k1 = seed & _MASK, seed >> 32
     for _ in range(_ROUNDS):
@@ -51,8 +51,9 @@ def token_uniform(seed: int, step: int) -> float:
 
 
 def normal_noise(seed: int, samples: int, size: int) -> np.ndarray:
-    """Standard normal numbers, float32 [samples, size]; row i depends on (seed, i) only. Box-Muller over
-    Philox.
+    """Standard normal numbers, float32 [samples, size]; row i depends on (seed, i) only.
+
+    Box-Muller over Philox.
     """
     block, sample = np.meshgrid(
         np.arange(-(-size // 4), dtype=np.uint64), np.arange(samples, dtype=np.uint64)

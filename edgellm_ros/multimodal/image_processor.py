@@ -20,8 +20,9 @@ MAX_ASPECT_RATIO = 200
 
 @dataclass(frozen=True)
 class ImagePatches:
-    """pixel_values [grid_height * grid_width, C*T*p*p] float32, merge block by merge block; grid sizes in
-    patches.
+    """Normalised patches of one image, merge block by merge block.
+
+    pixel_values [grid_height * grid_width, C*T*p*p] float32; grid sizes in patches.
     """
 
     pixel_values: np.ndarray
@@ -77,8 +78,9 @@ def check_image(image: np.ndarray) -> None:
 
 
 def smart_resize(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """Height and width in pixels after resizing: multiples of the patch and merge size, area within the
-    processor's bounds.
+    """Height and width in pixels after resizing.
+
+    Multiples of patch times merge size, with an area within the processor's bounds.
 
     The aspect ratio is kept as closely as that allows. ValueError for a side ratio above 200.
     """

@@ -17,8 +17,9 @@ from edgellm_ros.multimodal.config import VisionConfig
 
 @dataclass(frozen=True)
 class VisionPositions:
-    """For P patches: rope_cos, rope_sin [P, D/2] f32; pos_embed_index [4, P] i64, pos_embed_weight [4, P]
-    f32.
+    """Positions of P patches.
+
+    rope_cos, rope_sin [P, D/2] f32; pos_embed_index [4, P] i64; pos_embed_weight [4, P] f32.
     """
 
     rope_cos: np.ndarray

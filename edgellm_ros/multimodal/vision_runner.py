@@ -53,9 +53,7 @@ class VisionRunner:
         return grid
 
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
-        """Image -> patches -> vision tower, which writes into image_rows and each of deepstack_rows, [tokens,
-        H] each.
-        """
+        """Image -> patches -> vision tower, which writes image_rows and deepstack_rows, [tokens, H] each."""
         patches = self._processor.process(image)
         pixel_values = self._pixel_values.rows(0, len(patches.pixel_values))
         self._device.upload(pixel_values, patches.pixel_values)

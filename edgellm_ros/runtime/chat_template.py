@@ -28,8 +28,9 @@ class ChatTemplate:
             raise ValueError(f"{path}: not a Jinja template: {error}") from None
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The prompt text up to where the assistant's answer begins. ValueError with what the template
-        complains about.
+        """The prompt text up to where the assistant's answer begins.
+
+        ValueError with what the template complains about.
         """
         try:
             return self._template.render(messages=messages, add_generation_prompt=True)

@@ -20,8 +20,9 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding. `mrope_section`: frequency pairs given to time, height and width; empty =
-    plain RoPE.
+    """Rotary position embedding.
+
+    `mrope_section`: frequency pairs given to time, height and width; empty = plain RoPE.
 
     `mrope_interleaved` as in Qwen3: frequencies take turns (t h w t h w ...) rather than standing in three
     blocks.
@@ -127,8 +128,9 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling that the checkpoint recommends (generation_config.json). temperature 0 = greedy, top_k 0 =
-    off.
+    """Sampling that the checkpoint recommends (generation_config.json).
+
+    temperature 0 = greedy, top_k 0 = off.
     """
 
     temperature: float = 0.0
@@ -146,8 +148,9 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of the engine directory: path relative to it with forward slashes, size in bytes, SHA-256 in
-    hex.
+    """One file of the engine directory.
+
+    `path` is relative to it, with forward slashes; `size` in bytes; `sha256` in hex.
     """
 
     path: str
@@ -162,8 +165,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything in `config.json`. `vision`, `audio` and `action` are None where the checkpoint has no such
-    part.
+    """Everything in `config.json`.
+
+    `vision`, `audio` and `action` are None where the checkpoint has no such part.
     """
 
     format_version: int
@@ -229,11 +233,10 @@ class EngineConfig:
 
     @classmethod
     def load(cls, engine_dir: str | Path, verify: bool = False) -> EngineConfig:
-        """Read and check `config.json` and that the files it lists are there in full; `verify` compares their
-        SHA-256 too.
+        """Read and check `config.json`, and that the files it lists are there in full.
 
-        FileNotFoundError for a missing directory or file, ValueError for a wrong config or a file of the
-        wrong size or content.
+        `verify` compares their SHA-256 too. FileNotFoundError for a missing directory or file, ValueError for
+        a wrong config or a file of the wrong size or content.
         """
         path = Path(engine_dir) / CONFIG_FILE
         if not path.is_file():
@@ -259,8 +262,9 @@ def list_files(engine_dir: str | Path, paths: Iterable[str | Path]) -> tuple[Fil
 
 
 def check_files(engine_dir: str | Path, files: Iterable[FileEntry], verify: bool = False) -> None:
-    """Raise FileNotFoundError or ValueError for the first file that is missing, cut short or (with `verify`)
-    altered.
+    """Check that files are there in full, and with `verify` that they are unaltered.
+
+    FileNotFoundError or ValueError for the first that is not.
     """
     for entry in files:
         path = Path(engine_dir) / entry.path

@@ -45,17 +45,15 @@ class InputEmbedder:
         ]
 
     def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
-        """Where the vision engine writes `count` rows: [count, H] for the input, and for each deepstack
-        feature.
-        """
+        """Where the vision engine writes: [count, H] for the input, and for each deepstack feature."""
         stop = start + count
         return self._image_rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
 
     def embed_prompts(self, prompts: list[list[int]], image_starts: list[int]) -> tuple[Tensor, list[Tensor]]:
-        """Prompts of B sequences, padded to the longest: inputs_embeds [B,S,H] and each deepstack feature
-        [B,S,H].
+        """Prompts of B sequences to inputs_embeds [B,S,H] and each deepstack feature [B,S,H].
 
-        image_starts: the row of each sequence's first image placeholder; the others follow it.
+        Prompts are padded to the longest. image_starts: the row of each sequence's first image placeholder;
+        the others follow it.
         """
         # At least two tokens wide: what a prompt gives must not depend on whether it was padded
         # (OnnxRuntimeBackend).

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RequestIntake: requests to sequences of tokens. What is wrong with a request is found here, before any
-work.
+"""RequestIntake: requests to sequences of tokens.
+
+What is wrong with a request is found here, before any work.
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ class LinearKVCache:
         self._active = batch_size
 
     def bindings(self) -> dict[str, Tensor]:
-        """The active sequences' rows under an LLM engine's names: what it reads and what it writes is the
-        same memory.
-        """
+        """The active sequences' rows under an LLM engine's names; outputs are the inputs' memory."""
         tensors = {}
         for i, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             tensors[f"key_cache_{i}"] = tensors[f"present_key_{i}"] = keys.rows(0, self._active)

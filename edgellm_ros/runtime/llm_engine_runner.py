@@ -25,7 +25,9 @@ DECODE_PROFILE = 1
 
 
 class LLMEngineRunner:
-    """Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V
+    """The language model on a device.
+
+    Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V
     vocabulary.
 
     `positions_beyond`: how many positions after the cache's last one others look up in `rope_table` (the
@@ -146,8 +148,9 @@ class LLMEngineRunner:
         cache.commit_sequence_length(advance)
 
     def capture_vanilla_decoding_cuda_graph(self, inputs_embeds: Tensor, output_logits: Tensor) -> bool:
-        """Record a decode step over these tensors for replay. False where the device has no graphs. Ends any
-        batch in progress.
+        """Record a decode step over these tensors for replay.
+
+        False where the device has no graphs. Ends any batch in progress.
         """
         batch = inputs_embeds.shape[0]
         self.kv_cache.reset_for_new_sequences([0] * batch, [0] * batch)

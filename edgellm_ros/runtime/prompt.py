@@ -13,9 +13,7 @@ from edgellm_ros.runtime.tokenizer import Tokenizer
 
 
 class PromptBuilder:
-    """Renders the chat template, tokenises it, and puts as many placeholders as there are rows where the
-    template has one.
-    """
+    """Renders the chat template, tokenises it, and expands its placeholders."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
         self._tokenizer = tokenizer
@@ -26,8 +24,7 @@ class PromptBuilder:
     def build(
         self, request: LLMGenerationRequest, image_tokens: Sequence[int], history: Sequence[int]
     ) -> list[int]:
-        """Ids of the prompt: `image_tokens[i]` image placeholders for image i, the trajectory history's
-        tokens as they are.
+        """Ids of the prompt, with image_tokens[i] placeholders for image i and the history's tokens.
 
         What the user wrote stays text, whatever special tokens it spells. ValueError if the template did not
         take an image in.

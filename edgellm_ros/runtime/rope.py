@@ -16,8 +16,9 @@ from edgellm_ros.runtime.config import LLMEngineRunnerConfig
 
 
 def make_rope_table(config: LLMEngineRunnerConfig, positions: int, device: Device) -> RopeTable:
-    """Cos and sin of positions 0 .. positions-1 for every frequency, computed in float32 as the reference
-    does.
+    """Cos and sin of every frequency at positions from 0 to positions - 1.
+
+    Computed in float32 as the reference does.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     inverse = (1.0 / np.float32(config.rope.theta) ** exponents).astype(np.float32)

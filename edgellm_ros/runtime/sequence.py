@@ -76,9 +76,7 @@ class GenerationSequence:
             self._finish("length")
 
     def take_logprobs(self, top_ids: Sequence[int], top_values: Sequence[float]) -> None:
-        """Keep the most likely tokens, in falling order, and the drawn token (last of top_ids) if it is not
-        among them.
-        """
+        """Keep the most likely tokens, and the drawn token (last of top_ids) if it is not among them."""
         entries = list(zip(top_ids, top_values, strict=True))
         best, drawn = entries[: self.request.logprobs], entries[-1]
         self.logprobs.append(best if drawn in best else [*best, drawn])

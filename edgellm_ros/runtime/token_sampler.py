@@ -16,9 +16,7 @@ from edgellm_ros.runtime.sequence import GenerationSequence
 
 
 class TokenSampler:
-    """Owns the sampling state of a batch and the drawn tokens, which stay on the device for the next
-    embedding.
-    """
+    """Owns the sampling state of a batch and the drawn tokens, which stay on the device."""
 
     def __init__(self, device: Device, kernels: Kernels, max_batch_size: int, vocab_size: int) -> None:
         self._device = device
@@ -51,8 +49,9 @@ class TokenSampler:
         self._device.upload(self._state.seen.rows(0, batch), seen)
 
     def draw(self, logits: Tensor, sequences: Sequence[GenerationSequence]) -> Tensor:
-        """Draw from logits [B,1,V] and hand each sequence that still decodes its token. Returns the tokens
-        [B], on the device.
+        """Draw from logits [B,1,V] and hand each sequence that still decodes its token.
+
+        Returns the tokens [B], on the device.
 
         EngineError if the logits of such a sequence are not finite.
         """

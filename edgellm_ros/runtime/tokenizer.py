@@ -30,8 +30,9 @@ class Tokenizer:
         self._pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text: special tokens in it are text like any other. ValueError if it is not valid
-        Unicode.
+        """Ids of plain text: special tokens in it are text like any other.
+
+        ValueError if it is not valid Unicode.
         """
         try:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -53,8 +54,7 @@ class Tokenizer:
         return self.encode(text) if text else []
 
     def protect(self, *texts: str) -> tuple[str, list[str]]:
-        """Texts of a user with every special token broken up by a guard character, so that none is found in
-        the prompt.
+        """Break up every special token in a user's texts, so that none is found in the prompt.
 
         Returns the guard and the texts; the guard is a character that none of them has.
         """
