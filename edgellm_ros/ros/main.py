@@ -23,7 +23,8 @@ from rclpy.signals import SignalHandlerOptions
 from edgellm_ros.ros.node import EdgeLLMNode
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-FAREWELL_S = 1.0  # for the results of goals that ran when the signal came
+FAREWELL_S = 1.0  # at most, until goals that ran when the signal came have their results
+DELIVERY_S = 0.1  # for these results to leave
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -59,11 +60,10 @@ def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor) -> None:
         node.trigger_activate()
     while not stop.is_set():
         _spin_once(node, executor)
-    if node.is_active:
-        node.trigger_deactivate()
-    end = time.monotonic() + FAREWELL_S
-    while node.goals_in_progress and time.monotonic() < end:
-        _spin_once(node, executor, timeout_s=0.05)
+    if node.goals_in_progress:
+        node.stop_planning("the node shuts down")
+        _spin_while(node, executor, lambda: node.goals_in_progress > 0, FAREWELL_S)
+        _spin_while(node, executor, lambda: True, DELIVERY_S)
     node.trigger_shutdown()
 
 
@@ -85,6 +85,14 @@ def _call_on_signal(callback: Callable[[], None]) -> None:
             callback()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
+def _spin_while(
+    node: EdgeLLMNode, executor: SingleThreadedExecutor, condition: Callable[[], bool], timeout_s: float
+) -> None:
+    end = time.monotonic() + timeout_s
+    while condition() and (left := end - time.monotonic()) > 0:
+        _spin_once(node, executor, left)
 
 
 def _spin_once(node: EdgeLLMNode, executor: SingleThreadedExecutor, timeout_s: float | None = None) -> None:

@@ -91,11 +91,6 @@ class EdgeLLMNode(LifecycleNode):
         self.create_timer(1.0, self._every_second, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     @property
-    def is_active(self) -> bool:
-        """Whether it plans."""
-        return self._active
-
-    @property
     def goals_in_progress(self) -> int:
         """Goals that have not got their result yet."""
         return self._parts.plan_server.in_progress if self._parts is not None else 0
@@ -128,7 +123,7 @@ class EdgeLLMNode(LifecycleNode):
     @_logged
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Stop planning: goals end as preempted, commands and old input are forgotten."""
-        self._stop_planning("the node was deactivated")
+        self.stop_planning("the node was deactivated")
         return super().on_deactivate(state)
 
     @_logged
@@ -140,16 +135,26 @@ class EdgeLLMNode(LifecycleNode):
     @_logged
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """From any state to the end: as deactivate and cleanup."""
-        self._stop_planning("the node shuts down")
+        self.stop_planning("the node shuts down")
         self._release()
         return super().on_shutdown(state)
 
     @_logged
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """After a transition that raised: back to unconfigured, with nothing left over."""
-        self._stop_planning("the node failed")
+        self.stop_planning("the node failed")
         self._release()
         return super().on_error(state)
+
+    def stop_planning(self, message: str) -> None:
+        """End what runs and waits as preempted, and accept nothing more."""
+        self._active = False
+        parts = self._parts
+        if parts is None:
+            return
+        parts.inputs.close()
+        if not parts.worker.stop_all(PREEMPTED, message, STOP_TIMEOUT_S):
+            self.get_logger().warning(f"the running plan did not end within {STOP_TIMEOUT_S:g} s")
 
     def _make_parts(self, runtime: LLMInferenceRuntime, parameters: Parameters) -> Parts:
         log = self.get_logger()
@@ -164,15 +169,6 @@ class EdgeLLMNode(LifecycleNode):
         return Parts(
             runtime, metrics, odometry, trigger, planner, worker, outputs, services, jobs, inputs, server
         )
-
-    def _stop_planning(self, message: str) -> None:
-        self._active = False
-        parts = self._parts
-        if parts is None:
-            return
-        parts.inputs.close()
-        if not parts.worker.stop_all(PREEMPTED, message, STOP_TIMEOUT_S):
-            self.get_logger().warning(f"the running plan did not end within {STOP_TIMEOUT_S:g} s")
 
     def _release(self) -> None:
         parts, self._parts = self._parts, None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from rclpy.lifecycle import LifecycleNode
-from rclpy.qos import QoSProfile, qos_profile_sensor_data
+from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 
@@ -19,14 +19,14 @@ class Outputs:
 
     def __init__(self, node: LifecycleNode) -> None:
         self._node = node
-        reliable = QoSProfile(depth=10)
+        reliable = QoSProfile(depth=10)  # a subscription of either reliability receives from it
         self._generation = node.create_lifecycle_publisher(Generation, "~/generation", reliable)
         self._text = node.create_lifecycle_publisher(String, "~/text", reliable)
         # A long answer's pieces must not overwrite each other before a slow reader takes them.
         self._text_stream = node.create_lifecycle_publisher(String, "~/text_stream", QoSProfile(depth=100))
         self._action_chunk = node.create_lifecycle_publisher(ActionChunk, "~/action_chunk", reliable)
         self._path = node.create_lifecycle_publisher(Path, "~/path", reliable)
-        self._overlay = node.create_lifecycle_publisher(Image, "~/overlay", qos_profile_sensor_data)
+        self._overlay = node.create_lifecycle_publisher(Image, "~/overlay", QoSProfile(depth=1))
 
     def publish(self, plan: Plan, camera: OverlayCamera) -> None:
         """Publish a completed plan: first what moves the robot, last what only people look at."""

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node as a process of its own, a peer that talks to it, and a scene to talk about.
+
+Every module has its own ROS domain and its own node, so that modules do not hear each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"  # before rclpy reads it
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the robot sees, and a command that makes it drive."""
+
+    pixels: np.ndarray
+    command: str
+
+
+@pytest.fixture(scope="session")
+def sight() -> Sight:
+    from edgellm_ros.arena.episode import make_episode
+    from edgellm_ros.arena.renderer import render
+
+    episode = make_episode(1)
+    return Sight(render(episode.scene, episode.start, np.random.default_rng(0)), episode.command.text)
+
+
+@pytest.fixture(scope="module")
+def domain() -> Iterator[int]:
+    from edgellm_ros.ros.processes import own_domain
+
+    with own_domain() as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def peer(domain) -> Iterator[object]:
+    from peer import Peer
+
+    peer = Peer(domain)
+    yield peer
+    peer.close()
+
+
+@pytest.fixture(scope="module")
+def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
+    """`start_node(name=value, ...)` starts the node as a process with these parameters."""
+    from edgellm_ros.ros.processes import Child, ros_environment
+
+    children = []
+
+    def start(**parameters: object) -> Child:
+        log = tmp_path_factory.mktemp("node") / "node.log"
+        values = [arg for name, value in parameters.items() for arg in ("-p", f"{name}:={value}")]
+        arguments = ["-m", "edgellm_ros.ros.main", "--ros-args", *values]
+        children.append(Child("edgellm node", arguments, log, ros_environment(domain)))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.stop()
+
+
+@pytest.fixture(scope="module")
+def node(start_node, peer, arena_engine):
+    """The node, active, with the demo's engines."""
+    child = start_node(engine_dir=arena_engine, autostart="true")
+    peer.connect()
+    return child

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's states: engines that cannot be loaded, activation, parameters, and the end of the process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+
+import pytest
+from edgellm_ros.action import Plan
+from lifecycle_msgs.srv import GetAvailableTransitions
+from peer import image_message
+from rcl_interfaces.srv import DescribeParameters, ListParameters
+
+R = Plan.Result
+
+
+@pytest.fixture(scope="module")
+def manual_node(start_node, peer):
+    """A node that waits for its transitions."""
+    child = start_node()
+    assert peer.state() == "unconfigured"
+    return child
+
+
+@pytest.fixture
+def unconfigured(manual_node, peer):
+    if peer.state() == "active":
+        assert peer.transition("deactivate")
+    if peer.state() == "inactive":
+        assert peer.transition("cleanup")
+    assert peer.state() == "unconfigured"
+
+
+@pytest.fixture
+def active(unconfigured, peer, arena_engine):
+    peer.set_parameter("engine_dir", str(arena_engine))
+    assert peer.transition("configure")
+    assert peer.transition("activate")
+    peer.connect()
+
+
+@pytest.fixture
+def goal(sight):
+    return Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+
+
+def remove_weights(directory):
+    (directory / "llm" / "model.onnx").unlink()
+
+
+def truncate_weights(directory):
+    path = directory / "embedding.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def rename_key(directory):
+    config = json.loads((directory / "config.json").read_text())
+    config["lmm"] = config.pop("llm")
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def remove_directory(directory):
+    shutil.rmtree(directory)
+
+
+BAD_ENGINES = {
+    "missing file": (remove_weights, "llm/model.onnx is missing"),
+    "truncated weights": (truncate_weights, "embedding.safetensors has 1000 bytes, expected"),
+    "wrong key": (rename_key, "unknown key 'lmm', missing key 'llm'"),
+    "missing directory": (remove_directory, "is not an engine directory"),
+}
+
+
+class TestConfigure:
+    @pytest.mark.parametrize("name", BAD_ENGINES)
+    def test_bad_engine_directory_is_named_and_a_good_one_works_afterwards(
+        self, unconfigured, manual_node, peer, arena_engine, tmp_path, name
+    ):
+        spoil, message = BAD_ENGINES[name]
+        spoil(shutil.copytree(arena_engine, tmp_path / "engine"))
+        peer.set_parameter("engine_dir", str(tmp_path / "engine"))
+        assert not peer.transition("configure")
+        assert peer.state() == "unconfigured"
+        assert message in manual_node.log.read_text()
+        status = peer.wait(lambda: message in (s := peer.status("engine")).message and s, "diagnostics")
+        assert status.message.startswith("cannot load the engines: ")
+        peer.set_parameter("engine_dir", str(arena_engine))
+        assert peer.transition("configure")
+
+    def test_without_an_engine_directory_says_what_to_do(self, unconfigured, manual_node, peer):
+        peer.set_parameter("engine_dir", "")
+        assert not peer.transition("configure")
+        assert "parameter engine_dir is empty" in manual_node.log.read_text()
+
+    def test_an_unavailable_device_is_named(self, unconfigured, manual_node, peer, arena_engine):
+        peer.set_parameter("engine_dir", str(arena_engine))
+        peer.set_parameter("device", "tensorrt")
+        assert not peer.transition("configure")
+        assert "device 'tensorrt' is not available" in manual_node.log.read_text()
+        peer.set_parameter("device", "cpu")
+
+
+class TestStates:
+    def test_a_goal_sent_while_inactive_is_rejected_and_the_reason_logged(
+        self, active, manual_node, peer, goal
+    ):
+        assert peer.plan(goal).termination_reason == R.COMPLETED
+        assert peer.transition("deactivate")
+        assert not peer.send(goal).handle.accepted
+        assert "goal rejected: the node is not active" in manual_node.log.read_text()
+        assert peer.transition("activate")
+        assert peer.plan(goal).termination_reason == R.COMPLETED
+
+    def test_deactivating_ends_running_and_waiting_goals_as_preempted(self, active, peer, goal):
+        goal.action_samples, goal.denoise_steps = 16, 1000
+        calls = [peer.send(goal), peer.send(goal)]
+        for call in calls:
+            call.ask_for_result()
+        calls[0].wait_for_stage("action")
+        assert peer.transition("deactivate")
+        results = [call.result() for call in calls]
+        assert [result.termination_reason for result in results] == [R.PREEMPTED] * 2
+        assert results[0].message == "the node was deactivated"
+
+    def test_can_go_round_the_states_many_times(self, active, peer, goal):
+        for _ in range(3):
+            assert peer.transition("deactivate")
+            assert peer.transition("cleanup")
+            assert peer.transition("configure")
+            assert peer.transition("activate")
+        assert peer.plan(goal).termination_reason == R.COMPLETED
+
+    def test_an_impossible_transition_is_answered_and_changes_nothing(self, active, peer, goal):
+        assert not peer.transition("configure")
+        assert not peer.transition("fly")
+        assert peer.state() == "active"
+        assert peer.plan(goal).termination_reason == R.COMPLETED
+
+    def test_lists_its_transitions(self, active, peer):
+        response = peer.call(GetAvailableTransitions, "get_available_transitions")
+        labels = {transition.transition.label for transition in response.available_transitions}
+        assert labels == {"deactivate", "shutdown"}
+
+
+class TestParameters:
+    def test_all_are_described_and_numbers_have_ranges(self, manual_node, peer):
+        names = peer.call(ListParameters, "list_parameters").result.names
+        own = [name for name in names if name != "use_sim_time" and not name.startswith("qos_overrides")]
+        descriptors = peer.call(DescribeParameters, "describe_parameters", names=own).descriptors
+        for descriptor in descriptors:
+            assert descriptor.description, descriptor.name
+            if descriptor.type in (2, 3):  # integer, double
+                assert descriptor.integer_range or descriptor.floating_point_range, descriptor.name
+
+    @pytest.mark.parametrize(
+        "name, value, reason",
+        [
+            ("plan_on", "whistle", "plan_on must be one of command, image, got 'whistle'"),
+            ("max_input_age", -1.0, "max_input_age"),
+            ("max_input_age", float("nan"), "max_input_age out of range"),
+            ("queue_size", -1, "queue_size"),
+            ("autostart", True, "autostart"),
+            ("plan_timeout", 3, "expected 'Type.DOUBLE' got 'Type.INTEGER'"),
+        ],
+    )
+    def test_a_wrong_value_is_refused_with_a_reason(self, manual_node, peer, name, value, reason):
+        verdict = peer.set_parameter(name, value)
+        assert not verdict.successful
+        assert reason in verdict.reason
+
+    def test_what_is_loaded_cannot_be_exchanged_while_configured(self, active, peer):
+        verdict = peer.set_parameter("engine_dir", "/elsewhere")
+        assert not verdict.successful
+        assert (
+            verdict.reason == "engine_dir can only be set while the node is unconfigured: clean it up first"
+        )
+
+    def test_frame_id_takes_effect_at_once(self, active, peer, goal):
+        assert peer.set_parameter("frame_id", "torso").successful
+        assert peer.plan(goal).action_chunks[0].header.frame_id == "torso"
+        assert peer.set_parameter("frame_id", "base_link").successful
+
+
+class TestEnd:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_the_process_with_exit_code_0_and_goals_get_their_results(
+        self, start_node, domain, peer, manual_node, arena_engine, goal, number
+    ):
+        manual_node.stop()
+        child = start_node(engine_dir=arena_engine, autostart="true")
+        peer.connect()
+        goal.action_samples, goal.denoise_steps = 16, 1000
+        call = peer.send(goal)
+        call.ask_for_result()
+        call.wait_for_stage("action")
+        child.process.send_signal(number)
+        result = call.result()
+        assert result.termination_reason == R.PREEMPTED
+        assert child.process.wait(10) == 0
+        log = child.log.read_text()
+        assert "Traceback" not in log
+        assert "terminate" not in log
+
+    def test_a_wrong_parameter_at_start_is_one_line_and_exit_code_2(self, start_node):
+        child = start_node(plan_on="whistle")
+        assert child.process.wait(20) == 2
+        assert child.log.read_text().splitlines() == [
+            "edgellm_node: error: plan_on must be one of command, image, got 'whistle'"
+        ]

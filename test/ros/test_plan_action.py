@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The action ~/plan through a real client: results, feedback, cancelling, the queue, and every bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from action_msgs.msg import GoalStatus
+from builtin_interfaces.msg import Time
+from edgellm_ros.action import Plan
+from edgellm_ros.msg import AudioChunk, SamplingParams
+from nav_msgs.msg import Odometry
+from peer import image_message
+
+from edgellm_ros.ros.processes import ros_environment
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.request import SamplingParams as RuntimeSamplingParams
+
+R = Plan.Result
+
+
+@pytest.fixture(autouse=True)
+def fresh(node, peer):
+    peer.clear()
+
+
+@pytest.fixture
+def goal(sight):
+    """A goal that can be planned: the frame comes with it."""
+    return Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+
+
+@pytest.fixture
+def long_goal(goal):
+    """A goal that keeps the action head busy for seconds."""
+    goal.action_samples, goal.denoise_steps = 16, 1000
+    return goal
+
+
+@pytest.fixture(scope="module")
+def runtime(arena_engine):
+    with LLMInferenceRuntime(arena_engine) as runtime:
+        yield runtime
+
+
+def assert_plans(peer, goal) -> None:
+    """The node is as good as new."""
+    result = peer.plan(goal)
+    assert (result.termination_reason, result.message) == (R.COMPLETED, "")
+    assert result.generation.text
+
+
+class TestResult:
+    def test_is_what_the_runtime_answers_in_process(self, peer, goal, sight, runtime):
+        goal.noise_seed, goal.action_samples, goal.sampling.max_tokens = 7, 2, 50
+        result = peer.plan(goal)
+        sampling = RuntimeSamplingParams(max_tokens=50)
+        request = LLMGenerationRequest(
+            sight.command, images=(sight.pixels,), sampling=sampling, action_samples=2, noise_seed=7
+        )
+        expected = runtime.handle_request(request)
+        assert list(result.generation.token_ids) == expected.token_ids
+        assert result.generation.text == expected.text
+        assert result.generation.finish_reason == expected.finish_reason
+        assert result.generation.prompt_token_count == expected.prompt_tokens
+        for chunk, path, actions, states in zip(
+            result.action_chunks, result.paths, expected.actions, expected.paths, strict=True
+        ):
+            np.testing.assert_array_equal(np.array(chunk.values).reshape(chunk.horizon, -1), actions)
+            assert chunk.noise_seed == 7
+            points = [(pose.pose.position.x, pose.pose.position.y) for pose in path.poses]
+            np.testing.assert_array_equal(np.float32(points), states[:, :2])
+
+    def test_carries_the_input_stamp_the_base_frame_and_one_request_id(self, peer, goal):
+        goal.images[0].header.stamp = peer.now()
+        result = peer.plan(goal)
+        generation, chunk, path = result.generation, result.action_chunks[0], result.paths[0]
+        for message in (generation, chunk, path, path.poses[0]):
+            assert message.header.stamp == goal.images[0].header.stamp
+        assert generation.header.frame_id == "camera"
+        assert chunk.header.frame_id == path.header.frame_id == "base_link"
+        assert chunk.request_id == generation.request_id != ""
+        assert generation.action_chunk_count == len(result.action_chunks) == 1
+
+    def test_describes_its_numbers(self, peer, goal):
+        chunk = peer.plan(goal).action_chunks[0]
+        assert list(chunk.names) == ["acceleration", "curvature"]
+        assert list(chunk.units) == ["m/s^2", "1/m"]
+        assert (chunk.dt, chunk.horizon, len(chunk.values)) == (0.1, 40, 80)
+
+    def test_poses_of_a_path_are_stamped_dt_apart(self, peer, goal):
+        goal.images[0].header.stamp = peer.now()
+        poses = peer.plan(goal).paths[0].poses
+        times = np.array([pose.header.stamp.sec * 10**9 + pose.header.stamp.nanosec for pose in poses])
+        assert len(poses) == 41
+        np.testing.assert_array_equal(np.diff(times), 10**8)
+
+    def test_latencies_add_up(self, peer, goal):
+        generation = peer.plan(goal).generation
+        parts = (
+            generation.queue_latency + generation.vision_latency + generation.prefill_latency
+            + generation.decode_latency + generation.action_latency
+        )  # fmt: skip
+        assert 0 < parts <= generation.total_latency
+        assert 0 < generation.first_token_latency < generation.total_latency
+
+    def test_is_words_only_without_action_samples(self, peer, goal):
+        goal.action_samples = 0
+        result = peer.plan(goal)
+        assert result.termination_reason == R.COMPLETED
+        assert not result.action_chunks
+        assert not result.paths
+
+    def test_follows_the_noise_seed(self, peer, goal):
+        def values(seed):
+            goal.noise_seed = seed
+            return list(peer.plan(goal).action_chunks[0].values)
+
+        assert values(1) == values(1) != values(2)
+
+    def test_goes_to_the_topics_as_well(self, peer, goal):
+        result = peer.plan(goal)
+        peer.wait(lambda: peer.received["generation"] and peer.received["path"], "published plan")
+        assert peer.received["generation"][0] == result.generation
+        assert peer.received["action_chunk"][0] == result.action_chunks[0]
+        assert peer.received["path"][0] == result.paths[0]
+        assert peer.received["text"][0].data == result.generation.text
+
+    def test_tells_its_progress(self, peer, goal):
+        call = peer.send(goal)
+        result = call.result()
+        assert call.stages == ["queued", "vision", "prefill", "decode", "action"]
+        texts = [feedback.text for feedback in call.feedback]
+        assert all(result.generation.text.startswith(text) for text in texts)
+        assert texts == sorted(texts, key=len)
+        assert call.feedback[-1].tokens == result.generation.token_count
+
+
+class TestCancel:
+    @pytest.mark.parametrize("stage", ["vision", "prefill", "decode", "action"])
+    def test_takes_effect_in_every_stage(self, peer, long_goal, stage):
+        long_goal.images = long_goal.images * (2 if stage == "vision" else 1)
+        call = peer.send(long_goal)
+        call.ask_for_result()
+        call.wait_for_stage(stage)
+        assert call.cancel().goals_canceling
+        result = call.result()
+        assert result.termination_reason == R.CANCELLED
+        assert result.message == "cancelled by the client"
+        assert call.status == GoalStatus.STATUS_CANCELED
+        assert not result.action_chunks
+        later = {"vision": "action", "prefill": "action", "decode": "action", "action": "nothing"}[stage]
+        assert later not in call.stages
+        long_goal.images, long_goal.action_samples, long_goal.denoise_steps = long_goal.images[:1], 1, 0
+        assert_plans(peer, long_goal)
+
+    def test_ends_a_waiting_goal_at_once(self, peer, long_goal):
+        running = peer.send(long_goal)
+        running.wait_for_stage("action")
+        waiting = peer.send(long_goal)
+        waiting.ask_for_result()
+        waiting.cancel()
+        assert waiting.result().termination_reason == R.CANCELLED
+        assert not running.ask_for_result().done()
+        running.cancel()
+        assert running.result().termination_reason == R.CANCELLED
+
+    def test_keeps_the_words_said_so_far(self, peer, long_goal):
+        call = peer.send(long_goal)
+        call.wait_for_stage("action")
+        call.cancel()
+        generation = call.result().generation
+        assert generation.text
+        assert generation.finish_reason == "cancelled"
+
+
+class TestQueue:
+    def test_runs_goals_in_their_order(self, peer, goal):
+        calls = [peer.send(goal) for _ in range(3)]
+        ends = []
+        for index, call in enumerate(calls):
+            call.ask_for_result().add_done_callback(lambda _, index=index: ends.append(index))
+        peer.wait(lambda: len(ends) == 3, "three results")
+        assert ends == [0, 1, 2]
+
+    def test_rejects_what_does_not_fit_and_says_so_in_the_diagnostics(self, peer, long_goal):
+        running = peer.send(long_goal)
+        running.wait_for_stage("action")
+        waiting = [peer.send(long_goal) for _ in range(4)]
+        assert all(call.handle.accepted for call in waiting)
+        assert not peer.send(long_goal).handle.accepted
+        values = {pair.key: pair.value for pair in peer.status("plans").values}
+        assert values["last_rejection"] == "4 goals wait already (parameter queue_size)"
+        assert values["goals_waiting"] == "4"
+        for call in (*waiting, running):
+            call.cancel()
+        assert {call.result().termination_reason for call in (*waiting, running)} == {R.CANCELLED}
+
+    def test_plan_timeout_ends_running_and_waiting_goals(self, peer, long_goal):
+        peer.set_parameter("plan_timeout", 0.5)
+        running = peer.send(long_goal)
+        running.ask_for_result()
+        waiting = peer.send(long_goal)
+        waiting.ask_for_result()
+        results = [running.result(), waiting.result()]
+        peer.set_parameter("plan_timeout", 10.0)
+        assert [result.termination_reason for result in results] == [R.TIMEOUT] * 2
+        assert results[0].message == "no result within 0.5 s"
+
+
+def bad_image(**fields):
+    def spoil(goal, sight):
+        for name, value in fields.items():
+            setattr(goal.images[0], name, value)
+
+    return spoil
+
+
+def bad_sampling(**fields):
+    def spoil(goal, sight):
+        goal.sampling = SamplingParams(**fields)
+
+    return spoil
+
+
+def bad_goal(**fields):
+    def spoil(goal, sight):
+        for name, value in fields.items():
+            setattr(goal, name, value)
+
+    return spoil
+
+
+def truncated(goal, sight):
+    goal.images[0].data = goal.images[0].data[:1000]
+
+
+BAD_GOALS = {
+    "empty image": (bad_image(width=0, height=0, step=0, data=b""), "image is empty: 0 x 0 pixels"),
+    "no data": (bad_image(data=b""), "image is empty: 320 x 224 pixels, 0 bytes of data"),
+    "truncated image": (truncated, "image is truncated: 1000 bytes, expected 224 rows of 960 = 215040"),
+    "step too small": (bad_image(step=100), "image step is 100, less than a row of 320 rgb8 pixels (960)"),
+    "unknown encoding": (bad_image(encoding="yuv422"), "image encoding 'yuv422' is not supported"),
+    "10,000 words": (bad_goal(prompt="go to the red box " * 2000), "this engine takes at most"),
+    "negative step count": (bad_goal(denoise_steps=-1), "denoise_steps must be an integer from 1"),
+    "negative samples": (bad_goal(action_samples=-1), "action_samples must be an integer from 0"),
+    "too many samples": (bad_goal(action_samples=1000), "action_samples is 1000; this engine takes at most"),
+    "unknown adapter": (bad_goal(lora="polite"), "unknown LoRA adapter 'polite'"),
+    "audio": (bad_goal(audio=[AudioChunk(encoding="S16LE")]), "this engine has no audio encoder"),
+    "negative tokens": (bad_sampling(max_tokens=-1), "max_tokens must be an integer from 1"),
+    "negative temperature": (bad_sampling(temperature=-0.5), "temperature must be a number from 0"),
+    "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be a number from 0"),
+    "top_p above 1": (bad_sampling(top_p=1.5), "top_p must be a number from 0 to 1"),
+    "empty stop string": (bad_sampling(stop=[""]), "stop must be a sequence of non-empty strings"),
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("name", BAD_GOALS)
+    def test_ends_with_a_clear_error_and_the_node_goes_on(self, peer, goal, sight, name):
+        spoil, message = BAD_GOALS[name]
+        spoil(goal, sight)
+        call = peer.send(goal)
+        result = call.result()
+        assert result.termination_reason == R.ERROR
+        assert message in result.message
+        assert call.status == GoalStatus.STATUS_ABORTED
+        assert not result.action_chunks
+        assert_plans(peer, Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)]))
+
+    def test_no_camera_frame_is_stale_input(self, peer, goal):
+        goal.images = []
+        result = peer.plan(goal)
+        assert result.termination_reason == R.STALE_INPUT
+        assert "no camera frame has arrived" in result.message
+
+    def test_an_old_frame_is_stale_input(self, peer, goal):
+        goal.images[0].header.stamp = Time(sec=peer.now().sec - 10)
+        result = peer.plan(goal)
+        assert result.termination_reason == R.STALE_INPUT
+        assert "limit 1 s (parameter max_input_age)" in result.message
+
+    def test_nan_in_the_odometry_is_named_and_not_used(self, peer, goal):
+        odometry = peer.node.create_publisher(Odometry, "/edgellm/odom", 10)
+        peer.wait(odometry.get_subscription_count, "odometry subscription")
+        message = Odometry()
+        message.header.stamp = peer.now()
+        message.pose.pose.position.x = float("nan")
+        odometry.publish(message)
+        status = peer.wait(
+            lambda: (s := peer.status("inputs")).level == s.ERROR and s, "diagnostics of broken odometry"
+        )
+        assert status.message.startswith("odometry is not finite: pose.pose.position.x is nan")
+        goal.images[0].header.stamp = peer.now()
+        result = peer.plan(goal)
+        assert result.termination_reason == R.ERROR
+        assert result.message == "odometry is not finite: pose.pose.position.x is nan"
+        peer.odometry()
+        peer.wait(lambda: peer.status("inputs").level != status.level, "diagnostics of good odometry")
+        goal.images[0].header.stamp = peer.now()
+        assert_plans(peer, goal)
+        peer.node.destroy_publisher(odometry)
+
+    def test_a_client_that_vanishes_leaves_nothing_but_a_finished_goal(self, node, peer, domain, goal):
+        script = (
+            "import os, sys, rclpy; sys.path.insert(0, sys.argv[1])\n"
+            "from peer import Peer, image_message; from edgellm_ros.action import Plan; import numpy as np\n"
+            "image = image_message(np.zeros((224, 320, 3), np.uint8))\n"
+            "peer = Peer(int(os.environ['ROS_DOMAIN_ID']))\n"
+            "call = peer.send(Plan.Goal(prompt='go to the red box', images=[image]))\n"
+            "call.ask_for_result(); call.wait_for_stage('prefill'); os._exit(9)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(__file__).rpartition("/")[0]],
+            env=ros_environment(domain), timeout=60, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 9, done.stderr
+        assert_plans(peer, goal)
+        assert node.process.poll() is None

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands, frames and odometry on topics: what is planned when, and what is published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builtin_interfaces.msg import Time
+from edgellm_ros.msg import AudioChunk
+from edgellm_ros.srv import GetMetrics, ListLoras, SaveSystemPrompt, SetNoiseSeed, SwitchLora
+
+QUIET_S = 0.5  # long enough for a plan that should not be made to be noticed
+
+
+@pytest.fixture(autouse=True)
+def fresh(node, peer):
+    """Forget what earlier tests sent: a node that was activated anew has no frame and no command."""
+    assert peer.transition("deactivate")
+    assert peer.transition("activate")
+    peer.set_parameter("plan_on", "command")
+    peer.connect()
+    peer.listen(0.1)
+    peer.clear()
+
+
+def generations(peer, count=1):
+    return peer.wait(
+        lambda: len(peer.received["generation"]) >= count and peer.received["generation"], "plan"
+    )
+
+
+class TestPlanOnCommand:
+    def test_frame_then_command_is_planned_once(self, peer, sight):
+        frame = peer.frame(sight.pixels)
+        peer.listen(0.2)
+        peer.command(sight.command)
+        generation = generations(peer)[0]
+        assert generation.header == frame.header
+        peer.listen(QUIET_S)
+        assert len(peer.received["generation"]) == 1
+
+    def test_command_then_frame_is_planned_once(self, peer, sight):
+        peer.command(sight.command)
+        peer.listen(0.2)
+        frame = peer.frame(sight.pixels)
+        generation = generations(peer)[0]
+        assert generation.header == frame.header
+        peer.frame(sight.pixels)
+        peer.listen(QUIET_S)
+        assert len(peer.received["generation"]) == 1
+
+    def test_publishes_words_chunk_and_path_of_one_request(self, peer, sight):
+        peer.frame(sight.pixels)
+        peer.command(sight.command)
+        generation = generations(peer)[0]
+        peer.wait(lambda: peer.received["path"] and peer.received["text"], "path and text")
+        chunk, path = peer.received["action_chunk"][0], peer.received["path"][0]
+        assert chunk.request_id == generation.request_id
+        assert chunk.header == path.header
+        assert chunk.header.stamp == generation.header.stamp
+        assert peer.received["text"][0].data == generation.text
+        assert "".join(piece.data for piece in peer.received["text_stream"]) == generation.text
+
+    def test_an_old_frame_is_refused(self, peer, sight):
+        peer.frame(sight.pixels, stamp=Time(sec=peer.now().sec - 5))
+        peer.command(sight.command)
+        status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
+        assert "limit 1 s (parameter max_input_age)" in status.message
+        assert not peer.received["generation"]
+
+    def test_a_newer_command_preempts(self, peer, sight):
+        peer.set_parameter("denoise_steps", 1000)
+        peer.set_parameter("action_samples", 16)
+        peer.frame(sight.pixels)
+        peer.command(sight.command)
+        peer.wait(lambda: peer.received["text_stream"], "first words")
+        peer.set_parameter("denoise_steps", 0)
+        peer.set_parameter("action_samples", 1)
+        peer.frame(sight.pixels)
+        peer.command("what do you see?")
+        generation = generations(peer)[0]
+        peer.listen(QUIET_S)
+        assert peer.received["generation"] == [generation]
+        assert peer.received["text"][0].data == generation.text
+
+    def test_a_broken_frame_is_reported_and_the_next_is_planned(self, peer, sight):
+        broken = peer.frame(sight.pixels[:0], stamp=peer.now())
+        assert broken.height == 0
+        peer.command(sight.command)
+        status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
+        assert status.message.startswith("image is empty")
+        peer.frame(sight.pixels)
+        peer.command(sight.command)
+        assert generations(peer)
+
+
+class TestPlanOnImage:
+    def test_every_frame_is_planned_while_a_command_stands(self, peer, sight):
+        peer.set_parameter("plan_on", "image")
+        peer.command(sight.command)
+        peer.listen(0.2)
+        for count in (1, 2, 3):
+            frame = peer.frame(sight.pixels)
+            assert generations(peer, count)[-1].header == frame.header
+        peer.command("")
+        peer.listen(0.2)
+        peer.frame(sight.pixels)
+        peer.listen(QUIET_S)
+        assert len(peer.received["generation"]) == 3
+
+    def test_a_repeated_command_does_not_start_again(self, peer, sight):
+        peer.set_parameter("plan_on", "image")
+        peer.frame(sight.pixels)
+        for _ in range(3):
+            peer.command(sight.command)
+        generations(peer)
+        peer.listen(QUIET_S)
+        assert len(peer.received["generation"]) == 1
+
+    def test_of_the_frames_that_come_meanwhile_only_the_newest_is_planned(self, peer, sight):
+        peer.set_parameter("plan_on", "image")
+        peer.command(sight.command)
+        peer.listen(0.2)
+        peer.frame(sight.pixels)
+        peer.wait(lambda: peer.received["text_stream"], "first words")
+        for _ in range(5):
+            newest = peer.frame(sight.pixels)
+            peer.listen(0.005)
+        assert generations(peer, 2)[-1].header == newest.header
+        peer.listen(QUIET_S)
+        assert len(peer.received["generation"]) == 2
+        values = {pair.key: float(pair.value) for pair in peer.status("inputs").values}
+        assert values["frames_dropped"] >= 4
+
+
+class TestOdometry:
+    def test_past_motion_reaches_the_model(self, peer, sight):
+        """The path starts with the speed of the odometry, and the answer is that of the moving robot."""
+        now = peer.now()
+        for step in range(-20, 1):
+            nanoseconds = now.sec * 10**9 + now.nanosec + step * 50_000_000
+            stamp = Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
+            peer.odometry(x=0.5 * step * 0.05, speed=0.5, stamp=stamp)
+        peer.frame(sight.pixels, stamp=now)
+        peer.command(sight.command)
+        generations(peer)
+        path = peer.wait(lambda: peer.received["path"], "path")[0]
+        first = path.poses[1].pose.position.x - path.poses[0].pose.position.x
+        assert 0.03 < first < 0.07  # 0.5 m/s for 0.1 s, give or take 2 m/s^2
+
+    def test_a_frame_is_planned_with_the_odometry_that_comes_shortly_after_it(self, peer, sight):
+        peer.set_parameter("odom_wait", 5.0)
+        start, stamp = peer.now(), peer.now()
+        stamp.sec += 1
+        peer.odometry(stamp=start)
+        peer.listen(0.2)
+        peer.command(sight.command)
+        peer.frame(sight.pixels, stamp=stamp)
+        peer.listen(QUIET_S)
+        assert not peer.received["text_stream"]
+        peer.odometry(x=0.5, speed=0.7, stamp=stamp)
+        generations(peer)
+        peer.set_parameter("odom_wait", 0.05)
+        path = peer.wait(lambda: peer.received["path"], "path")[0]
+        assert 0.05 < path.poses[1].pose.position.x < 0.09
+
+    def test_odometry_that_stopped_is_stale_input(self, peer, sight):
+        old = peer.now()
+        old.sec -= 5
+        peer.odometry(stamp=old)
+        peer.frame(sight.pixels)
+        peer.listen(0.2)
+        peer.command(sight.command)
+        status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
+        assert "older than the frame, limit 1 s" in status.message
+
+
+class TestOverlay:
+    def test_is_the_frame_with_the_path_drawn_on_it(self, peer, sight):
+        frame = peer.frame(sight.pixels)
+        peer.command(sight.command)
+        overlay = peer.wait(lambda: peer.received["overlay"], "overlay")[0]
+        assert overlay.header == frame.header
+        assert (overlay.width, overlay.height, overlay.encoding) == (320, 224, "rgb8")
+        drawn = np.frombuffer(overlay.data, np.uint8).reshape(224, 320, 3)
+        changed = (drawn != sight.pixels).any(axis=2)
+        assert 0 < changed.sum() < 0.2 * changed.size
+
+
+class TestServices:
+    def test_switch_to_an_unknown_adapter_fails_and_changes_nothing(self, peer):
+        response = peer.call(SwitchLora, "switch_lora", name="polite")
+        assert not response.success
+        assert response.message == "unknown adapter 'polite'; loaded are: none"
+        assert peer.call(ListLoras, "list_loras").active == ""
+
+    def test_switch_to_the_base_model_succeeds(self, peer):
+        assert peer.call(SwitchLora, "switch_lora", name="").success
+
+    def test_list_of_adapters_is_empty(self, peer):
+        response = peer.call(ListLoras, "list_loras")
+        assert response.success
+        assert list(response.names) == []
+
+    def test_noise_seed_decides_the_trajectory(self, peer, sight):
+        def values(seed):
+            assert peer.call(SetNoiseSeed, "set_noise_seed", seed=seed).success
+            peer.clear()
+            peer.frame(sight.pixels)
+            peer.command(sight.command)
+            generations(peer)
+            chunk = peer.wait(lambda: peer.received["action_chunk"], "chunk")[0]
+            assert chunk.noise_seed == seed
+            return list(chunk.values)
+
+        assert values(3) == values(3) != values(4)
+
+    def test_a_negative_noise_seed_is_refused(self, peer):
+        response = peer.call(SetNoiseSeed, "set_noise_seed", seed=-1)
+        assert not response.success
+        assert "got -1" in response.message
+
+    def test_system_prompts_cannot_be_kept_yet_and_it_says_so(self, peer):
+        response = peer.call(SaveSystemPrompt, "save_system_prompt", system_prompt="you are polite")
+        assert not response.success
+        assert "cannot keep system prompts" in response.message
+
+    def test_metrics_count_plans_and_time_them(self, peer, sight):
+        def metrics():
+            response = peer.call(GetMetrics, "get_metrics")
+            assert response.success
+            return dict(zip(response.names, response.values, strict=True))
+
+        before = metrics()
+        peer.frame(sight.pixels)
+        peer.command(sight.command)
+        generation = generations(peer)[0]
+        after = metrics()
+        assert after["plans_completed"] == before.get("plans_completed", 0) + 1
+        tokens = after["generation_generated_tokens"] - before["generation_generated_tokens"]
+        assert tokens == generation.token_count
+        assert after["total_latency_median"] > 0
+        assert after["memory_resident"] > 1e7
+
+
+class TestDiagnostics:
+    def test_come_once_a_second_with_three_statuses(self, peer):
+        peer.wait(lambda: len(peer.received["diagnostics"]) >= 3, "diagnostics")
+        first, second = peer.received["diagnostics"][1:3]
+        assert [status.name for status in first.status] == [
+            f"/edgellm: {n}" for n in ("engine", "inputs", "plans")
+        ]
+        seconds = [a.header.stamp.sec + a.header.stamp.nanosec * 1e-9 for a in (first, second)]
+        assert seconds[1] - seconds[0] == pytest.approx(1.0, abs=0.5)
+
+    def test_warn_without_a_camera(self, peer):
+        status = peer.wait(lambda: (s := peer.status("inputs")).level == s.WARN and s, "warning")
+        assert "no camera frame" in status.message
+
+    def test_sound_is_counted_and_refused(self, peer):
+        audio = peer.node.create_publisher(AudioChunk, "/edgellm/audio", 10)
+        peer.wait(audio.get_subscription_count, "audio subscription")
+        audio.publish(AudioChunk(encoding="S16LE", sample_rate=16000, data=b"\0\0"))
+        peer.wait(
+            lambda: any(pair.key == "audio_refused" for pair in peer.status("inputs").values), "refused audio"
+        )
+        peer.node.destroy_publisher(audio)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the layout: what may import what, and that the package is complete."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "edgellm_ros"
+# Each layer with those it may import, beside itself and what is outside of all layers.
+LAYERS = {
+    "engine": set(),
+    "kernels": {"engine"},
+    "multimodal": {"engine", "kernels"},
+    "diffusion": {"engine", "kernels"},
+    "runtime": {"engine", "kernels", "multimodal", "diffusion"},
+    "builder": {"engine", "multimodal", "diffusion", "runtime"},
+    "arena": set(),
+    "ros": {"engine", "kernels", "multimodal", "diffusion", "runtime", "builder", "arena"},
+}
+ROS_MODULES = {
+    "rclpy", "rcl_interfaces", "action_msgs", "builtin_interfaces", "diagnostic_msgs", "geometry_msgs",
+    "lifecycle_msgs", "nav_msgs", "sensor_msgs", "std_msgs", "trajectory_msgs", "ament_index_python",
+}  # fmt: skip
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+TRACKED_SOURCES = [
+    ROOT / path
+    for path in subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "*.py", "*.sh", "*.cmake", "*.msg", "*.srv", "*.action", "scripts/*"],
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+]
+
+
+def imported(path: Path, at_load: bool = False) -> set[str]:
+    """Full names of the modules that a file imports; `at_load`: only those outside of functions."""
+    names: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                names.update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                names.add(child.module or "")
+            if not (at_load and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))):
+                visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return names
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_one_way(layer):
+    allowed = LAYERS[layer] | {layer}
+    for path in (PACKAGE / layer).rglob("*.py"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] == "edgellm_ros" and len(parts) > 1 and parts[1] in LAYERS:
+                assert parts[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_only_the_folder_ros_imports_ros():
+    for path in SOURCES:
+        if path.is_relative_to(PACKAGE / "ros"):
+            continue
+        for name in imported(path):
+            parts = name.split(".")
+            assert parts[0] not in ROS_MODULES, f"{path.relative_to(ROOT)} imports {name}"
+            assert parts[:2] not in (["edgellm_ros", part] for part in ("msg", "srv", "action")), path
+
+
+def test_nothing_imports_the_training_code_or_pytorch():
+    for path in SOURCES:
+        roots = {name.split(".")[0] for name in imported(path)}
+        assert not roots & {"training", "torch", "transformers"}, path.relative_to(ROOT)
+
+
+def test_the_arena_depends_on_numpy_and_opencv_only():
+    for path in (PACKAGE / "arena").rglob("*.py"):
+        for name in imported(path):
+            root = name.split(".")[0]
+            if root not in sys.stdlib_module_names:
+                assert root in {"numpy", "cv2", "edgellm_ros"}, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_core_loads_without_ros_gpu_libraries_or_an_inference_library():
+    """In a fresh interpreter in which the imports of all these fail."""
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in SOURCES
+        if not path.is_relative_to(PACKAGE / "ros") and path.name != "__main__.py"
+    ]
+    code = (
+        "import importlib, sys\n"
+        "for name in ('rclpy', 'torch', 'transformers', 'tensorrt', 'cuda', 'cupy', 'onnxruntime'):\n"
+        "    sys.modules[name] = None\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name.removesuffix('.__init__'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_folder_has_the_name_of_a_generated_module():
+    assert not {"msg", "srv", "action"} & {path.stem for path in PACKAGE.iterdir()}
+
+
+def test_every_source_names_its_licence():
+    for path in TRACKED_SOURCES:
+        text = path.read_text()
+        assert not text or "SPDX-License-Identifier: Apache-2.0" in text[:200], path.relative_to(ROOT)
+
+
+def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
+    source = tmp_path / "source"  # a copy, because setuptools builds beside the sources
+    shutil.copytree(PACKAGE, source / "edgellm_ros", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "package.xml", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
+    (wheel,) = tmp_path.glob("edgellm-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        for path in SOURCES:
+            assert path.relative_to(ROOT).as_posix() in names
+        (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+        assert "edgellm = edgellm_ros.cli:main" in archive.read(entry_points).decode()
+        (metadata,) = (name for name in names if name.endswith("METADATA"))
+        assert "rclpy" not in archive.read(metadata).decode()
