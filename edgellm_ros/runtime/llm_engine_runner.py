@@ -92,18 +92,14 @@ class LLMEngineRunner:
         lengths = np.asarray(context_lengths, np.int64)
         cache, capacity = self.kv_cache, self.kv_cache.capacity
         cache.reset_for_new_sequences([0] * batch, rope_deltas)
-        device_positions, last_tokens = (
-            self._positions.view(batch, 3, tokens),
-            self._last_tokens.rows(0, batch),
-        )
-        self._device.upload(device_positions, positions)
+        last_tokens = self._last_tokens.rows(0, batch)
         self._device.upload(last_tokens, lengths[:, None] - 1)
-        rope_cos, rope_sin = (
-            rope.view(batch, tokens, rope.shape[2]) for rope in (self._rope_cos, self._rope_sin)
-        )
-        self._kernels.mrope_rows(
-            self.rope_table, device_positions, self._config.rope.mrope_section, rope_cos, rope_sin
-        )
+        device_positions = self._positions.view(batch, 3, tokens)
+        self._device.upload(device_positions, positions)
+        rope_cos = self._rope_cos.view(batch, tokens, self._config.head_dim // 2)
+        rope_sin = self._rope_sin.view(batch, tokens, self._config.head_dim // 2)
+        section = self._config.rope.mrope_section
+        self._kernels.mrope_rows(self.rope_table, device_positions, section, rope_cos, rope_sin)
         mask = self._mask.view(batch, 1, tokens, capacity)
         self._kernels.causal_mask(cache.device_lengths, mask)
         tensors = {
@@ -133,14 +129,9 @@ class LLMEngineRunner:
         cache = self.kv_cache
         batch = cache.active_batch_size
         inputs = self._decode_inputs.get(batch) or self._make_decode_inputs(batch)
-        self._kernels.rope_rows(
-            self.rope_table,
-            cache.device_lengths,
-            cache.device_rope_deltas,
-            inputs["rope_cos"],
-            inputs["rope_sin"],
-        )
-        self._kernels.causal_mask(cache.device_lengths, inputs["attention_mask"])
+        lengths, deltas = cache.device_lengths, cache.device_rope_deltas
+        self._kernels.rope_rows(self.rope_table, lengths, deltas, inputs["rope_cos"], inputs["rope_sin"])
+        self._kernels.causal_mask(lengths, inputs["attention_mask"])
         self._prepare(
             DECODE_PROFILE, batch, 1, {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits}
         )

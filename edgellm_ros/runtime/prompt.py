@@ -16,6 +16,10 @@ class PromptBuilder:
     """Renders the chat template, tokenises it, and expands its placeholders."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
+        if tokenizer.size > config.llm.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {tokenizer.size} tokens, the language model {config.llm.vocab_size}"
+            )
         self._tokenizer = tokenizer
         self._template = template
         self._image_token = config.special_tokens.image_token_id

@@ -17,14 +17,15 @@ class GenerationSequence:
     """State of one request.
 
     token_ids: the prompt, with image placeholders; positions [3, S] and rope_delta: see `get_rope_index`;
-    max_tokens: what the request and the cache's room allow; points [N, 2]: past positions in metres, None
-    without an action head; image_row: where its images' rows begin in the batch's multimodal rows; generated,
-    logprobs: the answer so far, one entry per token.
+    max_tokens: what the request and the cache's room allow; speed at the start in m/s; image_row: where its
+    images' rows begin in the batch's multimodal rows; generated, logprobs: the answer so far, one entry per
+    token; finish_reason "" as long as it goes on.
     """
 
     request: LLMGenerationRequest
     token_ids: list[int]
     image_grids: list[tuple[int, int]]
+    image_row: int
     positions: np.ndarray
     rope_delta: int
     max_tokens: int
@@ -33,7 +34,6 @@ class GenerationSequence:
     speed: float
     noise_seed: int
     text: TextStream
-    image_row: int = 0
     generated: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: str = ""

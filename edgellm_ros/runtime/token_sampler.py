@@ -51,9 +51,7 @@ class TokenSampler:
     def draw(self, logits: Tensor, sequences: Sequence[GenerationSequence]) -> Tensor:
         """Draw from logits [B,1,V] and hand each sequence that still decodes its token.
 
-        Returns the tokens [B], on the device.
-
-        EngineError if the logits of such a sequence are not finite.
+        Returns the tokens [B], on the device. EngineError if the logits of such a sequence are not finite.
         """
         tokens = self._tokens.rows(0, len(sequences))
         self._kernels.sample(logits, self._state, tokens)

@@ -29,6 +29,11 @@ class Tokenizer:
         by_length = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
 
+    @property
+    def size(self) -> int:
+        """Number of tokens, special ones included."""
+        return self._tokenizer.get_vocab_size()
+
     def encode(self, text: str) -> list[int]:
         """Ids of plain text: special tokens in it are text like any other.
 

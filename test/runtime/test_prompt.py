@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 
 import pytest
@@ -55,6 +56,13 @@ def test_a_template_without_a_place_for_images_is_an_error(tmp_path, tokenizer, 
     assert builder.build(LLMGenerationRequest("go"), [], []) == tokenizer.encode("go")
     with pytest.raises(ValueError, match="took in 0 of 1 images"):
         builder.build(LLMGenerationRequest("go"), [4], [])
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_an_error(tokenizer, tiny_engine):
+    config = EngineConfig.load(tiny_engine)
+    smaller = dataclasses.replace(config, llm=dataclasses.replace(config.llm, vocab_size=300))
+    with pytest.raises(ValueError, match="the tokenizer has 302 tokens, the language model 300"):
+        PromptBuilder(tokenizer, ChatTemplate(tiny_engine / "chat_template.jinja"), smaller)
 
 
 def test_templates_run_in_a_sandbox_and_their_errors_name_the_file(tmp_path):
