@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the arena checkpoint from nothing: `python -m training.train --minutes 18 --out models/arena`.
+"""Train the arena checkpoint from nothing: `python -m training.train --out models/arena`.
 
 One model, two losses: the words of the answer (cross-entropy) and the velocity of the action flow (mean
 squared error); the gradient of both reaches the vision tower. Samples come from worker processes and stay on
@@ -160,9 +160,9 @@ def main() -> None:
     """Train, print scores, write the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument("--minutes", type=float, default=18.0, help="wall-clock time for the optimisation")
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate")
+    parser.add_argument("--minutes", type=float, default=17.0, help="wall-clock time for the optimisation")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--rate", type=float, default=1.2e-3, help="peak learning rate")
     parser.add_argument("--capacity", type=int, default=400_000, help="samples kept on the device")
     parser.add_argument("--first", type=int, default=16_384, help="samples to wait for before the first step")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
