@@ -168,7 +168,7 @@ def vision_architecture(config: Section, processor: Section) -> VisionArchitectu
         low, high = limits.size("shortest_edge"), limits.size("longest_edge")
     else:
         low, high = processor.size("min_pixels"), processor.size("max_pixels")
-    config = vision.make(
+    built = vision.make(
         VisionConfig,
         hidden_size=vision.size("hidden_size"),
         num_heads=vision.size("num_heads"),
@@ -188,7 +188,7 @@ def vision_architecture(config: Section, processor: Section) -> VisionArchitectu
         image_mean=processor.numbers("image_mean"),
         image_std=processor.numbers("image_std"),
     )
-    return VisionArchitecture(config, vision.size("intermediate_size"))
+    return VisionArchitecture(built, vision.size("intermediate_size"))
 
 
 def expert_architecture(path: Path, text: TextArchitecture) -> ExpertArchitecture:

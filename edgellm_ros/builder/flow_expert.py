@@ -63,7 +63,8 @@ def build_expert(
     for i in range(layers):
         with graph.module(f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
-            x = graph.op("Add", x, _attention(graph, architecture, normed, cos_sin, caches[i], bias, batch))
+            found = _attention(graph, architecture, normed, cos_sin, caches[i], bias, batch, capacity)
+            x = graph.op("Add", x, found)
             normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
             x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
     x = graph.rms_norm("norm", x, hidden, epsilon)
@@ -111,6 +112,7 @@ def _attention(
     cache: tuple[ir.Value, ir.Value],
     bias: ir.Value,
     batch: ir.Value,
+    capacity: int,
 ) -> ir.Value:
     """Attention of all steps to the cache and to each other, x [B*n,T,hidden] -> the same.
 
@@ -119,7 +121,7 @@ def _attention(
     """
     hidden, head_dim, epsilon = architecture.hidden_size, architecture.head_dim, architecture.rms_norm_eps
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
-    group, steps, capacity = heads // kv_heads, architecture.action_space.horizon, cache[0].shape[2]
+    group, steps = heads // kv_heads, architecture.action_space.horizon
     with graph.module("self_attn", nodes="attn"):
 
         def project(name: str, group: int) -> ir.Value:

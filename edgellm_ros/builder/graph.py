@@ -121,6 +121,7 @@ class GraphBuilder:
 
     def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
         tensor_type = ir.TensorType(tensor.dtype)
-        value = ir.Value(name=tensor.name, type=tensor_type, shape=tensor.shape, const_value=tensor)
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(name=tensor.name, type=tensor_type, shape=shape, const_value=tensor)
         self.graph.register_initializer(value)
         return value

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,14 +128,16 @@ def _part(engine: Path, name: str) -> PartReport:
         operators=tuple(sorted({node.op_type for node in nodes})),
         inputs=tuple(_binding(value) for value in graph.inputs),
         outputs=tuple(_binding(value) for value in graph.outputs),
-        weight_bytes=sum(value.const_value.nbytes for value in graph.initializers.values()),
+        weight_bytes=sum(
+            value.const_value.nbytes for value in graph.initializers.values() if value.const_value
+        ),
         plans=tuple(sorted(plan.name for plan in path.parent.glob("*.plan"))),
     )
 
 
 def _binding(value: ir.Value) -> BindingReport:
-    shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape)
-    return BindingReport(value.name, value.dtype.name.lower(), shape)
+    shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ())
+    return BindingReport(str(value.name), str(value.dtype).lower(), shape)
 
 
 def _memory(config: EngineConfig, parts: tuple[PartReport, ...]) -> MemoryReport:
@@ -167,14 +170,14 @@ def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[s
         stem = binding.name.rstrip("0123456789")
         shape = "[" + ", ".join(map(str, binding.shape)) + "]"
         numbers.setdefault((stem, binding.dtype, shape), []).append(binding.name[len(stem) :])
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for (stem, dtype, shape), found in numbers.items():
         suffix = found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}"
         rows.append((way, stem + suffix, dtype, shape))
     return rows
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     """Columns as wide as their longest cell, two spaces apart, indented by two."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

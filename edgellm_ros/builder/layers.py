@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import FLOAT, GraphBuilder
+from edgellm_ros.builder.graph import FLOAT, Dim, GraphBuilder
 
 
 class ModelBuilder(GraphBuilder):
@@ -93,7 +93,7 @@ class ModelBuilder(GraphBuilder):
         self, layers: int, kv_heads: int, capacity: int, head_dim: int
     ) -> list[tuple[ir.Value, ir.Value]]:
         """Inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim] in the graph's dtype."""
-        shape = ["B", kv_heads, capacity, head_dim]
+        shape: list[Dim] = ["B", kv_heads, capacity, head_dim]
         return [
             (
                 self.input(f"key_cache_{i}", self.dtype, shape),

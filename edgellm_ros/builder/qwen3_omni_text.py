@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.architecture import TextArchitecture
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
+from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
 from edgellm_ros.builder.layers import ModelBuilder
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -73,8 +73,9 @@ def build_llm(
         x = graph.rms_norm("norm", x, hidden, epsilon)
     graph.output(_lm_head(graph, architecture, x), "logits", FLOAT, ["B", "N", runner.vocab_size])
     for i, (key, value) in enumerate(presents):
-        graph.output(key, f"present_key_{i}", graph.dtype, caches[i][0].shape)
-        graph.output(value, f"present_value_{i}", graph.dtype, caches[i][1].shape)
+        shape: list[Dim] = ["B", runner.num_key_value_heads, capacity, runner.head_dim]
+        graph.output(key, f"present_key_{i}", graph.dtype, shape)
+        graph.output(value, f"present_value_{i}", graph.dtype, shape)
     return graph
 
 

@@ -29,7 +29,8 @@ def special_tokens(thinker: Section, generation: Section) -> SpecialTokens:
     text = thinker.section("text_config")
     padded = next((section for section in (text, generation) if section.has("pad_token_id")), None)
     ids = {f"{name}_token_id": _token_id(thinker, f"{name}_token_id", text) for name in MULTIMODAL_TOKENS}
-    return SpecialTokens(pad_token_id=_token_id(padded, "pad_token_id", text) if padded else 0, **ids)
+    pad = _token_id(padded, "pad_token_id", text) if padded else None
+    return SpecialTokens(pad_token_id=pad or 0, **ids)
 
 
 def stop_token_ids(
@@ -78,15 +79,12 @@ def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
     tokenizer = checkpoint / TOKENIZER_FILE
     read_json(tokenizer)
     template_file = checkpoint / TEMPLATE_FILE
+    config = checkpoint / "tokenizer_config.json"
+    template = read_json(config).get("chat_template") if config.is_file() else None
     if template_file.is_file():
         template = template_file.read_text(encoding="utf-8")
-    else:
-        config = checkpoint / "tokenizer_config.json"
-        template = read_json(config).get("chat_template") if config.is_file() else None
-        if not isinstance(template, str):
-            raise FileNotFoundError(
-                f"{template_file} not found, and tokenizer_config.json has no chat_template"
-            )
+    if not isinstance(template, str):
+        raise FileNotFoundError(f"{template_file} not found, and tokenizer_config.json has no chat_template")
     (engine / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
     (engine / TEMPLATE_FILE).write_text(template, encoding="utf-8")
     return [TOKENIZER_FILE, TEMPLATE_FILE]

@@ -8,6 +8,7 @@ place.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -23,7 +24,7 @@ def lower_to_opset23(path: Path) -> bytes:
     for node in list(graph):
         if node.op_type != "TensorScatter":
             continue
-        cache, update, write_index = node.inputs
+        cache, update, write_index = [value for value in node.inputs if value is not None]
         if index is None:  # all caches of a graph have one shape and one write index
             nodes, index = _row_index(update, write_index)
             graph.insert_before(node, nodes)
@@ -44,7 +45,7 @@ def _row_index(update: ir.Value, write_index: ir.Value) -> tuple[list[ir.Node], 
     """
     nodes: list[ir.Node] = []
 
-    def op(op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: object) -> ir.Value:
+    def op(op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: Any) -> ir.Value:
         name = f"/row_index/{op_type}_{len(nodes)}"
         nodes.append(ir.node(op_type, inputs, attributes, name=name, num_outputs=outputs))
         for i, value in enumerate(nodes[-1].outputs):
