@@ -11,7 +11,7 @@ INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode over ROS 2 topics, with a picture of it
-	$(BIN)/edgellm demo
+	$(BIN)/edgellm demo --action-samples 4
 
 test: venv lint ## the whole test suite
 	$(BIN)/python -m pytest

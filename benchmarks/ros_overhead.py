@@ -2,11 +2,11 @@
 """What ROS costs: the same requests through the Plan action of the node and in process.
 
 Regime: the node in its own process, the client in this one, Fast DDS on this computer. The goal carries the
-camera frame (215 kB). Time runs from sending the goal to having the result, feedback being sent on the way; in
-process it is `handle_request`. The two take turns in blocks of ten requests, and the first two of a block are
-left out: both engines have all cores and the same caches, and request by request each would find its weights
-thrown out of the cache by the other, which no robot has to suffer. Tokens and actions must be equal to the bit.
-Target on 2 cores: at most 15 ms more at the median.
+camera frame (215 kB). Time runs from sending the goal to having the result, feedback being sent on the way;
+in process it is `handle_request`. The two take turns in blocks of ten requests, and the first two of a block
+are left out: both engines have all cores and the same caches, and request by request each would find its
+weights thrown out of the cache by the other, which no robot has to suffer. Tokens and actions must be equal
+to the bit. Target on 2 cores: at most 15 ms more at the median.
 """
 
 from __future__ import annotations

@@ -45,6 +45,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="default: the demo checkpoint of this package"
     )
+    parser.add_argument(
+        "--action-samples",
+        type=arguments.integer(1, 16),
+        default=1,
+        metavar="N",
+        help="trajectories of each plan: one is driven, all are drawn (default: %(default)s)",
+    )
     arguments.add_device(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -57,7 +64,13 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.ros.display import Display
 
     options = DemoOptions(
-        args.episodes, args.seed, args.out, args.engine, args.checkpoint or ARENA_CHECKPOINT, args.device
+        episodes=args.episodes,
+        seed=args.seed,
+        out=args.out,
+        engine_dir=args.engine,
+        checkpoint=args.checkpoint or ARENA_CHECKPOINT,
+        device=args.device,
+        action_samples=args.action_samples,
     )
     display = Display(sys.stderr, args.episodes)
     try:

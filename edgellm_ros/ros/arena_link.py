@@ -35,7 +35,7 @@ from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.srv import SetNoiseSeed
 
 RELIABLE = QoSProfile(depth=50)
-SETTLE_S = 0.03  # what goes before a frame on other topics gets this long to arrive before it
+SETTLE_S = 0.02
 COLUMNS = ("acceleration", "curvature")
 ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "camera"
 
@@ -100,19 +100,29 @@ class ArenaLink(Node):
         self._command.publish(String(data=command))
 
     def ask(
-        self, stamp: int, frame: NDArray[np.uint8], resend_after_s: float, attempts: int
+        self,
+        stamp: int,
+        frame: NDArray[np.uint8],
+        resend_after_s: float,
+        attempts: int,
+        command: str | None = None,
     ) -> tuple[Plan, Timing]:
         """Trigger the camera: send the frame [H, W, 3] RGB of time `stamp` and wait for the answer to it.
 
-        Frames are best effort, so that one can be lost: it is sent again when nothing was heard for
-        `resend_after_s`, up to `attempts` times; then LinkError.
+        A new `command` follows its frame, so that it is not planned with the frame before. Frames are best
+        effort, so that one can be lost: it is sent again when nothing was heard for `resend_after_s`, up to
+        `attempts` times; then LinkError.
         """
-        self.spin_until(lambda: False, SETTLE_S)
+        self._settle()
         message = to_image(stamp, frame)
-        start = time.perf_counter()
         self._forget(stamp)
-        for _ in range(attempts):
+        start = time.perf_counter()
+        for attempt in range(attempts):
             self._image.publish(message)
+            if command is not None and attempt == 0:
+                self._settle()
+                start = time.perf_counter()
+                self.say(command)
             while True:
                 heard = self._heard
                 if self.spin_until(self._answered, resend_after_s):
@@ -159,6 +169,10 @@ class ArenaLink(Node):
                 return False
             self._executor.spin_once(timeout_sec=left)
         return True
+
+    def _settle(self) -> None:
+        """Give what was published on one topic time to arrive before what follows on another."""
+        self.spin_until(lambda: False, SETTLE_S)
 
     def _call(self, client, request, timeout_s: float):
         """The response, or None if none came in time."""

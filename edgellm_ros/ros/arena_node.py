@@ -37,6 +37,7 @@ PAUSE_STEPS = (
 PARAMETERS = {
     "seed": (1, "which episodes are played", 0, 10**12),
     "episodes": (1, "how many are played; 0 = until interrupted", 0, EPISODE_SEEDS),
+    "question": ("", "asked at the start of each episode, before the command; empty = nothing", None, None),
     "out": ("", "folder for one picture of each episode; empty = no pictures", None, None),
     "events": (False, "tell what happens as JSON lines on standard output instead of the log", None, None),
     "replan_steps": (REPLAN_STEPS, "steps of 0.1 s from one camera frame to the next", 1, 20),
@@ -74,35 +75,30 @@ class ArenaNode(ArenaLink):
 
     def play(self, number: int, episode: Episode) -> None:
         """Play one episode, from the robot at rest to the outcome, and draw it if asked."""
-        self.report(
-            "episode", number=number, seed=episode.seed, family=episode.family, command=episode.command.text
-        )
         world = World(episode)
         self.set_noise_seed(episode.seed)
         for _ in range(PAUSE_STEPS):
-            self._stamp_ns += STEP_NS
-            self.publish_state(self._stamp_ns, world.state)
-        self.say(episode.command.text)
+            self._advance(world)
+        if self.value("question"):
+            self._tell_command(number, episode, self.value("question"))
+            self._look(number, world, world.camera(), self.value("question"))
+            self.say("")
+            self._advance(world)
+        self._tell_command(number, episode, episode.command.text)
         timings: list[Timing] = []
 
         def think(frame: NDArray[np.uint8]) -> Plan:
-            plan, timing = self.ask(self._stamp_ns, frame, self.value("resend_after"), self.value("attempts"))
+            plan, timing = self._look(number, world, frame, None if timings else episode.command.text)
             timings.append(timing)
-            self.report(
-                "plan",
-                number=number,
-                time=world.time,
-                text=plan.text,
-                drives=plan.actions is not None,
-                **asdict(timing),
-            )
             return plan
 
-        def on_step() -> None:
-            self._stamp_ns += STEP_NS
-            self.publish_state(self._stamp_ns, world.state)
-
-        driven = drive(world, think, on_step, self.value("replan_steps"), self.value("latency_steps"))
+        driven = drive(
+            world,
+            think,
+            lambda: self._advance(world),
+            self.value("replan_steps"),
+            self.value("latency_steps"),
+        )
         self.say("")
         picture = None
         if self.value("out"):
@@ -125,12 +121,31 @@ class ArenaNode(ArenaLink):
             picture=picture,
         )
 
+    def _advance(self, world: World) -> None:
+        """The next step of simulated time."""
+        self._stamp_ns += STEP_NS
+        self.publish_state(self._stamp_ns, world.state)
+
+    def _look(
+        self, number: int, world: World, frame: NDArray[np.uint8], command: str | None
+    ) -> tuple[Plan, Timing]:
+        """One frame, with a new command or the standing one, and the answer to it."""
+        plan, timing = self.ask(
+            self._stamp_ns, frame, self.value("resend_after"), self.value("attempts"), command
+        )
+        drives = plan.actions is not None
+        self.report("plan", number=number, time=world.time, text=plan.text, drives=drives, **asdict(timing))
+        return plan, timing
+
+    def _tell_command(self, number: int, episode: Episode, command: str) -> None:
+        self.report("command", number=number, seed=episode.seed, family=episode.family, command=command)
+
     def report(self, event: str, **fields) -> None:
         """Tell what happens: {"event": ..., fields} as a line of JSON, or the same in words in the log."""
         if self.value("events"):
             print(json.dumps({"event": event, **fields}), flush=True)
-        elif event == "episode":
-            self.get_logger().info(f'episode {fields["number"]} ({fields["family"]}): "{fields["command"]}"')
+        elif event == "command":
+            self.get_logger().info(f'episode {fields["number"]}: a person says "{fields["command"]}"')
         elif event == "plan":
             self.get_logger().info(
                 f'{fields["time"]:4.1f} s: "{fields["text"]}" ({fields["plan_s"] * 1e3:.0f} ms)'

@@ -27,6 +27,7 @@ from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 
 NODE_MODULE = "edgellm_ros.ros.main"
 ARENA_MODULE = "edgellm_ros.ros.arena_node"
+QUESTION = "what do you see?"  # before each episode's command
 SILENCE_S = 180.0  # the arena gives up sooner by itself: no answer is an error within 90 s
 
 
@@ -36,7 +37,7 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What to play and where things are. `out` gets pictures and logs."""
+    """What to play and where things are. `out` gets pictures and logs; of the samples one is driven."""
 
     episodes: int
     seed: int
@@ -44,6 +45,7 @@ class DemoOptions:
     engine_dir: Path
     checkpoint: Path
     device: str
+    action_samples: int
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -96,9 +98,10 @@ def node_arguments(options: DemoOptions) -> list[str]:
         "engine_dir": str(options.engine_dir.resolve()),
         "device": options.device,
         "plan_on": "image",
-        "autostart": "true",
-        "use_sim_time": "true",
-        "odom_wait": "5.0",
+        "action_samples": options.action_samples,
+        "autostart": True,
+        "use_sim_time": True,
+        "odom_wait": 5.0,
     }
     return ["-m", NODE_MODULE, *_ros_args(parameters)]
 
@@ -106,10 +109,11 @@ def node_arguments(options: DemoOptions) -> list[str]:
 def arena_arguments(options: DemoOptions) -> list[str]:
     """How the arena is started: it tells what happens as JSON lines."""
     parameters = {
-        "seed": str(options.seed),
-        "episodes": str(options.episodes),
+        "seed": options.seed,
+        "episodes": options.episodes,
         "out": str(options.out.resolve()),
-        "events": "true",
+        "question": QUESTION,
+        "events": True,
     }
     return ["-m", ARENA_MODULE, *_ros_args(parameters)]
 
@@ -167,10 +171,10 @@ def summarise(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _ros_args(parameters: dict[str, str]) -> list[str]:
+def _ros_args(parameters: dict[str, str | int | float | bool]) -> list[str]:
     arguments = ["--ros-args"]
     for name, value in parameters.items():
-        arguments += ["-p", f"{name}:={value}"]
+        arguments += ["-p", f"{name}:={json.dumps(value)}"]  # JSON is YAML, which ROS reads values as
     return arguments
 
 

@@ -22,6 +22,7 @@ class Display:
         self._episodes = episodes
         self._terminal = file.isatty()
         self._won = self._played = 0
+        self._number = -1  # of the episode on show
 
     def status(self, text: str) -> None:
         """Show what is going on now; on a terminal the next line replaces it."""
@@ -41,19 +42,22 @@ class Display:
             self._write("\r\x1b[2K")
 
     def show(self, event: dict[str, Any]) -> None:
-        """Show an event of the arena: the start of an episode, a plan, or an outcome."""
-        {"episode": self._episode, "plan": self._plan, "outcome": self._outcome}[event["event"]](event)
+        """Show an event of the arena: what a person says, a plan, or an outcome."""
+        {"command": self._command, "plan": self._plan, "outcome": self._outcome}[event["event"]](event)
 
-    def _episode(self, event: dict[str, Any]) -> None:
+    def _command(self, event: dict[str, Any]) -> None:
         if self._episodes <= FEW:
-            self.line(f'episode {event["number"]}: a person says "{event["command"]}"')
-            self.line(f"  {'time':>6}  {'first words':>11}  {'plan':>7}  the robot says")
+            if event["number"] != self._number:
+                self._number = event["number"]
+                self.line(f"episode {self._number}")
+                self.line(f"  {'time':>6}  {'first words':>11}  {'plan':>7}")
+            self.line(f"{'':>30}  person: {event['command']}")
 
     def _plan(self, event: dict[str, Any]) -> None:
         text = event["text"] + ("" if event["drives"] else " (does not drive)")
         times = f"{event['first_words_s'] * 1e3:>8.0f} ms  {event['plan_s'] * 1e3:>4.0f} ms"
         if self._episodes <= FEW:
-            self.line(f"  {event['time']:>4.1f} s  {times}  {text}")
+            self.line(f"  {event['time']:>4.1f} s  {times}  robot: {text}")
         elif self._terminal:
             done = f"[{self._won}/{self._played} of {self._episodes}]"
             self.status(f"{done} episode {event['number']}, {event['time']:.1f} s, {times}: {text}")

@@ -67,8 +67,9 @@ def test_the_robot_reaches_its_target(episode):
 
 def test_the_conversation_is_told_on_standard_error(episode):
     assert episode["stdout"].count("\n") == 1
-    assert make_episode(1000 * SEED).command.text in episode["stderr"]
-    assert episode["stderr"].count(" ms ") >= episode["summary"]["plans"]
+    said = [line.split(":", 1)[1].strip() for line in episode["stderr"].splitlines() if "person:" in line]
+    assert said == ["what do you see?", make_episode(1000 * SEED).command.text]
+    assert episode["stderr"].count("robot:") == episode["summary"]["plans"] + 1
 
 
 def test_there_is_a_picture_of_it(episode):

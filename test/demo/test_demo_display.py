@@ -7,7 +7,7 @@ import io
 
 from edgellm_ros.ros.display import Display
 
-EPISODE = {"event": "episode", "number": 0, "seed": 5, "family": "random", "command": "go to it"}
+COMMAND = {"event": "command", "number": 0, "seed": 5, "family": "random", "command": "go to it"}
 PLAN = {
     "event": "plan", "number": 0, "time": 0.8, "text": "the way is clear.", "drives": True,
     "first_words_s": 0.1, "plan_s": 0.3,
@@ -27,7 +27,7 @@ def shown(file: io.StringIO, episodes: int) -> str:
     display = Display(file, episodes)
     display.status("starting ...")
     for _ in range(episodes):
-        for event in (EPISODE, PLAN, PLAN, OUTCOME):
+        for event in (COMMAND, PLAN, PLAN, OUTCOME):
             display.show(event)
     display.close()
     return file.getvalue()
@@ -35,7 +35,7 @@ def shown(file: io.StringIO, episodes: int) -> str:
 
 def test_a_single_episode_is_shown_as_a_conversation_with_latencies():
     text = shown(io.StringIO(), 1)
-    assert 'a person says "go to it"' in text
+    assert "person: go to it" in text
     assert text.count("the way is clear.") == 2
     assert "100 ms" in text
     assert "success" in text
