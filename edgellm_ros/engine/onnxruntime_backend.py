@@ -106,9 +106,10 @@ def _session_options(onnxruntime: Any, threads: int) -> Any:
     # A number given explicitly, because with 0 ONNX Runtime also pins its threads to cores, the same ones for
     # every session.
     options.intra_op_num_threads = threads or available_cores()
-    # Idle threads of one engine must not spin while another engine runs: 81 ms instead of 136 ms per plan on
-    # 2 cores.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Threads that wait sleep instead of spinning. Spinning made a plan faster on 2 idle cores (81 ms, not 100
+    # ms) and slower where other processes wanted the cores too, as on a robot (0.8 to 1.1 s, not 0.3 to 0.4
+    # s).
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Plans of memory use are kept per input shape and would grow with every new prompt length; no time was
     # lost without.
     options.enable_mem_pattern = False
