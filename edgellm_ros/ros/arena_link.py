@@ -68,6 +68,7 @@ class ArenaLink(Node):
         self._command = self.create_publisher(String, "edgellm/command", RELIABLE)
         self._image = self.create_publisher(Image, "edgellm/image", qos_profile_sensor_data)
         self._seed_client = self.create_client(SetNoiseSeed, "edgellm/set_noise_seed")
+        self._node_name = self.resolve_service_name("edgellm/get_state").removesuffix("/get_state")
         self._state_client = self.create_client(GetState, "edgellm/get_state")
         self.create_subscription(ActionChunk, "edgellm/action_chunk", self._on_chunk, RELIABLE)
         self.create_subscription(Generation, "edgellm/generation", self._on_generation, RELIABLE)
@@ -130,7 +131,7 @@ class ArenaLink(Node):
                 if self._heard == heard:
                     break
         raise LinkError(
-            f"no answer from {self._image.topic_name.removesuffix('/image')} to the frame of "
+            f"no answer from {self._node_name} to the frame of "
             f"t = {stamp * 1e-9:.1f} s, sent {attempts} times in {time.perf_counter() - start:.0f} s"
         )
 
@@ -148,16 +149,14 @@ class ArenaLink(Node):
                     if current.current_state.id == LifecycleState.PRIMARY_STATE_ACTIVE and self._connected():
                         return
             self.spin_until(lambda: False, 0.05)
-        raise LinkError(
-            f"{self._state_client.srv_name.removesuffix('/get_state')} is {state} after {timeout_s:.0f} s"
-        )
+        raise LinkError(f"{self._node_name} is {state} after {timeout_s:.0f} s")
 
     def set_noise_seed(self, seed: int) -> None:
         """Set the seed of the trajectories to come; LinkError if the node refuses."""
         response = self._call(self._seed_client, SetNoiseSeed.Request(seed=seed), 10.0)
         if response is None or not response.success:
             raise LinkError(
-                f"{self._seed_client.srv_name}: {'no response' if response is None else response.message}"
+                f"{self._node_name}/set_noise_seed: {'no response' if response is None else response.message}"
             )
 
     def spin_until(self, done: Callable[[], bool], timeout_s: float) -> bool:

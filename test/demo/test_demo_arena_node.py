@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arena's node with an edgellm node that is not there, or that does not do its part."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy")
+pytest.importorskip("edgellm_ros.msg")
+
+from edgellm_ros.msg import ActionChunk
+
+from edgellm_ros.ros.arena_link import LinkError, to_actions, to_image, to_nanoseconds, to_time
+from edgellm_ros.ros.demo import ARENA_MODULE, NODE_MODULE
+from edgellm_ros.ros.processes import Child, own_domain, ros_environment
+
+
+def ros_args(**parameters) -> list[str]:
+    return ["--ros-args", *(word for k, v in parameters.items() for word in ("-p", f"{k}:={json.dumps(v)}"))]
+
+
+@pytest.fixture
+def environment():
+    with own_domain() as domain:
+        yield ros_environment(domain)
+
+
+@pytest.fixture
+def start(tmp_path, environment):
+    children = []
+
+    def starter(module: str, **parameters) -> Child:
+        log = tmp_path / f"{module}.log"
+        children.append(Child(module, ["-m", module, *ros_args(**parameters)], log, environment))
+        return children[-1]
+
+    yield starter
+    for child in children:
+        child.stop()
+
+
+def test_it_says_that_no_edgellm_node_is_there(start):
+    arena = start(ARENA_MODULE, active_timeout=1.0)
+    assert arena.process.wait(20) == 1
+    assert "/edgellm is not there after 1 s" in arena.log_tail()
+
+
+def test_it_says_that_the_edgellm_node_is_not_active(start):
+    start(NODE_MODULE)
+    arena = start(ARENA_MODULE, active_timeout=6.0)
+    assert arena.process.wait(30) == 1
+    assert "/edgellm is unconfigured after 6 s" in arena.log_tail()
+
+
+def test_it_gives_up_on_a_frame_that_is_never_answered(start, arena_engine):
+    # On "command" the node plans once, and not on the frames that follow.
+    start(NODE_MODULE, engine_dir=str(arena_engine), autostart=True, use_sim_time=True, plan_on="command")
+    arena = start(ARENA_MODULE, resend_after=1.5, attempts=2)
+    assert arena.process.wait(60) == 1
+    assert "no answer from /edgellm to the frame of" in arena.log_tail()
+    assert "sent 2 times" in arena.log_tail()
+
+
+def test_a_parameter_out_of_range_is_refused(start):
+    arena = start(ARENA_MODULE, replan_steps=0)
+    assert arena.process.wait(20) != 0
+    assert "replan_steps" in arena.log_tail(40)
+
+
+class TestMessages:
+    def chunk(self, **changes) -> ActionChunk:
+        chunk = ActionChunk(
+            dt=0.1, horizon=2, names=["curvature", "acceleration"], values=[1.0, 2.0, 3.0, 4.0]
+        )
+        for name, value in changes.items():
+            setattr(chunk, name, value)
+        return chunk
+
+    def test_columns_are_found_by_name(self):
+        assert np.array_equal(to_actions(self.chunk()), [[2, 1], [4, 3]])
+
+    @pytest.mark.parametrize(
+        "changes, word",
+        [
+            ({"names": ["steering", "acceleration"]}, "steering"),
+            ({"dt": 0.2}, "0.2"),
+            ({"horizon": 3}, "4 values for 3 x 2"),
+            ({"values": [1.0, 2.0, 3.0, float("nan")]}, "not finite"),
+        ],
+    )
+    def test_a_chunk_for_another_robot_is_refused(self, changes, word):
+        with pytest.raises(LinkError, match=word):
+            to_actions(self.chunk(**changes))
+
+    def test_stamps_are_exact(self):
+        assert to_nanoseconds(to_time(12_345_678_901)) == 12_345_678_901
+
+    def test_an_image_carries_its_pixels_and_its_time(self):
+        frame = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+        message = to_image(1_500_000_000, frame)
+        assert (message.height, message.width, message.step, message.encoding) == (2, 3, 9, "rgb8")
+        assert bytes(message.data) == frame.tobytes()
+        assert to_nanoseconds(message.header.stamp) == 1_500_000_000
