@@ -84,8 +84,8 @@ class ArenaLink(Node):
 
     # What goes out
 
-    def publish_state(self, stamp: int, state: State, curvature: float = 0.0) -> None:
-        """Advance the clock to `stamp` and tell where the robot is then (REP 103, REP 105)."""
+    def publish_state(self, stamp: int, state: State, yaw_rate: float) -> None:
+        """Advance the clock to `stamp` and tell where the robot is then (REP 103, 105); yaw_rate in rad/s."""
         self._time.publish(Clock(clock=to_time(stamp)))
         message = Odometry(child_frame_id=BASE_FRAME)
         message.header.stamp, message.header.frame_id = to_time(stamp), ODOM_FRAME
@@ -93,7 +93,7 @@ class ArenaLink(Node):
         message.pose.pose.orientation.z = math.sin(state.heading / 2)
         message.pose.pose.orientation.w = math.cos(state.heading / 2)
         message.twist.twist.linear.x = state.speed
-        message.twist.twist.angular.z = state.speed * curvature
+        message.twist.twist.angular.z = yaw_rate
         self._odometry.publish(message)
 
     def say(self, command: str) -> None:

@@ -24,7 +24,7 @@ from rclpy.executors import ExternalShutdownException
 from edgellm_ros.arena.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Plan, drive
 from edgellm_ros.arena.episode import Episode, World, make_episode
 from edgellm_ros.arena.picture import save_episode
-from edgellm_ros.arena.unicycle import DT, HISTORY
+from edgellm_ros.arena.unicycle import DT, HISTORY, wrap
 from edgellm_ros.ros.arena_link import ArenaLink, LinkError, Timing
 
 STEP_NS = round(DT * 1e9)
@@ -61,6 +61,7 @@ class ArenaNode(ArenaLink):
                 descriptor.integer_range = [IntegerRange(from_value=low, to_value=high, step=1)]
             self.declare_parameter(name, default, descriptor)
         self._stamp_ns = 10 * 10**9  # in ROS, time 0 means that there is no time
+        self._heading = 0.0  # of the robot, a step ago
 
     def value(self, name: str):
         """A parameter's value."""
@@ -76,6 +77,7 @@ class ArenaNode(ArenaLink):
     def play(self, number: int, episode: Episode) -> None:
         """Play one episode, from the robot at rest to the outcome, and draw it if asked."""
         world = World(episode)
+        self._heading = world.state.heading
         self.set_noise_seed(episode.seed)
         for _ in range(PAUSE_STEPS):
             self._advance(world)
@@ -124,7 +126,8 @@ class ArenaNode(ArenaLink):
     def _advance(self, world: World) -> None:
         """The next step of simulated time."""
         self._stamp_ns += STEP_NS
-        self.publish_state(self._stamp_ns, world.state)
+        self.publish_state(self._stamp_ns, world.state, wrap(world.state.heading - self._heading) / DT)
+        self._heading = world.state.heading
 
     def _look(
         self, number: int, world: World, frame: NDArray[np.uint8], command: str | None
