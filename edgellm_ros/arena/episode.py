@@ -28,7 +28,7 @@ AT_REST = 0.05  # m/s
 TIMEOUT = 40.0  # s of simulated time
 DEAD_AHEAD_SHARE = 0.3
 NEAREST, FARTHEST = 1.5, 3.5  # m from the start to the target's surface
-EVEN = 0.12  # s: in a dead-ahead episode the ways round the left and the right cost the same but for this
+EVEN = 0.03  # s: in a dead-ahead episode the ways round the left and the right cost the same but for this
 
 
 class Outcome(str, Enum):
