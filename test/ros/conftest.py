@@ -71,7 +71,7 @@ def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
 
 @pytest.fixture(scope="module")
 def node(start_node, peer, arena_engine):
-    """The node, active, with the demo's engines."""
-    child = start_node(engine_dir=arena_engine, autostart="true")
+    """The node, active, with the demo's engines, and patient with a computer that has other things to do."""
+    child = start_node(engine_dir=arena_engine, autostart="true", max_input_age=3.0, plan_timeout=30.0)
     peer.connect()
     return child

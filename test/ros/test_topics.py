@@ -62,10 +62,10 @@ class TestPlanOnCommand:
         assert "".join(piece.data for piece in peer.received["text_stream"]) == generation.text
 
     def test_an_old_frame_is_refused(self, peer, sight):
-        peer.frame(sight.pixels, stamp=Time(sec=peer.now().sec - 5))
+        peer.frame(sight.pixels, stamp=Time(sec=peer.now().sec - 10))
         peer.command(sight.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
-        assert "limit 1 s (parameter max_input_age)" in status.message
+        assert "limit 3 s (parameter max_input_age)" in status.message
         assert not peer.received["generation"]
 
     def test_a_newer_command_preempts(self, peer, sight):
@@ -166,13 +166,13 @@ class TestOdometry:
 
     def test_odometry_that_stopped_is_stale_input(self, peer, sight):
         old = peer.now()
-        old.sec -= 5
+        old.sec -= 10
         peer.odometry(stamp=old)
         peer.frame(sight.pixels)
         peer.listen(0.2)
         peer.command(sight.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
-        assert "older than the frame, limit 1 s" in status.message
+        assert "older than the frame, limit 3 s" in status.message
 
 
 class TestOverlay:
