@@ -94,6 +94,7 @@ def test_a_tiny_temperature_is_greedy_and_does_not_overflow(logits):
     assert sample(logits[None] * 1e4, make_state(temperature=1e-30)) == [int(logits.argmax())]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -49,6 +49,7 @@ def test_patches_are_those_that_transformers_made(reference):
     assert digest == reference["sha256"]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("size", [(224, 320), (225, 321), (768, 1024), (31, 65), (1080, 1920)])
 @pytest.mark.parametrize("patch", [14, 16])
 def test_patches_equal_those_of_transformers_where_it_is_installed(size, patch):

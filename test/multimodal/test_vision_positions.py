@@ -8,6 +8,7 @@ from edgellm_ros.multimodal.vision_positions import vision_positions
 GRIDS = [(14, 20), (2, 2), (2, 36), (24, 24), (46, 30)]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("grid", GRIDS)
 def test_positions_equal_those_of_transformers(grid):
     torch = pytest.importorskip("torch")

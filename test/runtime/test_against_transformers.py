@@ -9,6 +9,7 @@ from requests_for_tests import IMAGE, OTHER_IMAGE, request
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
 
 
 @pytest.fixture(scope="module")

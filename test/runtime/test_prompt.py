@@ -80,6 +80,7 @@ def test_a_missing_or_malformed_template_is_named(tmp_path):
         ChatTemplate(tmp_path / "bad.jinja")
 
 
+@pytest.mark.parity
 def test_templates_render_as_transformers_renders_them(tmp_path, tiny_checkpoint):
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tiny_checkpoint / "tokenizer.json"))

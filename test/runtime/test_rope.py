@@ -40,6 +40,7 @@ def test_images_that_are_not_in_the_prompt_are_an_error():
             get_rope_index(ids, [grid], IMAGE_TOKEN, VISION_START)
 
 
+@pytest.mark.parity
 def test_rotary_rows_equal_those_of_transformers(tiny_engine):
     torch = pytest.importorskip("torch")
     omni = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")

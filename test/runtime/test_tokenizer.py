@@ -56,6 +56,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
         Tokenizer(tmp_path / "tokenizer.json")
 
 
+@pytest.mark.parity
 def test_prompts_equal_those_of_transformers(tokenizer, tiny_checkpoint):
     transformers = pytest.importorskip("transformers")
     reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tiny_checkpoint / "tokenizer.json"))
