@@ -88,9 +88,16 @@ class NodeProcess:
         raise RuntimeError(f"the node is not active after {START_S:.0f} s:\n{self.child.log_tail()}")
 
     def _wait_for(self, future: Any, timeout_s: float) -> Any:
-        self._executor.spin_until_future_complete(future, timeout_s)
-        if not future.done():
-            raise RuntimeError(f"no answer from the node within {timeout_s:.0f} s:\n{self.child.log_tail()}")
+        # Not spin_until_future_complete: each of its turns leaves a callback behind that costs the next call
+        # a turn, so that a client gets slower with every goal.
+        deadline = time.monotonic() + timeout_s
+        while not future.done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RuntimeError(
+                    f"no answer from the node within {timeout_s:.0f} s:\n{self.child.log_tail()}"
+                )
+            self._executor.spin_once(timeout_sec=left)
         return future.result()
 
 
