@@ -11,23 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from edgellm_ros.engine.backend import Binding, EngineBackend
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor
-
-
-@dataclass(frozen=True)
-class Binding:
-    """One input or output of an engine. Dimensions are numbers or symbols such as "B"."""
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int | str, ...]
-    is_input: bool
 
 
 @dataclass(frozen=True)
@@ -39,27 +30,6 @@ class BindingSnapshot:
 
     profile: int
     bindings: tuple[tuple[int, Shape], ...]
-
-
-class EngineBackend(Protocol):
-    """What an engine file's own library must offer.
-
-    Tensors that arrive here are complete and of the right types.
-    """
-
-    bindings: tuple[Binding, ...]
-
-    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> None:
-        """Point the engine at the tensors. EngineError where a shape is outside the profile."""
-        ...
-
-    def run(self, stream: Any) -> None:
-        """Run with what is bound."""
-        ...
-
-    def capture(self, stream: Any) -> Any | None:
-        """Record a run of what is bound, as an object with `launch(stream)`; None without such a thing."""
-        ...
 
 
 class EngineExecutor:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import Binding
 from edgellm_ros.engine.tensor import Tensor
 
 FIRST_WITH_OPSET_24 = (1, 24)

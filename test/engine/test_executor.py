@@ -7,9 +7,10 @@ import pytest
 from graphs import FLOAT, INT64, helper, linear_with_cache, save_model
 from onnx.reference import ReferenceEvaluator
 
+from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import Binding, EngineExecutor
+from edgellm_ros.engine.executor import EngineExecutor
 
 DEVICE = CpuDevice()
 DIMS = {"B": 2, "S": 3}

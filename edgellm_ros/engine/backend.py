@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine file's own library must offer to the EngineExecutor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgellm_ros.engine.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One input or output of an engine. Dimensions are numbers or symbols such as "B"."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int | str, ...]
+    is_input: bool
+
+
+class EngineBackend(Protocol):
+    """What an engine file's own library must offer.
+
+    Tensors that arrive here are complete and of the right types.
+    """
+
+    bindings: tuple[Binding, ...]
+
+    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> None:
+        """Point the engine at the tensors. EngineError where a shape is outside the profile."""
+        ...
+
+    def run(self, stream: Any) -> None:
+        """Run with what is bound."""
+        ...
+
+    def capture(self, stream: Any) -> Any | None:
+        """Record a run of what is bound, as an object with `launch(stream)`; None without such a thing."""
+        ...
