@@ -152,12 +152,19 @@ class ArenaLink(Node):
         raise LinkError(f"{self._node_name} is {state} after {timeout_s:.0f} s")
 
     def set_noise_seed(self, seed: int) -> None:
-        """Set the seed of the trajectories to come; LinkError if the node refuses."""
-        response = self._call(self._seed_client, SetNoiseSeed.Request(seed=seed), 10.0)
+        """Set the seed of the trajectories to come; LinkError if the node refuses.
+
+        Asked again if there is no answer: a service's first one is lost where the node has not discovered the
+        client's end yet.
+        """
+        response = None
+        for _ in range(5):
+            response = self._call(self._seed_client, SetNoiseSeed.Request(seed=seed), 3.0)
+            if response is not None:
+                break
         if response is None or not response.success:
-            raise LinkError(
-                f"{self._node_name}/set_noise_seed: {'no response' if response is None else response.message}"
-            )
+            problem = "no response" if response is None else response.message
+            raise LinkError(f"{self._node_name}/set_noise_seed: {problem}")
 
     def spin_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Let messages come in until `done()` or for `timeout_s`; returns `done()`."""
