@@ -52,7 +52,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "your target is the {x}",
         "next stop is the {x}",
         "let us go to the {x}",
-        "there is a {x} somewhere, drive to it",
+        "see the {x}? go there",
     ),
     "where": (
         "where is the {x}",
