@@ -51,8 +51,8 @@ class Inputs:
         for message_type, topic, callback, depth in (
             (IMAGE_TYPES[image_transport], "~/image", self._on_image, 1),
             (Odometry, "~/odom", self._on_odometry, 50),
-            (String, "~/command", self._on_command, 10),
             (AudioChunk, "~/audio", self._on_audio, 10),
+            (String, "~/command", self._on_command, 10),
         ):
             qos = QoSProfile(
                 reliability=ReliabilityPolicy.BEST_EFFORT, history=HistoryPolicy.KEEP_LAST, depth=depth

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import ActionChunk, Generation
+from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
+from edgellm_ros.srv import GetMetrics
 from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
@@ -23,6 +25,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 TIMEOUT_S = 30.0  # for whatever should happen at once; generous, for computers that are busy
+RETRY_S = 3.0
 OUTPUTS = {
     "generation": Generation,
     "text": String,
@@ -52,6 +55,7 @@ class Peer:
         self._image = self.node.create_publisher(Image, "/edgellm/image", 10)
         self._command = self.node.create_publisher(String, "/edgellm/command", 10)
         self._odom = self.node.create_publisher(Odometry, "/edgellm/odom", 10)
+        self._audio = self.node.create_publisher(AudioChunk, "/edgellm/audio", 10)
         self._plan = ActionClient(self.node, Plan, "/edgellm/plan")
         self._clients: dict[str, Any] = {}
 
@@ -82,14 +86,27 @@ class Peer:
             messages.clear()
 
     def connect(self) -> None:
-        """Wait until the node listens to our topics and we to its."""
-        publishers = (self._image, self._command, self._odom)
-        self.wait(lambda: all(p.get_subscription_count() for p in publishers), "subscriptions of the node")
+        """Wait until the node, which is active, hears us and we hear it."""
         topics = [f"/edgellm/{name}" for name in OUTPUTS]
         self.wait(
             lambda: all(self.node.count_publishers(topic) for topic in topics), "publishers of the node"
         )
         self.wait(self._plan.server_is_ready, "action server")
+        # A publisher knows of a subscription before the subscription knows of the publisher. ~/command is the
+        # last one that the node opens: when a command arrives, everything does.
+        before = self.metrics()["commands_received"]
+
+        def is_heard() -> bool:
+            self.command("")
+            return self.metrics()["commands_received"] > before
+
+        self.wait(is_heard, "command that arrives")
+
+    def metrics(self) -> Counter[str]:
+        """What ~/get_metrics tells; counters that have not counted yet are 0."""
+        response = self.call(GetMetrics, "get_metrics")
+        assert response.success, response.message
+        return Counter(dict(zip(response.names, response.values, strict=True)))
 
     def now(self) -> Any:
         """The time as a stamp."""
@@ -120,6 +137,10 @@ class Peer:
         message.twist.twist.linear.x = float(speed)
         self._odom.publish(message)
 
+    def sound(self, samples: bytes) -> None:
+        """Publish a piece of sound."""
+        self._audio.publish(AudioChunk(encoding=AudioChunk.S16LE, sample_rate=16000, data=samples))
+
     def status(self, name: str) -> Any:
         """The next status of this name on /diagnostics."""
         self.received["diagnostics"].clear()
@@ -134,14 +155,26 @@ class Peer:
     # Services
 
     def call(self, service_type: Any, name: str, /, **request: Any) -> Any:
-        """Call a service of the node and return its response."""
+        """Call a service of the node and return its response.
+
+        The first answer of a service may be lost, if the node has not discovered our end yet: a call without
+        an answer is made again. No service minds but `change_state`, which is never the first to be called.
+        """
         if name not in self._clients:
             self._clients[name] = self.node.create_client(service_type, f"/edgellm/{name}")
         client = self._clients[name]
         self.wait(client.service_is_ready, f"service {name}")
-        future = client.call_async(service_type.Request(**request))
-        self.wait(future.done, f"answer from {name}")
-        return future.result()
+        futures: list[Any] = []
+        next_try = 0.0
+
+        def answered() -> list[Any]:
+            nonlocal next_try
+            if time.monotonic() >= next_try:
+                futures.append(client.call_async(service_type.Request(**request)))
+                next_try = time.monotonic() + (RETRY_S if name != "change_state" else TIMEOUT_S)
+            return [future for future in futures if future.done()]
+
+        return self.wait(answered, f"answer from {name}")[0].result()
 
     def transition(self, label: str) -> bool:
         """Ask for a lifecycle transition."""

@@ -12,7 +12,6 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import AudioChunk, SamplingParams
-from nav_msgs.msg import Odometry
 from peer import image_message
 
 from edgellm_ros.ros.processes import ros_environment
@@ -286,12 +285,7 @@ class TestBadInput:
         assert "limit 3 s (parameter max_input_age)" in result.message
 
     def test_nan_in_the_odometry_is_named_and_not_used(self, peer, goal):
-        odometry = peer.node.create_publisher(Odometry, "/edgellm/odom", 10)
-        peer.wait(odometry.get_subscription_count, "odometry subscription")
-        message = Odometry()
-        message.header.stamp = peer.now()
-        message.pose.pose.position.x = float("nan")
-        odometry.publish(message)
+        peer.odometry(x=float("nan"))
         status = peer.wait(
             lambda: (s := peer.status("inputs")).level == s.ERROR and s, "diagnostics of broken odometry"
         )
@@ -305,7 +299,6 @@ class TestBadInput:
         peer.odometry()
         goal.images[0].header.stamp = peer.now()
         assert_plans(peer, goal)
-        peer.node.destroy_publisher(odometry)
 
     def test_a_client_that_vanishes_leaves_nothing_but_a_finished_goal(self, node, peer, domain, goal):
         script = (
