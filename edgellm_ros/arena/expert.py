@@ -39,7 +39,7 @@ STEPS = 130  # the longest route that is tried, in actions
 SIDES = np.array(
     [[1, 1], [-1, -1], [1, -1], [-1, 1]]
 )  # of the nearest blocking solid and of the others; 1 = left
-TEMPERATURE = 0.05  # s: routes whose costs differ by much less are taken equally often
+TEMPERATURE = 0.15  # s: routes whose costs differ by much less are taken equally often
 
 _STEER = 2.6  # 1/m per rad of heading error
 _SETTLE = 0.35  # s: speed follows its wish with this time constant

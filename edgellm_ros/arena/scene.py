@@ -115,19 +115,25 @@ class Scene:
         return min((s.surface_distance(x, y) for s in self.solids), default=np.inf)
 
 
-def generate_scene(rng: Generator, family: str = "random") -> Scene:
+def generate_scene(rng: Generator, family: str = "random", alike: float = 0.0) -> Scene:
     """A new scene in front of the origin: 2-4 coloured solids and 0-2 obstacles.
 
     family "random" puts them anywhere in a fan 0.9 to 4.2 m ahead. "dead_ahead" puts solid 0 at 2.2 to 3.5
     m straight ahead, a low obstacle (the first obstacle of the scene) in the middle of the way to it, and
-    the others aside.
+    the others aside. `alike` is the chance that all share colour or shape with the first, so that only both
+    together tell them apart.
     """
     if family not in ("random", "dead_ahead"):
         raise ValueError(f"family {family!r} is not random or dead_ahead")
     look = random_look(rng)
     names = [(c, s) for c in COLORS for s in SHAPES]
     count = int(rng.integers(2, 5))
-    named = [names[i] for i in rng.choice(len(names), count, replace=False)]
+    if alike and rng.random() < alike:
+        first = names.pop(int(rng.integers(len(names))))
+        names = [name for name in names if name[0] == first[0] or name[1] == first[1]]
+        named = [first, *(names[i] for i in rng.choice(len(names), count - 1, replace=False))]
+    else:
+        named = [names[i] for i in rng.choice(len(names), count, replace=False)]
     obstacles = int(rng.choice(3, p=[0.3, 0.4, 0.3]))
     placed: list[tuple[float, float]] = []
     solids: list[Solid] = []

@@ -41,6 +41,7 @@ FAMILIES = {  # share of each way to place the robot
     "beside": 0.08,
     "at_target": 0.08,
 }
+ALIKE = 0.4  # share of training scenes whose solids are easily taken for each other
 KINDS = {"go": 0.75, "where": 0.08, "describe": 0.10, "stop": 0.07}
 _BATCH = 48
 
@@ -108,7 +109,7 @@ def sample_situations(
         raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
     result: list[Situation] = []
     while len(result) < count:
-        drafts = _drafts(rng, count - len(result), family)
+        drafts = _drafts(rng, count - len(result), family, ALIKE if split == "train" else 0.0)
         made = [_speak(rng, draft, split, kind) for draft in drafts]
         result += _with_actions(rng, [s for s in made if s is not None])
     return result
@@ -123,14 +124,14 @@ def split_rng(seed: int, split: str) -> Generator:
     return np.random.default_rng([zlib.crc32(split.encode()), seed])
 
 
-def _drafts(rng: Generator, count: int, family: str | None) -> list[_Draft]:
+def _drafts(rng: Generator, count: int, family: str | None, alike: float) -> list[_Draft]:
     """Up to `count` placed robots that touch nothing and are inside the room."""
     drafts: list[_Draft] = []
     on_the_way: list[_Draft] = []
     for _ in range(count):
         kind = family or str(rng.choice(list(FAMILIES), p=list(FAMILIES.values())))
         ahead = kind == "dead_ahead" or (kind == "drive" and rng.random() < 0.3)
-        scene = generate_scene(rng, "dead_ahead" if ahead else "random")
+        scene = generate_scene(rng, "dead_ahead" if ahead else "random", alike)
         target = 0 if ahead else int(rng.integers(sum(not s.is_obstacle for s in scene.solids)))
         if kind == "drive" or (kind == "dead_ahead" and rng.random() < 0.4):
             state = _start(rng, scene, target, ahead)

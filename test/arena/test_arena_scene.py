@@ -127,3 +127,10 @@ def test_sight_tells_seen_from_hidden_and_from_outside():
         Sight.UNSEEN,
         Sight.SEEN,
     ]
+
+
+def test_alike_solids_share_colour_or_shape_with_the_first():
+    for seed in range(40):
+        solids = generate_scene(np.random.default_rng(seed), alike=1.0).solids
+        first, *others = (s for s in solids if not s.is_obstacle)
+        assert all((s.color == first.color) != (s.shape == first.shape) for s in others)
