@@ -117,7 +117,7 @@ class TestPlanOnImage:
 
     def test_of_the_frames_that_come_meanwhile_only_the_newest_is_planned(self, peer, sight):
         peer.set_parameter("plan_on", "image")
-        peer.set_parameter("denoise_steps", 500)  # a plan long enough for frames to come meanwhile
+        peer.set_parameter("denoise_steps", 150)  # a plan long enough for frames to come meanwhile
         peer.command(sight.command)
         peer.listen(0.2)
         peer.frame(sight.pixels)
