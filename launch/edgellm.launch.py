@@ -10,6 +10,12 @@ from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode
 from launch_ros.substitutions import FindPackageShare
 
+TOPICS = {
+    "image": "Camera frames to plan on.",
+    "odom": "The robot's odometry.",
+    "command": "What people say to the robot, as text.",
+}
+
 
 def generate_launch_description() -> LaunchDescription:
     """Declare the arguments and start the node."""
@@ -25,6 +31,10 @@ def generate_launch_description() -> LaunchDescription:
                 description="Engine directory made by `edgellm export`; empty = as in params_file.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
+            *(
+                DeclareLaunchArgument(f"{name}_topic", default_value=f"~/{name}", description=description)
+                for name, description in TOPICS.items()
+            ),
             DeclareLaunchArgument(
                 "autostart",
                 default_value="true",
@@ -64,6 +74,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
             name="edgellm",
             namespace=value("namespace"),
             parameters=[value("params_file"), overrides],
+            remappings=[(f"~/{name}", value(f"{name}_topic")) for name in TOPICS],
             arguments=["--ros-args", "--log-level", value("log_level")],
             output="screen",
         )

@@ -39,7 +39,7 @@ OUTPUTS = {
 class Peer:
     """One ROS node of the test's own process. Nothing arrives but while it waits."""
 
-    def __init__(self, domain: int) -> None:
+    def __init__(self, domain: int, image_type: Any = Image) -> None:
         self._context = rclpy.Context()
         rclpy.init(context=self._context, domain_id=domain)
         self.node = rclpy.create_node("peer", context=self._context)
@@ -52,7 +52,7 @@ class Peer:
         self.node.create_subscription(
             DiagnosticArray, "/diagnostics", self.received["diagnostics"].append, 10
         )
-        self._image = self.node.create_publisher(Image, "/edgellm/image", 10)
+        self._image = self.node.create_publisher(image_type, "/edgellm/image", 10)
         self._command = self.node.create_publisher(String, "/edgellm/command", 10)
         self._odom = self.node.create_publisher(Odometry, "/edgellm/odom", 10)
         self._audio = self.node.create_publisher(AudioChunk, "/edgellm/audio", 10)
@@ -123,6 +123,12 @@ class Peer:
         message = image_message(pixels, stamp or self.now())
         self._image.publish(message)
         return message
+
+    def compressed_frame(self, data: bytes, file_format: str) -> None:
+        """Publish a camera frame, taken now, that is an encoded file."""
+        message = CompressedImage(format=file_format, data=data)
+        message.header.stamp = self.now()
+        self._image.publish(message)
 
     def odometry(
         self, x: float = 0.0, y: float = 0.0, heading: float = 0.0, speed: float = 0.0, stamp: Any = None
@@ -267,8 +273,3 @@ def image_message(pixels: np.ndarray, stamp: Any = None) -> Image:
     if stamp is not None:
         message.header.stamp = stamp
     return message
-
-
-def compressed_message(data: bytes, format_name: str) -> CompressedImage:
-    """A CompressedImage of an encoded file."""
-    return CompressedImage(format=format_name, data=data)

@@ -7,11 +7,13 @@ import json
 import shutil
 import signal
 
+import cv2
 import pytest
 from edgellm_ros.action import Plan
 from lifecycle_msgs.srv import GetAvailableTransitions
-from peer import image_message
+from peer import Peer, image_message
 from rcl_interfaces.srv import DescribeParameters, ListParameters
+from sensor_msgs.msg import CompressedImage
 
 R = Plan.Result
 
@@ -181,6 +183,27 @@ class TestParameters:
         assert peer.set_parameter("frame_id", "torso").successful
         assert peer.plan(goal).action_chunks[0].header.frame_id == "torso"
         assert peer.set_parameter("frame_id", "base_link").successful
+
+
+class TestImageTransport:
+    @pytest.mark.parametrize("extension", ["png", "jpeg"])
+    def test_compressed_frames_are_planned_on(
+        self, unconfigured, peer, domain, arena_engine, sight, extension
+    ):
+        peer.set_parameter("engine_dir", str(arena_engine))
+        peer.set_parameter("image_transport", "compressed")
+        camera = Peer(domain, image_type=CompressedImage)
+        assert peer.transition("configure")
+        assert peer.transition("activate")
+        camera.connect()
+        data = cv2.imencode(f".{extension}", sight.pixels[..., ::-1])[1].tobytes()
+        camera.compressed_frame(data, extension)
+        camera.command(sight.command)
+        camera.wait(lambda: camera.received["generation"], "plan")
+        camera.close()
+        assert peer.transition("deactivate")
+        assert peer.transition("cleanup")
+        peer.set_parameter("image_transport", "raw")
 
 
 class TestEnd:
