@@ -47,7 +47,7 @@ class Child:
                 stderr=file,
                 env=env,
                 start_new_session=True,
-                preexec_fn=lambda: _die_with(parent),
+                preexec_fn=lambda: _begin_child(parent),
             )
 
     @property
@@ -119,10 +119,11 @@ def _port_is_free(port: int) -> bool:
     return True
 
 
-def _die_with(parent: int) -> None:
-    """In the child, before it becomes another program: SIGKILL me when my parent ends (Linux; elsewhere
-    nothing).
+def _begin_child(parent: int) -> None:
+    """In the child, before it becomes another program: SIGINT ends me, although a shell that runs us in the
+    background has us ignore it; and SIGKILL me when my parent ends (Linux; elsewhere nothing).
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the line above

@@ -25,7 +25,13 @@ SEED = 1  # of `make demo`
 
 def demo(engine: Path, out: Path, *arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "edgellm_ros", "demo", "--engine", engine, "--out", out, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
+    )
 
 
 def children_of(pid: int) -> list[int]:

@@ -77,3 +77,14 @@ def test_two_that_ask_at_once_get_two_domains():
         environment = ros_environment(first)
     assert environment["ROS_DOMAIN_ID"] == str(first)
     assert environment["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "LOCALHOST"
+
+
+def test_a_child_ends_on_stop_also_where_its_parent_ignores_ctrl_c(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what runs in the background
+    try:
+        child = Child("sleeper", SLEEP, tmp_path / "log", dict(os.environ))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert wait_until(lambda: "awake" in child.log_tail())
+    child.stop()
+    assert "KeyboardInterrupt" in child.log_tail()
