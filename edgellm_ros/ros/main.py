@@ -64,7 +64,8 @@ def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor) -> None:
         node.stop_planning("the node shuts down")
         _spin_while(node, executor, lambda: node.goals_in_progress > 0, FAREWELL_S)
         _spin_while(node, executor, lambda: True, DELIVERY_S)
-    node.trigger_shutdown()
+    if node.state != "finalized":
+        node.trigger_shutdown()
 
 
 def _call_on_signal(callback: Callable[[], None]) -> None:

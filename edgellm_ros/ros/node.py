@@ -91,6 +91,11 @@ class EdgeLLMNode(LifecycleNode):
         self.create_timer(1.0, self._every_second, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     @property
+    def state(self) -> str:
+        """The lifecycle state's name."""
+        return self._state_machine.current_state[1]
+
+    @property
     def goals_in_progress(self) -> int:
         """Goals that have not got their result yet."""
         return self._parts.plan_server.in_progress if self._parts is not None else 0
@@ -134,9 +139,11 @@ class EdgeLLMNode(LifecycleNode):
 
     @_logged
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """From any state to the end: as deactivate and cleanup."""
+        """From any state to the end. The action stays, so that the goals that ran still get their results."""
         self.stop_planning("the node shuts down")
-        self._release()
+        if self._parts is not None:
+            self._parts.worker.close()
+            self._parts.runtime.close()
         return super().on_shutdown(state)
 
     @_logged
@@ -145,6 +152,11 @@ class EdgeLLMNode(LifecycleNode):
         self.stop_planning("the node failed")
         self._release()
         return super().on_error(state)
+
+    def destroy_node(self) -> None:
+        """The end of the node."""
+        self._release()
+        super().destroy_node()
 
     def stop_planning(self, message: str) -> None:
         """End what runs and waits as preempted, and accept nothing more."""
@@ -211,8 +223,7 @@ class EdgeLLMNode(LifecycleNode):
 
     def _every_second(self) -> None:
         parts, parameters = self._parts, self.parameters
-        state = self._state_machine.current_state[1]
-        statuses = [engine_status(state, self._problem, parameters)]
+        statuses = [engine_status(self.state, self._problem, parameters)]
         if parts is not None:
             parts.worker.expire()
             values = parts.metrics.values()

@@ -19,11 +19,6 @@ class CommandTrigger:
         self.frame: Any = None
         self._command = ""
 
-    @property
-    def command(self) -> str:
-        """The command that waits for a frame or, on "image", stands; empty if there is none."""
-        return self._command
-
     def is_new(self, text: str) -> bool:
         """Whether this command changes anything: on "image", repeating the standing one does not."""
         return self.plan_on == "command" or text != self._command

@@ -226,6 +226,19 @@ class TestEnd:
         assert "Traceback" not in log
         assert "terminate" not in log
 
+    def test_the_shutdown_transition_gives_goals_their_results(self, start_node, peer, arena_engine, goal):
+        child = start_node(engine_dir=arena_engine, autostart="true")
+        peer.connect()
+        goal.action_samples, goal.denoise_steps = 16, 1000
+        call = peer.send(goal)
+        call.ask_for_result()
+        call.wait_for_stage("action")
+        assert peer.transition("shutdown")
+        assert call.result().termination_reason == R.PREEMPTED
+        assert peer.state() == "finalized"
+        assert child.stop() == 0
+        assert "Traceback" not in child.log.read_text()
+
     def test_a_wrong_parameter_at_start_is_one_line_and_exit_code_2(self, start_node):
         child = start_node(plan_on="whistle")
         assert child.process.wait(20) == 2
