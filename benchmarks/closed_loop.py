@@ -5,8 +5,9 @@ Regime: `edgellm demo` without ROS. The same world, camera trigger, replan inter
 with `handle_request` called in process, so that it says what the model does and nothing of the topics;
 `edgellm demo --episodes 50` is the whole. First unseen episodes of all kinds, each with its own noise seed.
 Then one scene with an obstacle dead ahead under 64 noise seeds: on which side the robot passes it, and how
-often it touches something. Targets: at least 90 % successes and at most 4 % collisions; each side at least 10
-times and at least 60 of 64 without collision.
+often it touches something. With --spoken the commands are spoken, by people and in rooms that training never
+heard, and go through the node's voice activity detection. Targets: at least 90 % successes and at most 4 %
+collisions; each side at least 10 times and at least 60 of 64 without collision.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from benchmarks import common
 from edgellm_ros.arena import expert
 from edgellm_ros.arena.closed_loop import Plan, drive
 from edgellm_ros.arena.episode import Episode, Outcome, World, dead_ahead_episode, make_episode
+from edgellm_ros.arena.person import SAY_AT_MOST, person_of
+from edgellm_ros.arena.scoring import names_target
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.multimodal.sound_stream import utterances_in
+from edgellm_ros.multimodal.utterance import UtteranceSettings
+from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -32,36 +39,50 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--seed", type=int, default=common.SEED, help="of the first episode (default: %(default)s)"
     )
+    parser.add_argument("--spoken", action="store_true", help="speak to the robot instead of typing to it")
     args = parser.parse_args(arguments)
     with LLMInferenceRuntime(common.engine(args)) as runtime:
         episodes = [make_episode(args.seed + number) for number in range(args.episodes)]
-        played = [play(runtime, episode, episode.seed) for episode in episodes]
+        played = [play(runtime, episode, episode.seed, args.spoken) for episode in episodes]
         ahead = dead_ahead_episode(args.seed)
-        drives = [play(runtime, ahead, noise_seed) for noise_seed in range(args.noise_seeds)]
-    sides = [side_of_obstacle(world) for world in drives]
+        drives = [play(runtime, ahead, noise_seed, args.spoken) for noise_seed in range(args.noise_seeds)]
+    sides = [side_of_obstacle(world) for world, _ in drives]
     return common.finish(
         "closed_loop",
         episodes=len(played),
-        successes=sum(world.outcome is Outcome.SUCCESS for world in played),
-        collisions=sum(world.outcome is Outcome.COLLISION for world in played),
-        failed=[world.episode.seed for world in played if world.outcome is not Outcome.SUCCESS],
+        spoken=args.spoken,
+        understood=sum(understood for _, understood in played),
+        successes=sum(world.outcome is Outcome.SUCCESS for world, _ in played),
+        collisions=sum(world.outcome is Outcome.COLLISION for world, _ in played),
+        failed=[world.episode.seed for world, _ in played if world.outcome is not Outcome.SUCCESS],
         dead_ahead={
             "noise_seeds": len(drives),
             "left": sides.count("left"),
             "right": sides.count("right"),
-            "collisions": sum(world.outcome is Outcome.COLLISION for world in drives),
-            "successes": sum(world.outcome is Outcome.SUCCESS for world in drives),
+            "collisions": sum(world.outcome is Outcome.COLLISION for world, _ in drives),
+            "successes": sum(world.outcome is Outcome.SUCCESS for world, _ in drives),
         },
     )
 
 
-def play(runtime: LLMInferenceRuntime, episode: Episode, noise_seed: int) -> World:
-    """One episode to its end, with one noise seed for all of its plans."""
+def play(
+    runtime: LLMInferenceRuntime, episode: Episode, noise_seed: int, spoken: bool = False
+) -> tuple[World, bool]:
+    """One episode to its end, with one noise seed for all of its plans; and whether the command was
+    understood.
+    """
     world = World(episode)
+    prompt, audio = episode.command.text, ()
+    if spoken:
+        sound = heard(episode)
+        prompt, audio = "", () if sound is None else (sound,)
 
     def think(frame: np.ndarray) -> Plan:
+        if not prompt and not audio:
+            return Plan("", None)  # nobody told it anything: it stands
         request = LLMGenerationRequest(
-            prompt=episode.command.text,
+            prompt=prompt,
+            audio=audio,
             images=(frame,),
             history=world.history(),
             speed=world.state.speed,
@@ -71,8 +92,21 @@ def play(runtime: LLMInferenceRuntime, episode: Episode, noise_seed: int) -> Wor
         response = runtime.handle_request(request)
         return Plan(response.text, None if response.actions is None else response.actions[0])
 
-    drive(world, think)
-    return world
+    driven = drive(world, think)
+    return world, names_target(driven.plans[0].text, episode)
+
+
+def heard(episode: Episode) -> Sound | None:
+    """What the node hears of the command, said until it is heard: the last utterance in the recording. None
+    if it never is.
+    """
+    voice = VoiceActivity()
+    for time in range(SAY_AT_MOST):
+        recording = person_of(episode.seed).say(episode.command.text, time)
+        utterances = utterances_in(recording, voice, UtteranceSettings())
+        if utterances:
+            return utterances[-1].sound
+    return None
 
 
 def side_of_obstacle(world: World) -> str:

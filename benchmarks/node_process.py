@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edgellm node in a process of its own, and an action client for it in this one."""
+"""The edgellm node in a process of its own, and a ROS node with an action client for it in this one."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,38 +20,38 @@ from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import Image
 
 from edgellm_ros.ros.arena_link import to_image
-from edgellm_ros.ros.demo import NODE_MODULE
-from edgellm_ros.ros.processes import Child, own_domain, ros_environment
+from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
+from edgellm_ros.ros.spinning import spin_until
 
 START_S = 60.0
 PLAN_S = 30.0
 
 
 class NodeProcess:
-    """Context manager. The node plans on goals only: nothing is published on its topics."""
+    """Context manager: the edgellm node is active, with `parameters` beside its defaults. `node` is ours."""
 
-    def __init__(self, engine_dir: Path) -> None:
-        self._engine_dir = engine_dir
+    def __init__(self, engine_dir: Path, **parameters: str | int | float | bool) -> None:
+        self._parameters = {"engine_dir": str(engine_dir.resolve()), "autostart": True, **parameters}
         self._stack = ExitStack()
 
     def __enter__(self) -> NodeProcess:
         with ExitStack() as stack:
             environment = ros_environment(stack.enter_context(own_domain()))
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "node.log"
-            arguments = ["-m", NODE_MODULE, "--ros-args", "-p", f"engine_dir:={self._engine_dir.resolve()}"]
-            self.child = Child("edgellm node", [*arguments, "-p", "autostart:=true"], log, environment)
+            arguments = ["-m", NODE_MODULE, *ros_arguments(self._parameters)]
+            self.child = Child("edgellm node", arguments, log, environment)
             stack.callback(self.child.stop)
             os.environ.update(
                 {name: environment[name] for name in ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE")}
             )
             rclpy.init()
             stack.callback(rclpy.try_shutdown)
-            self._node = rclpy.create_node("benchmark")
-            stack.callback(self._node.destroy_node)
+            self.node = rclpy.create_node("benchmark")
+            stack.callback(self.node.destroy_node)
             self._executor = SingleThreadedExecutor()
-            self._executor.add_node(self._node)
+            self._executor.add_node(self.node)
             stack.callback(self._executor.shutdown)
-            self._client = ActionClient(self._node, Plan, "edgellm/plan")
+            self._client = ActionClient(self.node, Plan, "edgellm/plan")
             self._wait_until_active()
             self._stack = stack.pop_all()
         return self
@@ -70,19 +71,34 @@ class NodeProcess:
 
     def resident_bytes(self) -> int:
         """Physical memory of the node's process."""
+        return self._status("VmRSS") * 1024
+
+    def threads(self) -> int:
+        """Threads of the node's process."""
+        return self._status("Threads")
+
+    def call(self, client: Any, request: Any) -> Any:
+        """The response of one of the node's services."""
+        return self._wait_for(client.call_async(request), PLAN_S)
+
+    def spin_until(self, done: Callable[[], Any], timeout_s: float) -> bool:
+        """Let messages arrive until `done()` or for `timeout_s`; returns whether it is."""
+        return spin_until(self._executor, done, timeout_s)
+
+    def _status(self, name: str) -> int:
         for line in Path(f"/proc/{self.child.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("no VmRSS: this benchmark needs Linux")
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+        raise RuntimeError(f"no {name} in /proc: this benchmark needs Linux")
 
     def _wait_until_active(self) -> None:
         deadline = time.monotonic() + START_S
-        client = self._node.create_client(GetState, "edgellm/get_state")
+        client = self.node.create_client(GetState, "edgellm/get_state")
         while time.monotonic() < deadline:
             if client.wait_for_service(timeout_sec=0.2):
                 state = self._wait_for(client.call_async(GetState.Request()), 5.0).current_state.label
                 if state == "active" and self._client.wait_for_server(timeout_sec=0.2):
-                    self._node.destroy_client(client)
+                    self.node.destroy_client(client)
                     return
             time.sleep(0.1)
         raise RuntimeError(f"the node is not active after {START_S:.0f} s:\n{self.child.log_tail()}")
@@ -90,14 +106,8 @@ class NodeProcess:
     def _wait_for(self, future: Any, timeout_s: float) -> Any:
         # Not spin_until_future_complete: each of its turns leaves a callback behind that costs the next call
         # a turn, so that a client gets slower with every goal.
-        deadline = time.monotonic() + timeout_s
-        while not future.done():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise RuntimeError(
-                    f"no answer from the node within {timeout_s:.0f} s:\n{self.child.log_tail()}"
-                )
-            self._executor.spin_once(timeout_sec=left)
+        if not self.spin_until(future.done, timeout_s):
+            raise RuntimeError(f"no answer from the node within {timeout_s:.0f} s:\n{self.child.log_tail()}")
         return future.result()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """edgellm_ros: see, hear, answer and act with one model on one edge computer."""
+
 from pkgutil import extend_path
 
 # Where this runs from a clone, the generated modules edgellm_ros.msg, .srv and .action lie in a folder of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict conversion between JSON objects and frozen dataclasses.
+"""JSON objects: read from files, and converted strictly from and to frozen dataclasses.
 
 A configuration file is written by one program and read by another, often much later. So nothing is guessed:
 every key must be there, no other key may be there, every value must have the declared type, and an error
@@ -9,12 +9,27 @@ names the key by its full path.
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. FileNotFoundError, or ValueError if it is not valid JSON or no object."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} not found")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected an object, got {type(data).__name__}")
+    return data
 
 
 def to_dict(value: Any) -> Any:

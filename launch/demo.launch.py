@@ -27,6 +27,7 @@ def generate_launch_description() -> LaunchDescription:
             {
                 "episodes": ParameterValue(LaunchConfiguration("episodes"), value_type=int),
                 "seed": ParameterValue(LaunchConfiguration("seed"), value_type=int),
+                "spoken": ParameterValue(LaunchConfiguration("spoken"), value_type=bool),
                 "out": ParameterValue(LaunchConfiguration("out"), value_type=str),
             }
         ],
@@ -49,7 +50,15 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument("engine_dir", description="Engine directory of the demo checkpoint."),
             DeclareLaunchArgument("episodes", default_value="1", description="How many episodes to drive."),
             DeclareLaunchArgument("seed", default_value="1", description="Which episodes to drive."),
-            DeclareLaunchArgument("out", default_value="out", description="Folder for the pictures."),
+            DeclareLaunchArgument(
+                "spoken",
+                default_value="false",
+                choices=["true", "false"],
+                description="Speak to the robot instead of typing to it.",
+            ),
+            DeclareLaunchArgument(
+                "out", default_value="out", description="Folder for pictures, and for what was said."
+            ),
             DeclareLaunchArgument(
                 "params_file",
                 default_value=PathJoinSubstitution([share, "config", "demo.yaml"]),

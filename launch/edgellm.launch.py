@@ -14,6 +14,7 @@ TOPICS = {
     "image": "Camera frames to plan on.",
     "odom": "The robot's odometry.",
     "command": "What people say to the robot, as text.",
+    "audio": "What the robot's microphone records.",
 }
 
 

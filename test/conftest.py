@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("builder", "data")]
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("builder", "data", "replay")]
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +25,28 @@ def tiny_engine(tiny_checkpoint, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("engine")
     export(tiny_checkpoint, directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_lora_engine(tiny_checkpoint, tmp_path_factory) -> Path:
+    """The tiny engine again, with places for adapters of up to rank 8."""
+    from edgellm_ros.builder import export
+
+    directory = tmp_path_factory.mktemp("lora_engine")
+    export(tiny_checkpoint, directory, max_lora_rank=8)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def deaf_engine(tmp_path_factory) -> Path:
+    """Of a checkpoint that has a config of an audio tower but no weights."""
+    from tiny_checkpoint import write_tiny_checkpoint
+
+    from edgellm_ros.builder import export
+
+    directory = tmp_path_factory.mktemp("deaf")
+    export(write_tiny_checkpoint(directory / "checkpoint", audio_weights=False), directory / "engine")
+    return directory / "engine"
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 
 from training.expert import ExpertDims, FlowExpert
@@ -76,13 +77,12 @@ def thinker_config(tokenizer: Tokenizer) -> Qwen3OmniMoeThinkerConfig:
             "deepstack_visual_indexes": [1, 3],
             "hidden_act": "gelu_pytorch_tanh",
         },
-        # The audio tower's place: its sizes are written here, its weights are not in the checkpoint yet.
         audio_config={
-            "d_model": 64,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 1,
-            "encoder_ffn_dim": 128,
-            "downsample_hidden_size": 8,
+            "d_model": 256,
+            "encoder_layers": 4,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 640,
+            "downsample_hidden_size": 48,
             "output_dim": 256,
             "num_mel_bins": 128,
         },
@@ -122,15 +122,31 @@ def expert_config(tokenizer: Tokenizer, dims: ExpertDims, action_space: dict) ->
 
 
 def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForConditionalGeneration:
-    """A freshly initialised thinker without its audio tower."""
+    """A freshly initialised thinker.
+
+    transformers draws every weight with a deviation of 0.02, with which a sound would leave the convolutions
+    500 times smaller than the positions that are added to it; here it arrives as large as they are.
+    """
     thinker = Qwen3OmniMoeThinkerForConditionalGeneration(config)
-    drop_audio_tower(thinker)
+    tower = thinker.model.audio_tower
+    for conv in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    nn.init.kaiming_normal_(tower.conv_out.weight, nonlinearity="linear")
     return thinker
 
 
-def drop_audio_tower(thinker: Qwen3OmniMoeThinkerForConditionalGeneration) -> None:
-    """Remove the audio tower that transformers always builds: this checkpoint has none yet."""
-    thinker.model.audio_tower = None
+def load_thinker(
+    directory: Path, config: Qwen3OmniMoeThinkerConfig
+) -> Qwen3OmniMoeThinkerForConditionalGeneration:
+    """A thinker of `config` with the weights of a checkpoint; an audio tower of other sizes starts fresh."""
+    thinker = new_thinker(config)
+    found = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    parts = ["model.language_model", "model.visual", "lm_head"]
+    if found.config.audio_config.to_dict() == config.audio_config.to_dict():
+        parts.append("model.audio_tower")
+    for part in parts:
+        thinker.get_submodule(part).load_state_dict(found.get_submodule(part).state_dict())
+    return thinker
 
 
 def _write_json(path: Path, value: dict) -> None:
@@ -170,9 +186,19 @@ def save_checkpoint(
             "merge_size": 2,
             "resample": 3,
             "size": {"shortest_edge": 224 * 320, "longest_edge": 224 * 320},
+            "feature_extractor_type": "WhisperFeatureExtractor",
+            "feature_size": 128,
+            "sampling_rate": 16000,
+            "hop_length": 160,
+            "n_fft": 400,
+            "chunk_length": 300,
+            "padding_side": "right",
+            "padding_value": 0.0,
+            "return_attention_mask": True,
+            "dither": 0.0,
         },
     )
-    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     _write_json(
         directory / "tokenizer_config.json",
         {

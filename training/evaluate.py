@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of a policy on unseen situations: are the words true, does the sampled path arrive and stay clear.
+Commands are given twice, typed, and spoken by people and in rooms that training never heard.
 
 Open loop, in PyTorch, right after training; `edgellm demo` scores the exported engines in closed loop.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,43 +18,55 @@ from tokenizers import Tokenizer
 from edgellm_ros.arena.scoring import check
 from edgellm_ros.arena.situation import Situation, situations
 from edgellm_ros.arena.unicycle import ROBOT_RADIUS, rollout
-from training.data import SequenceWriter, new_chunk, write_sample
+from training.buffer import audio_marks, say_commands
+from training.data import FIELDS, SequenceWriter, meaning_of, write_sample
+from training.hearing import LogMel, greedy_words, token_count
+from training.policy import Batch, Policy
+from training.speech import CLIP_FIELDS, heard_words, record_command, write_clip
+from training.stream import Chunk, new_chunk
+from training.styles import PLAIN, STYLES, Style
+from training.thinker import Sequences
 
 TEST_SEED = 987_654_321
-MAX_ANSWER = 90
+MAX_ANSWER = 50
 DENOISE_STEPS = 10
+ROWS = 256
 
 
 @torch.no_grad()
-def greedy_answers(policy, batch: dict[str, torch.Tensor], stops: list[int]) -> list[list[int]]:
-    """Greedy answer ids of each prompt, by whole forward passes (slow, simple); fills `ids` and `length`."""
+def greedy_answers(policy: Policy, batch: Batch, sequences: Sequences, stops: list[int]) -> list[list[int]]:
+    """Greedy answer ids of each prompt, by whole forward passes (slow, simple); fills sequences.ids and the
+    batch's length.
+    """
     batch["length"] = batch["prompt_length"].clone()
     open_rows = torch.ones(len(batch["ids"]), dtype=torch.bool, device=batch["ids"].device)
     rows = torch.arange(len(open_rows), device=open_rows.device)
     for _ in range(MAX_ANSWER):
-        hidden, _ = policy.prefix(batch)
+        hidden, _ = policy.thinker(sequences)
         token = policy.thinker.thinker.lm_head(hidden[rows, batch["length"].long() - 1]).argmax(-1)
         index = batch["length"].long()[open_rows]
-        batch["ids"][rows[open_rows], index] = token[open_rows].to(batch["ids"].dtype)
+        sequences.ids[rows[open_rows], index] = token[open_rows]
         batch["length"] += open_rows
         for stop in stops:
             open_rows &= token != stop
+        open_rows &= batch["length"] < batch["ids"].shape[1]
         if not open_rows.any():
             break
-    rows = zip(batch["ids"], batch["prompt_length"], batch["length"], strict=True)
+    rows = zip(sequences.ids, batch["prompt_length"], batch["length"], strict=True)
     return [ids[prompt:length].tolist() for ids, prompt, length in rows]
 
 
 @torch.no_grad()
-def sample_actions(policy, batch: dict[str, torch.Tensor], generator: torch.Generator) -> np.ndarray:
-    """One trajectory per row [B, 40, 2], in physical units."""
-    _, cache = policy.prefix(batch)
+def sample_actions(
+    policy: Policy, batch: Batch, sequences: Sequences, generator: torch.Generator
+) -> np.ndarray:
+    """One trajectory per row [B, 40, 2], in physical units, after `greedy_answers`."""
+    _, cache = policy.thinker(sequences)
     device = batch["ids"].device
     x = torch.randn(*batch["actions"].shape, generator=generator, device=device)
     for i in range(DENOISE_STEPS):
         t = torch.full((len(x),), i / DENOISE_STEPS, device=device)
-        velocity = policy.velocity(x, t, cache, batch["length"].long(), batch["rope_delta"].long())
-        x = x + velocity / DENOISE_STEPS
+        x = x + policy.velocity(x, t, cache, batch["length"].long()) / DENOISE_STEPS
     return (x * policy.std + policy.mean).float().cpu().numpy()
 
 
@@ -62,40 +76,125 @@ def path_clearance(situation: Situation, actions: np.ndarray) -> float:
     return min(situation.scene.clearance(x, y) for x, y in states[:, :2]) - ROBOT_RADIUS
 
 
-def evaluate(policy, tokenizer: Tokenizer, count: int, device: str) -> dict[str, str]:
-    """Score `count` situations of the test split; returns readable lines by name."""
-    rng = np.random.default_rng(TEST_SEED)
-    drawn = list(itertools.islice(situations(TEST_SEED, "test"), count))
-    writer, chunk = SequenceWriter(tokenizer), new_chunk(count)
+def write_situations(drawn: list[Situation], writer: SequenceWriter, system: str = "") -> Chunk:
+    """Typed prompts, and images."""
+    rng, chunk = np.random.default_rng(TEST_SEED), new_chunk(FIELDS, len(drawn))
     for i, situation in enumerate(drawn):
-        write_sample(chunk, i, situation, "", writer, rng)
-    tensors = {name: torch.from_numpy(value).to(device) for name, value in chunk.items()}
-    stops = [tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|traj_future_start|>")]
-    generator = torch.Generator(device).manual_seed(0)
-    answers: list[list[int]] = []
-    sampled: list[np.ndarray] = []
-    for rows in torch.arange(count).split(256):
-        batch = {name: value[rows.to(device)] for name, value in tensors.items()}
-        answers += greedy_answers(policy, batch, stops)
-        sampled.append(sample_actions(policy, batch, generator))
-    actions = np.concatenate(sampled)
+        write_sample(chunk, i, situation, system, writer, rng)
+    return chunk
 
+
+def write_clips(drawn: list[Situation], writer: SequenceWriter) -> Chunk:
+    """The situations' own commands, spoken by people and in rooms of the test split."""
+    rng, chunk = np.random.default_rng(TEST_SEED + 1), new_chunk(CLIP_FIELDS, len(drawn))
+    for i, situation in enumerate(drawn):
+        text = situation.command.text
+        (sound,) = record_command(text, "test", rng)
+        write_clip(chunk, i, sound, meaning_of(situation.command), heard_words(text, writer))
+    return chunk
+
+
+def batches(chunk: Chunk, clips: Chunk | None, tokenizer: Tokenizer, device: str):
+    """Batches of up to ROWS rows; with clips, in which every command is spoken."""
+    log_mel, marks = LogMel().to(device), audio_marks(tokenizer.token_to_id)
+    for first in range(0, len(chunk["ids"]), ROWS):
+        rows = slice(first, first + ROWS)
+        batch = {name: torch.from_numpy(value[rows].copy()).to(device) for name, value in chunk.items()}
+        if clips is not None:
+            samples, count = (torch.from_numpy(clips[name][rows]).to(device) for name in ("samples", "count"))
+            say_commands(batch, samples, count.long(), log_mel, marks)
+        yield batch
+
+
+@dataclass(frozen=True)
+class Responses:
+    """What a policy answers, and does [N, 40, 2], in N situations; without a drive, actions mean
+    nothing.
+    """
+
+    texts: list[str]
+    drives: list[bool]
+    actions: np.ndarray
+
+
+def respond(
+    policy: Policy, chunk: Chunk, clips: Chunk | None, tokenizer: Tokenizer, device: str
+) -> Responses:
+    """Greedy answers, then a trajectory each, to typed commands or to clips."""
+    generator = torch.Generator(device).manual_seed(0)
+    driving = tokenizer.token_to_id("<|traj_future_start|>")
+    answers: list[list[int]] = []
+    actions: list[np.ndarray] = []
+    for batch in batches(chunk, clips, tokenizer, device):
+        with torch.no_grad():
+            sequences = policy.encode(batch)
+        answers += greedy_answers(policy, batch, sequences, [tokenizer.token_to_id("<|im_end|>"), driving])
+        actions.append(sample_actions(policy, batch, sequences, generator))
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+    return Responses(texts, [ids[-1] == driving for ids in answers], np.concatenate(actions))
+
+
+def score(drawn: list[Situation], responses: Responses, style: Style = PLAIN) -> dict[str, str]:
+    """Readable lines by name."""
     right: dict[str, list[bool]] = defaultdict(list)
     misses, collided, expert_collided = [], [], []
-    for i, (situation, ids) in enumerate(zip(drawn, answers, strict=True)):
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        parts = check(text, situation)
+    for i, situation in enumerate(drawn):
+        parts = check(style.read(responses.texts[i]), situation)
         right[f"true {situation.kind}"].append(all(parts.values()))
+        if situation.command.shape is not None:
+            right["right colour and shape named"].append(parts["color"] and parts["shape"])
         if situation.target is not None:
             named = [parts[key] for key in ("color", "shape", "side")]
-            right["right colour, shape and side of the thing named"].append(all(named))
-        if situation.has_actions and ids[-1] == stops[1]:
-            ours, wanted = (rollout(situation.state, a)[-1] for a in (actions[i], situation.actions))
+            right["right colour, shape and side of a thing in view"].append(all(named))
+        if situation.has_actions and responses.drives[i]:
+            actions = responses.actions[i]
+            ours, wanted = (rollout(situation.state, a)[-1] for a in (actions, situation.actions))
             misses.append(np.hypot(*(ours - wanted)[:2]))
-            collided.append(path_clearance(situation, actions[i]) < 0)
+            collided.append(path_clearance(situation, actions) < 0)
             expert_collided.append(path_clearance(situation, situation.actions) < 0)
     scores = {name: f"{np.mean(ok):.3f} of {len(ok)}" for name, ok in sorted(right.items())}
-    scores["end point, median distance to one expert path"] = f"{np.median(misses):.3f} m of {len(misses)}"
-    scores["open-loop paths that collide"] = f"{np.mean(collided):.4f}"
-    scores["the expert's own paths that collide"] = f"{np.mean(expert_collided):.4f}"
+    if misses:
+        far = f"{np.median(misses):.3f} m of {len(misses)}"
+        scores["end point, median distance to one expert path"] = far
+        collisions = f"{np.mean(collided):.4f} (of the expert's own: {np.mean(expert_collided):.4f})"
+        scores["open-loop paths that collide"] = collisions
+    return scores
+
+
+@torch.no_grad()
+def words_heard(policy: Policy, clips: Chunk, device: str) -> str:
+    """Share of clips whose words the word head hears without any mistake."""
+    log_mel, right = LogMel().to(device), []
+    for first in range(0, len(clips["count"]), ROWS):
+        rows = slice(first, first + ROWS)
+        count = torch.from_numpy(clips["count"][rows]).long().to(device)
+        features = log_mel(torch.from_numpy(clips["samples"][rows]).to(device), count)
+        embeddings = policy.thinker.audio(features, token_count(count))
+        for heard in greedy_words(policy.words(embeddings), token_count(count)):
+            i = len(right)
+            right.append(heard == clips["words"][i, : clips["word_count"][i]].tolist())
+    return f"{np.mean(right):.3f} of {len(right)}"
+
+
+def unseen_situations(count: int, style: Style = PLAIN) -> list[Situation]:
+    """The same for the same count and style."""
+    return list(itertools.islice(situations(TEST_SEED, "test", style.manner), count))
+
+
+def evaluate(policy: Policy, tokenizer: Tokenizer, count: int, device: str) -> dict[str, str]:
+    """Score `count` situations of the test split, and half as many in each style that the system prompt asks
+    for; readable lines by name.
+    """
+    writer, drawn = SequenceWriter(tokenizer), unseen_situations(count)
+    chunk, clips = write_situations(drawn, writer), write_clips(drawn, writer)
+    scores: dict[str, str] = {}
+    for way, sounds in (("typed", None), ("spoken", clips)):
+        found = score(drawn, respond(policy, chunk, sounds, tokenizer, device))
+        scores |= {f"{way}: {name}": value for name, value in found.items()}
+    scores["spoken: every word heard (word head)"] = words_heard(policy, clips, device)
+    for name, style in STYLES.items():
+        drawn = unseen_situations(count // 2, style)
+        chunk = write_situations(drawn, writer, style.prompt)
+        found = score(drawn, respond(policy, chunk, None, tokenizer, device), style)
+        scores |= {f"{name} asked for: {part}": value for part, value in found.items()}
     return scores

@@ -26,6 +26,6 @@ ACTION_SPACE = {
 SYSTEM_PROMPTS = (
     "you are a robot in an arena.",
     "you are a helpful robot. look at the picture, answer and drive.",
-    "you drive a small robot. be careful.",
+    "you drive a small robot. look where you go.",
     "you are a robot with one camera. say what you see and what you do.",
 )

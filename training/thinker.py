@@ -2,8 +2,8 @@
 """The thinker's forward pass for training: transformers' modules, called batched over images of one size.
 
 transformers runs one attention call per image and gathers visual tokens by boolean masks, which is right for
-mixed inputs and slow for thousands of equal ones. Here all images share a grid, so every layer is one call.
-`python -m training.check` compares the two on the same weights.
+mixed inputs and slow for thousands of equal ones. Here all images share a grid, so every layer is one call;
+sounds are those of the first rows. `python -m training.check` compares the two on the same weights.
 """
 
 from __future__ import annotations
@@ -16,19 +16,51 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
+from training.hearing import AudioForward
+
+MERGED_GRID = (7, 10)
+IMAGE_TOKENS = MERGED_GRID[0] * MERGED_GRID[1]
+ROPE_DELTA = max(MERGED_GRID) - IMAGE_TOKENS  # what to add to an index after the image to get its position
+
 Cache = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """The sounds of a batch's first S rows: embeddings [S, T, H], where each begins in its row [S], and how
+    many tokens of it are valid [S].
+    """
+
+    embeddings: Tensor
+    start: Tensor
+    tokens: Tensor
 
 
 @dataclass(frozen=True)
 class Sequences:
     """A batch of right-padded prompts with answers.
 
-    ids [B, L] int64; position_ids [3, B, L]; image_start [B]: where the first image token lies.
+    ids [B, L] int64; image_start [B]: where the first image token lies; image [B, P/4, H] and deepstack
+    embeddings, one per level, as VisionForward gives them; sounds of the first rows.
     """
 
     ids: Tensor
-    position_ids: Tensor
     image_start: Tensor
+    image: Tensor
+    deepstack: list[Tensor]
+    sounds: Sounds | None = None
+
+
+def mrope_positions(image_start: Tensor, length: int) -> Tensor:
+    """Qwen3-Omni's positions [3, B, length] of one image in text. Sounds are counted like text."""
+    columns = MERGED_GRID[1]
+    index = torch.arange(length, device=image_start.device)
+    inside = index - image_start[:, None]
+    after = inside >= IMAGE_TOKENS
+    text = index + after * ROPE_DELTA
+    image = (inside >= 0) & ~after
+    axes = (torch.zeros_like(inside), inside // columns, inside % columns)
+    return torch.stack([torch.where(image, image_start[:, None] + axis, text) for axis in axes])
 
 
 def patchify(images: Tensor, patch: int = 16, merge: int = 2, temporal: int = 2) -> Tensor:
@@ -93,12 +125,13 @@ class VisionForward(nn.Module):
 
 
 class ThinkerForward(nn.Module):
-    """Vision and text in one batched pass: logits, and the cache that the action expert reads."""
+    """Encoders and text model, batched: hidden states, and the cache that the action expert reads."""
 
     def __init__(self, thinker: nn.Module, grid: tuple[int, int] = (14, 20)):
         super().__init__()
         self.thinker = thinker
         self.vision = VisionForward(thinker.model.visual, grid)
+        self.audio = AudioForward(thinker.model.audio_tower)
         text = thinker.config.text_config
         self.sections = text.rope_parameters["mrope_section"]
         inverse = 1.0 / text.rope_parameters["rope_theta"] ** (
@@ -116,15 +149,17 @@ class ThinkerForward(nn.Module):
             ]
         return rows.cos(), rows.sin()
 
-    def forward(self, images: Tensor, sequences: Sequences) -> tuple[Tensor, Cache]:
+    def forward(self, sequences: Sequences) -> tuple[Tensor, Cache]:
         """(final hidden states [B, L, H], cache per layer of keys and values [B, Hkv, L, D])."""
         text = self.thinker.model.language_model
-        image_embeds, deepstack = self.vision(images)
-        index = sequences.image_start[:, None] + torch.arange(image_embeds.shape[1], device=images.device)
-        index = index[..., None].expand(-1, -1, image_embeds.shape[-1])
+        image, deepstack = sequences.image, sequences.deepstack
+        index = sequences.image_start[:, None] + torch.arange(image.shape[1], device=image.device)
+        index = index[..., None].expand(-1, -1, image.shape[-1])
         h = text.embed_tokens(sequences.ids)
-        h = h.scatter(1, index, image_embeds.to(h.dtype))
-        cos, sin = self.rope(sequences.position_ids)
+        h = h.scatter(1, index, image.to(h.dtype))
+        if sequences.sounds is not None:
+            h = _with_sounds(h, sequences.sounds)
+        cos, sin = self.rope(mrope_positions(sequences.image_start, h.shape[1]))
         rope = (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
         cache = DynamicCache()
         for i, layer in enumerate(text.layers):
@@ -132,3 +167,13 @@ class ThinkerForward(nn.Module):
             if i < len(deepstack):
                 h = h.scatter_add(1, index, deepstack[i].to(h.dtype))
         return text.norm(h), [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _with_sounds(h: Tensor, sounds: Sounds) -> Tensor:
+    """Put the embeddings of the sounds into the first rows of h [B, L, H]."""
+    count, most = sounds.embeddings.shape[:2]
+    offset = torch.arange(h.shape[1], device=h.device) - sounds.start[:, None]
+    inside = (offset >= 0) & (offset < sounds.tokens[:, None])
+    offset = offset.clamp(0, most - 1)[..., None].expand(-1, -1, h.shape[-1])
+    heard = sounds.embeddings.gather(1, offset).to(h.dtype)
+    return torch.cat((torch.where(inside[..., None], heard, h[:count]), h[count:]))

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arena checkpoint's tokenizer: byte-level BPE, so that any prompt can be written, with lower-casing.
 
-Trained on the arena's own sentences. Byte-level pieces mean that a sentence with words nobody trained on
-still encodes without loss (apart from case), it only takes more tokens.
+Trained on the arena's own sentences, in each style. Byte-level pieces mean that a sentence with words nobody
+trained on still encodes without loss (apart from case), it only takes more tokens.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from edgellm_ros.arena.situation import situations
+from training.spec import SYSTEM_PROMPTS
+from training.styles import STYLES
 
 PAD = "<|endoftext|>"
 CONTROL_TOKENS = (
@@ -28,6 +33,19 @@ CONTROL_TOKENS = (
     "<|traj_history_end|>",
     "<|traj_future_start|>",
 )
+
+
+def corpus(seed: int, count: int = 6000) -> list[str]:
+    """Sentences to train the tokenizer on: commands, answers of situations in every style, role names, system
+    prompts.
+    """
+    drawn = list(itertools.islice(situations(seed, "train"), count))
+    sentences = [*(s.command.text for s in drawn), *(s.answer for s in drawn)]
+    for style in STYLES.values():
+        found = itertools.islice(situations(seed, "train", style.manner), count // 4)
+        sentences += [style.write(s.answer) for s in found]
+    prompts = [*SYSTEM_PROMPTS, *(style.prompt for style in STYLES.values())]
+    return [*sentences, *prompts * 50, *["system\n", "user\n", "assistant\n"] * count]
 
 
 def train_tokenizer(sentences: Iterable[str], text_vocab_size: int, num_trajectory_tokens: int) -> Tokenizer:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the arena checkpoint from nothing: `python -m training.train --out models/arena`.
 
-One model, two losses: the words of the answer (cross-entropy) and the velocity of the action flow (mean
-squared error); the gradient of both reaches the vision tower. Samples come from worker processes and stay on
-the GPU in a replay buffer, because drawing a scene costs more than a training step on it.
+One model, three losses: the words of the answer (cross-entropy) and the velocity of the action flow (mean
+squared error), whose gradients reach the vision and the audio tower, and the words that the audio tower hears
+(CTC). Samples come from worker processes and stay on the GPU, situations apart from sounds, because drawing a
+scene costs more than a training step on it.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
+import json
 import math
 import os
 import time
@@ -19,111 +20,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from edgellm_ros.arena.situation import situations
-from training.checkpoint import new_thinker, save_checkpoint, thinker_config
-from training.data import FIELDS, MAX_LENGTH, SampleStream
+from training.buffer import ClipBank, ReplayBuffer, audio_marks, say_commands
+from training.checkpoint import load_expert, load_thinker, new_thinker, save_checkpoint, thinker_config
+from training.data import FIELDS, situation_writers
 from training.evaluate import evaluate
 from training.expert import ExpertDims, FlowExpert
-from training.spec import ACTION_SPACE, HISTORY, SYSTEM_PROMPTS
-from training.thinker import Sequences, ThinkerForward
-from training.tokenizer import train_tokenizer
+from training.hearing import LogMel, WordHead, ctc_loss, token_count, vary
+from training.policy import Batch, Policy
+from training.spec import ACTION_SPACE, HISTORY
+from training.speech import CLIP_CHUNK, CLIP_FIELDS, clip_writers
+from training.stream import Chunk, SampleStream
+from training.styles import Style
+from training.tokenizer import PAD, corpus, train_tokenizer
 
 TEXT_VOCABULARY = 900
-ANSWER_WINDOW = 96
-FLOW_DRAWS = 2
-
-
-def corpus(seed: int, count: int = 6000) -> list[str]:
-    """Sentences to train the tokenizer on: commands and answers of situations, role names, system prompts."""
-    drawn = list(itertools.islice(situations(seed, "train"), count))
-    roles = ["system\n", "user\n", "assistant\n"] * count
-    return [*(s.command.text for s in drawn), *(s.answer for s in drawn), *SYSTEM_PROMPTS * 50, *roles]
-
-
-class ReplayBuffer:
-    """The newest samples, on the device, drawn from uniformly."""
-
-    def __init__(self, capacity: int, device: str):
-        self.capacity, self.device, self.size, self._next = capacity, device, 0, 0
-        as_torch = {
-            np.uint8: torch.uint8,
-            np.int16: torch.int16,
-            np.bool_: torch.bool,
-            np.float32: torch.float32,
-        }
-        self.fields = {
-            name: torch.zeros(capacity, *shape, dtype=as_torch[dtype], device=device)
-            for name, (shape, dtype) in FIELDS.items()
-        }
-        self.total = 0
-
-    def add(self, chunk: dict[str, np.ndarray]) -> None:
-        """Append a chunk, overwriting the oldest samples."""
-        count = len(chunk["ids"])
-        start = self._next if self._next + count <= self.capacity else 0
-        for name, value in chunk.items():
-            self.fields[name][start : start + count].copy_(torch.from_numpy(value))
-        self._next = start + count
-        self.size = max(self.size, self._next)
-        self.total += count
-
-    def draw(self, batch: int) -> dict[str, Tensor]:
-        """A batch of samples, uniformly with replacement."""
-        index = torch.randint(self.size, (batch,), device=self.device)
-        return {name: value[index] for name, value in self.fields.items()}
-
-
-class Policy(nn.Module):
-    """Thinker and expert together."""
-
-    def __init__(self, thinker: nn.Module, expert: FlowExpert, mean: Tensor, std: Tensor):
-        super().__init__()
-        self.thinker, self.expert = ThinkerForward(thinker), expert
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
-
-    def prefix(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Hidden states and cache of whole sequences."""
-        sequences = Sequences(
-            batch["ids"].long(), batch["position_ids"].movedim(1, 0), batch["image_start"].long()
-        )
-        return self.thinker(batch["image"], sequences)
-
-    def velocity(self, x: Tensor, t: Tensor, cache: list, length: Tensor, rope_delta: Tensor) -> Tensor:
-        """Velocity at x [B, T, 2], t [B], with the first `length` cache rows visible."""
-        steps = torch.arange(x.shape[1], device=x.device)
-        position = (rope_delta + length)[:, None] + steps
-        cos, sin = self.thinker.rope(position.expand(3, -1, -1))
-        capacity = cache[0][0].shape[2]
-        seen = torch.arange(capacity, device=x.device) < length[:, None]
-        mask = torch.cat((seen, seen.new_ones(x.shape[0], x.shape[1])), dim=1)[:, None, None]
-        return self.expert(x, t, cache, mask.expand(-1, 1, x.shape[1], -1), cos, sin)
-
-    def losses(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(cross-entropy per answer token, mean squared velocity error)."""
-        hidden, cache = self.prefix(batch)
-        start, length = batch["prompt_length"].long(), batch["length"].long()
-        window = start[:, None] + torch.arange(ANSWER_WINDOW, device=start.device)
-        valid = window < length[:, None]
-        window = window.clamp(max=MAX_LENGTH - 1)
-        states = hidden.gather(1, (window - 1)[..., None].expand(-1, -1, hidden.shape[-1]))
-        logits = self.thinker.thinker.lm_head(states)
-        targets = batch["ids"].long().gather(1, window).masked_fill(~valid, -100)
-        text = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
-
-        actions = ((batch["actions"] - self.mean) / self.std).repeat_interleave(FLOW_DRAWS, 0)
-        noise = torch.randn_like(actions)
-        t = torch.rand(len(actions), device=actions.device)
-        x = torch.lerp(noise, actions, t[:, None, None])
-        cache = [(k.repeat_interleave(FLOW_DRAWS, 0), v.repeat_interleave(FLOW_DRAWS, 0)) for k, v in cache]
-        repeat = lambda y: y.long().repeat_interleave(FLOW_DRAWS, 0)  # noqa: E731
-        v = self.velocity(x, t, cache, repeat(length), repeat(batch["rope_delta"]))
-        error = (v.float() - (actions - noise)).square().mean((1, 2))
-        weight = batch["has_actions"].float().repeat_interleave(FLOW_DRAWS, 0)
-        return text, (error * weight).sum() / weight.sum().clamp(min=1)
+CTC_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -139,12 +53,15 @@ class Schedule:
         return self.peak * min(1.0, (step + 1) / self.warmup_steps) * cosine
 
 
-def action_statistics(chunks: list[dict[str, np.ndarray]]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per action dimension, rounded so that they read well in the config."""
-    actions = (
-        np.concatenate([c["actions"][c["has_actions"]] for c in chunks]).reshape(-1, 2).astype(np.float64)
-    )
-    return np.round(actions.mean(0), 3).tolist(), np.round(actions.std(0), 3).tolist()
+def action_space_of(args: argparse.Namespace, chunks: list[Chunk]) -> dict:
+    """The action space with mean and standard deviation per dimension, rounded so that they read well in the
+    config; those of --init if there is one.
+    """
+    if args.init:
+        return json.loads((args.init / "action_expert" / "config.json").read_text())["action_space"]
+    actions = np.concatenate([c["actions"][c["has_actions"]] for c in chunks]).reshape(-1, 2)
+    mean, std = actions.mean(0, np.float64), actions.std(0, np.float64)
+    return {**ACTION_SPACE, "mean": np.round(mean, 3).tolist(), "std": np.round(std, 3).tolist()}
 
 
 def optimizer_for(policy: Policy, rate: float, device: str) -> torch.optim.Optimizer:
@@ -156,60 +73,108 @@ def optimizer_for(policy: Policy, rate: float, device: str) -> torch.optim.Optim
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=device == "cuda")
 
 
-def main() -> None:
-    """Train, print scores, write the checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument("--minutes", type=float, default=17.0, help="wall-clock time for the optimisation")
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--rate", type=float, default=1.2e-3, help="peak learning rate")
-    parser.add_argument("--capacity", type=int, default=400_000, help="samples kept on the device")
-    parser.add_argument("--first", type=int, default=16_384, help="samples to wait for before the first step")
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--eval-scenes", type=int, default=512)
-    args = parser.parse_args()
+@dataclass
+class Samples:
+    """Everything that batches are made of, and the workers that make more of it."""
 
-    begin = time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(corpus(args.seed), TEXT_VOCABULARY, HISTORY["num_tokens"])
-    tokenizer_file = args.out / "tokenizer.json"
-    tokenizer.save(str(tokenizer_file))
-    stream = SampleStream(tokenizer_file, args.workers, seed=args.seed)
+    situations: SampleStream
+    clips: SampleStream
+    buffer: ReplayBuffer
+    bank: ClipBank
+    log_mel: LogMel
+    marks: tuple[int, int, int]
+    rng: np.random.Generator
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(args.seed)
-    torch.set_float32_matmul_precision("high")
-    buffer = ReplayBuffer(args.capacity, device)
-    samples: list[dict[str, np.ndarray]] = []
-    while buffer.total < args.first:
-        for chunk in stream.take(wait=True):
-            buffer.add(chunk)
-            if len(samples) < 64:
-                samples.append({k: chunk[k].copy() for k in ("actions", "has_actions")})
-    mean, std = action_statistics(samples)
-    action_space = {**ACTION_SPACE, "mean": mean, "std": std}
-    waited = time.monotonic() - begin
-    print(f"{buffer.total} samples after {waited:.0f} s; action mean {mean} std {std}", flush=True)
+    def refresh(self, wait: bool = False) -> list[Chunk]:
+        """Take in what is ready, at least one chunk of situations if `wait`; says which actions came."""
+        taken = []
+        for chunk in self.situations.take(wait):
+            self.buffer.add(chunk)
+            taken.append({name: chunk[name].copy() for name in ("actions", "has_actions")})
+        for chunk in self.clips.take(wait and not self.bank.ready):
+            self.bank.add(chunk)
+        return taken
 
-    thinker = new_thinker(thinker_config(tokenizer))
-    policy = Policy(thinker, FlowExpert(ExpertDims()), torch.tensor(mean), torch.tensor(std)).to(device)
+    def draw(self, count: int, spoken: int) -> tuple[Batch, Tensor, Batch]:
+        """A batch whose first `spoken` rows are spoken, their words [S, W], and on the host how many tokens
+        and words they have [S].
+        """
+        batch, meanings = self.buffer.draw(self.rng, count)
+        clips, lengths = self.bank.draw(self.rng, meanings[:spoken])
+        samples, count = vary(clips["samples"], lengths["count"], self.rng)
+        say_commands(batch, samples, count.to(samples.device), self.log_mel, self.marks)
+        return batch, clips["words"].long(), {"tokens": token_count(count), "words": lengths["word_count"]}
+
+    def fill(self, first: int) -> list[Chunk]:
+        """Wait until there are `first` situations, and a clip of every meaning; says which actions came."""
+        taken: list[Chunk] = []
+        while self.buffer.total < first or not self.bank.ready:
+            taken += self.refresh(wait=True)
+        return taken
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.situations.close()
+        self.clips.close()
+
+
+def start_workers(
+    args: argparse.Namespace, tokenizer_file: Path, style: Style | None = None
+) -> tuple[SampleStream, SampleStream]:
+    """Start the workers: for situations, and a share of them for speech. Before CUDA is used."""
+    speakers = max(1, round(args.workers * args.speakers))
+    writers, seed = clip_writers(tokenizer_file), args.seed
+    clips = SampleStream(CLIP_FIELDS, writers, speakers, CLIP_CHUNK, slots=64, seed=seed)
+    drawers = max(1, args.workers - speakers)
+    return SampleStream(FIELDS, situation_writers(tokenizer_file, style), drawers, seed=seed), clips
+
+
+def samples_of(
+    args: argparse.Namespace, streams: tuple[SampleStream, SampleStream], tokenizer: Tokenizer, device: str
+) -> Samples:
+    """Room on the device for what the workers make."""
+    return Samples(
+        *streams,
+        ReplayBuffer(args.capacity, device),
+        ClipBank(args.clips, device),
+        LogMel().to(device),
+        audio_marks(tokenizer.token_to_id),
+        np.random.default_rng(args.seed),
+    )
+
+
+def new_policy(args: argparse.Namespace, tokenizer: Tokenizer, mean: list, std: list) -> Policy:
+    """Random weights, or those of --init; the word head is new, and the audio tower if that has none."""
+    config = thinker_config(tokenizer)
+    thinker = load_thinker(args.init, config) if args.init else new_thinker(config)
+    expert = load_expert(args.init).train() if args.init else FlowExpert(ExpertDims())
+    words = WordHead(config.audio_config.output_dim, tokenizer.token_to_id(PAD))
+    return Policy(thinker, expert, words, torch.tensor(mean), torch.tensor(std))
+
+
+def train(args: argparse.Namespace, samples: Samples, policy: Policy, device: str) -> Policy:
+    """Optimise for the time given; returns the average of the weights."""
     average = copy.deepcopy(policy).requires_grad_(False)
-    millions = sum(p.numel() for p in policy.parameters()) / 1e6
-    print(f"{millions:.2f} M parameters, vocabulary {tokenizer.get_vocab_size()}", flush=True)
     schedule = Schedule(args.rate)
     optimizer = optimizer_for(policy, args.rate, device)
-    train_begin, step, report = time.monotonic(), 0, time.monotonic()
-    while (progress := (time.monotonic() - train_begin) / (60 * args.minutes)) < 1.0:
-        for chunk in stream.take(wait=False):
-            buffer.add(chunk)
+    hearing = policy.hearing_parameters()
+    known = {id(parameter) for parameter in hearing}
+    others = [parameter for parameter in policy.parameters() if id(parameter) not in known]
+    losses = torch.compile(policy.losses) if device == "cuda" else policy.losses
+    spoken = round(args.batch * args.spoken)
+    begin, step, report = time.monotonic(), 0, time.monotonic()
+    while (progress := (time.monotonic() - begin) / (60 * args.minutes)) < 1.0:
+        samples.refresh()
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            text, flow = policy.losses(buffer.draw(args.batch))
+        batch, words, lengths = samples.draw(args.batch, spoken)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            heard, typed, flow, log_probabilities = losses(batch)
+        ctc = ctc_loss(log_probabilities, lengths["tokens"], words, lengths["words"])
+        answer = args.spoken * heard + (1 - args.spoken) * typed
         optimizer.zero_grad(set_to_none=True)
-        (text + flow).backward()
-        norm = nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        (answer + flow + CTC_WEIGHT * ctc).backward()
+        norms = [nn.utils.clip_grad_norm_(group, 1.0) for group in (others, hearing)]
         optimizer.step()
         decay = min(0.999, (step + 1) / (step + 10))
         with torch.no_grad():
@@ -218,15 +183,67 @@ def main() -> None:
         if time.monotonic() - report > 15:
             report = time.monotonic()
             print(
-                f"{report - train_begin:6.0f} s  step {step:6d}  text {text.item():.4f}  "
-                f"flow {flow.item():.4f}  norm {norm.item():.2f}  samples {buffer.total}",
+                f"{report - begin:6.0f} s  step {step:6d}  spoken {heard.item():.4f}  "
+                f"typed {typed.item():.4f}  flow {flow.item():.4f}  ctc {ctc.item():.4f}  "
+                f"norms {norms[0].item():.2f} {norms[1].item():.2f}  "
+                f"situations {samples.buffer.total}  clips {samples.bank.total}",
                 flush=True,
             )
-    stream.close()
-    minutes = (time.monotonic() - train_begin) / 60
-    print(f"{step} steps, {buffer.total} samples, {minutes:.1f} minutes", flush=True)
+    minutes = (time.monotonic() - begin) / 60
+    made = f"{samples.buffer.total} situations, {samples.bank.total} clips"
+    print(f"{step} steps, {made}, {minutes:.1f} minutes", flush=True)
     for parameter in average.parameters():  # the checkpoint is float16: score what is written
         parameter.data = parameter.data.half().float()
+    return average
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
+    parser.add_argument("--init", type=Path, help="checkpoint to go on from, instead of random weights")
+    parser.add_argument("--minutes", type=float, default=20.5, help="wall-clock time for the optimisation")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--spoken", type=float, default=0.4, help="share of the batch that is spoken")
+    parser.add_argument("--rate", type=float, default=1.2e-3, help="peak learning rate")
+    parser.add_argument("--capacity", type=int, default=360_000, help="situations kept on the device")
+    parser.add_argument("--clips", type=int, default=50_000, help="sounds kept on the device")
+    parser.add_argument("--first", type=int, default=16_384, help="situations to wait for before step one")
+    parser.add_argument("--workers", type=int, default=max(2, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--speakers", type=float, default=0.2, help="share of the workers that make sounds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--eval-scenes", type=int, default=512)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, write the checkpoint, print scores."""
+    args = arguments()
+    begin = time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.init:
+        tokenizer = Tokenizer.from_file(str(args.init / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(corpus(args.seed), TEXT_VOCABULARY, HISTORY["num_tokens"])
+    tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
+    streams = start_workers(args, args.out / "tokenizer.json")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    samples = samples_of(args, streams, tokenizer, device)
+    torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
+    action_space = action_space_of(args, samples.fill(args.first))
+    print(
+        f"{samples.buffer.total} situations and {samples.bank.total} clips after "
+        f"{time.monotonic() - begin:.0f} s; actions {action_space['mean']}, {action_space['std']}",
+        flush=True,
+    )
+    policy = new_policy(args, tokenizer, action_space["mean"], action_space["std"]).to(device)
+    millions = sum(p.numel() for p in policy.parameters()) / 1e6
+    heard = sum(p.numel() for p in policy.thinker.audio.parameters()) / 1e6
+    sizes = f"{millions:.2f} M parameters, {heard:.2f} M of them to hear"
+    print(f"{sizes}, vocabulary {tokenizer.get_vocab_size()}", flush=True)
+    average = train(args, samples, policy, device)
+    samples.close()
     written = copy.deepcopy(average).cpu()
     save_checkpoint(args.out, written.thinker.thinker, written.expert, tokenizer, action_space)
     print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)

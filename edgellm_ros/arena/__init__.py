@@ -5,5 +5,7 @@
       |---> expert (unicycle) -> actions to learn          situation = one moment of all this, to learn from
       '---> language, answers -> words to learn            episode   = a whole drive, to be judged
 
-It depends on NumPy and OpenCV only.
+    language -> voice (a speaker) -> rooms (a microphone) -> sound for the model
+
+It depends on NumPy and OpenCV only; who speaks needs the synthesiser, which is imported then.
 """

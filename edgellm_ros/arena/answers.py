@@ -87,15 +87,19 @@ def where_answer(scene: Scene, state: State, index: int) -> str:
     return f"the {solid.name} is {side}, about {distance} away."
 
 
-def go_answer(scene: Scene, state: State, index: int, blocked: bool) -> str:
-    """What the robot says of a drive to a solid in view; blocked: something is across the straight way."""
+def go_answer(scene: Scene, state: State, index: int, blocked: bool, careful: bool = False) -> str:
+    """What the robot says of a drive to a solid in view; blocked: something is across the straight way;
+    careful: it says that it takes care.
+    """
     solid = scene.solids[index]
     where = where_answer(scene, state, index)
     if arrived(scene, state, index):
         return f"{where} i am there and stop."
+    way, drive = "the way is clear.", "i drive there"
     if blocked:
-        return f"{where} an obstacle is in the way. i drive around it and stop in front of the {solid.shape}."
-    return f"{where} the way is clear. i drive there and stop in front of the {solid.shape}."
+        way, drive = "an obstacle is in the way.", "i drive around it"
+    how = " carefully" if careful else ""
+    return f"{where} {way} {drive}{how} and stop in front of the {solid.shape}."
 
 
 def unseen_answer(color: str | None, shape: str, stop: bool) -> str:

@@ -34,17 +34,33 @@ from edgellm_ros.arena.unicycle import (
 STOP_DISTANCE = (
     0.30  # m from the target's surface to the robot's centre at rest: too far can be mended, too near cannot
 )
-CLEARANCE = 0.12  # m kept free beside the robot
-STEPS = 130  # the longest route that is tried, in actions
+STEPS = 130  # the longest route that is tried at V_MAX, in actions
 SIDES = np.array(
     [[1, 1], [-1, -1], [1, -1], [-1, 1]]
 )  # of the nearest blocking solid and of the others; 1 = left
-TEMPERATURE = 0.15  # s: routes whose costs differ by much less are taken equally often
+EVEN_AT_REST = 0.4  # s: a robot at rest takes routes whose costs differ by much less equally often
+EVEN_MOVING = 0.2  # s: by one on its way, which should not change its mind
 
+_RESTING = 0.05  # m/s
 _STEER = 2.6  # 1/m per rad of heading error
 _SETTLE = 0.35  # s: speed follows its wish with this time constant
 _BESIDE = 1.3  # within so many grown radii of a solid's centre there is no choice of sides any more
 _BRAKE = 1.2  # m/s^2, for a stop on command
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to drive: the highest speed in m/s, the metres kept free beside the robot, and whether it says that
+    it takes care.
+    """
+
+    top_speed: float = V_MAX
+    clearance: float = 0.12
+    careful: bool = False
+
+
+BRISK = Manner()
+CAREFUL = Manner(top_speed=0.4, clearance=0.25, careful=True)
 
 
 @dataclass(frozen=True)
@@ -68,25 +84,37 @@ class _Problem:
     radius: NDArray[np.float64]  # [N, M]
     target: NDArray[np.int64]  # [N]
     start: NDArray[np.float64]  # [N, 4]
+    manner: Manner
+
+    @property
+    def grown(self) -> NDArray[np.float64]:
+        """Radii [N, M] of the discs that the robot's centre is kept out of."""
+        return self.radius + ROBOT_RADIUS + self.manner.clearance
 
 
-def plan(scene: Scene, state: State, target: int | None, rng: Generator) -> NDArray[np.float64]:
+def plan(
+    scene: Scene, state: State, target: int | None, rng: Generator, manner: Manner = BRISK
+) -> NDArray[np.float64]:
     """The expert's next HORIZON actions [40, 2] (m/s^2, 1/m) on the way to solid `target`; None = stop here.
 
     If every way collides, it brakes.
     """
-    return plan_batch([scene], [state], [target], rng)[0]
+    return plan_batch([scene], [state], [target], rng, manner)[0]
 
 
 def plan_batch(
-    scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int | None], rng: Generator
+    scenes: Sequence[Scene],
+    states: Sequence[State],
+    targets: Sequence[int | None],
+    rng: Generator,
+    manner: Manner = BRISK,
 ) -> NDArray[np.float64]:
     """`plan` for N situations at once [N, 40, 2]."""
     actions = np.stack([brake(s.speed) for s in states])
     going = [i for i, target in enumerate(targets) if target is not None]
     if going:
         choices = routes_batch(
-            [scenes[i] for i in going], [states[i] for i in going], [targets[i] for i in going]
+            [scenes[i] for i in going], [states[i] for i in going], [targets[i] for i in going], manner
         )
         for i, routes in zip(going, choices, strict=True):
             route = choose(routes, rng)
@@ -104,25 +132,26 @@ def brake(speed: float, steps: int = HORIZON) -> NDArray[np.float64]:
     return actions
 
 
-def routes(scene: Scene, state: State, target: int) -> list[Route]:
+def routes(scene: Scene, state: State, target: int, manner: Manner = BRISK) -> list[Route]:
     """All ways to the target that differ, unordered."""
-    return routes_batch([scene], [state], [target])[0]
+    return routes_batch([scene], [state], [target], manner)[0]
 
 
 def choose(choices: Sequence[Route], rng: Generator) -> Route:
-    """A cheap route: cost differences count in units of TEMPERATURE, and colliding routes are a last
-    resort.
+    """A cheap route: a difference of cost counts little below EVEN_AT_REST or EVEN_MOVING, decides above,
+    and colliding routes are a last resort.
     """
     costs = np.array([r.cost for r in choices])
-    weights = np.exp(-(costs - costs.min()) / TEMPERATURE)
+    even = EVEN_AT_REST if choices[0].states[0, 3] < _RESTING else EVEN_MOVING
+    weights = np.exp(-(((costs - costs.min()) / even) ** 2))
     return choices[int(rng.choice(len(choices), p=weights / weights.sum()))]
 
 
-def blocking(scene: Scene, state: State, target: int) -> list[int]:
+def blocking(scene: Scene, state: State, target: int, manner: Manner = BRISK) -> list[int]:
     """Solids that the expert would drive around, were the robot to head straight for the target; nearest
     first.
     """
-    problem = _problem([scene], [state], [target])
+    problem = _problem([scene], [state], [target], manner)
     ahead, _, distance = _blocked(
         problem.start[:, None, :2], _goal_heading(problem, problem.start[:, None])[0], problem
     )
@@ -131,10 +160,10 @@ def blocking(scene: Scene, state: State, target: int) -> list[int]:
 
 
 def routes_batch(
-    scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int]
+    scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int], manner: Manner = BRISK
 ) -> list[list[Route]]:
     """`routes` for N situations at once. Choices that led to the same route are merged."""
-    problem = _problem(scenes, states, targets)
+    problem = _problem(scenes, states, targets, manner)
     path, actions, cost, collides, arrives = _drive(problem)
     result = []
     for n in range(len(scenes)):
@@ -149,7 +178,9 @@ def routes_batch(
     return result
 
 
-def _problem(scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int]) -> _Problem:
+def _problem(
+    scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int], manner: Manner
+) -> _Problem:
     most = max(len(s.solids) for s in scenes)
     xy = np.full((len(scenes), most, 2), 1e3)
     radius = np.full((len(scenes), most), 0.1)
@@ -159,7 +190,8 @@ def _problem(scenes: Sequence[Scene], states: Sequence[State], targets: Sequence
             radius[n, m] = solid.radius
         if not 0 <= targets[n] < len(scene.solids):
             raise ValueError(f"target {targets[n]} is not one of the scene's {len(scene.solids)} solids")
-    return _Problem(xy, radius, np.asarray(targets, np.int64), np.stack([s.array() for s in states]))
+    start = np.stack([s.array() for s in states])
+    return _Problem(xy, radius, np.asarray(targets, np.int64), start, manner)
 
 
 def _goal_heading(problem: _Problem, states: NDArray) -> tuple[NDArray, NDArray]:
@@ -183,7 +215,7 @@ def _blocked(position: NDArray, heading: NDArray, problem: _Problem) -> tuple[ND
     to_target = (
         distance[rows, :, problem.target] - problem.radius[rows, problem.target][:, None] - STOP_DISTANCE
     )
-    grown = (problem.radius + ROBOT_RADIUS + CLEARANCE)[:, None]
+    grown = problem.grown[:, None]
     across = (aside < grown) & (forward > 0) & (forward < to_target[..., None])
     across[rows, :, problem.target] = False
     return across, bearing, distance
@@ -194,15 +226,17 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
     arrives [N, K].
     """
     count, choices = len(problem.target), len(SIDES)
+    top_speed, clearance = problem.manner.top_speed, problem.manner.clearance
+    steps = round(STEPS * V_MAX / top_speed)
     rows = np.arange(count)
     states = np.repeat(problem.start[:, None], choices, 1)
-    path = np.empty((count, choices, STEPS + 1, 4))
-    actions = np.zeros((count, choices, STEPS, 2))
+    path = np.empty((count, choices, steps + 1, 4))
+    actions = np.zeros((count, choices, steps, 2))
     path[:, :, 0] = states
     target_radius = problem.radius[rows, problem.target][:, None]
-    grown = (problem.radius + ROBOT_RADIUS + CLEARANCE)[:, None]
+    grown = problem.grown[:, None]
     side = _sides(problem)
-    time = np.full((count, choices), STEPS * DT)
+    time = np.full((count, choices), steps * DT)
     squeeze, turning, unseen = (
         np.zeros((count, choices)),
         np.zeros((count, choices)),
@@ -210,7 +244,7 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
     )
     collides = np.zeros((count, choices), bool)
     done = np.zeros((count, choices), bool)
-    for index in range(STEPS):
+    for index in range(steps):
         goal, distance = _goal_heading(problem, states)
         left = distance - target_radius - STOP_DISTANCE
         wish = goal
@@ -224,7 +258,7 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
         error = wrap(wish - states[..., 2])
         curvature = np.clip(_STEER * error, -CURVATURE_MAX, CURVATURE_MAX) * np.clip(left / 0.12, 0, 1)
         speed = states[..., 3]
-        turn_limit = V_MAX / (1 + 0.55 * np.abs(curvature))
+        turn_limit = top_speed / (1 + 0.55 * np.abs(curvature))
         allowed = np.minimum(turn_limit, np.minimum(1.1 * left, 0.9 * np.sqrt(np.maximum(left, 0))))
         allowed = np.maximum(allowed, 0.0)
         accel = np.clip((allowed - speed) / _SETTLE, -1.4, ACCEL_MAX * 0.9)
@@ -238,7 +272,7 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
         clear = (np.hypot(gap[..., 0], gap[..., 1]) - problem.radius[:, None]).min(2)
         moving = ~done
         collides |= moving & (clear < ROBOT_RADIUS)
-        squeeze += moving * np.maximum(ROBOT_RADIUS + CLEARANCE - clear, 0) * DT
+        squeeze += moving * np.maximum(ROBOT_RADIUS + clearance - clear, 0) * DT
         turning += moving * np.abs(curvature) * states[..., 3] * DT
         off = np.abs(wrap(goal - states[..., 2]))
         unseen += moving * np.maximum(off - np.deg2rad(38), 0) * DT
@@ -264,7 +298,7 @@ def _sides(problem: _Problem) -> NDArray[np.float64]:
     across, bearing, far = _blocked(position, goal, problem)
     across, bearing, far = across[:, 0], bearing[:, 0], far[:, 0]
     plain = np.where(np.sin(bearing - goal) > 0, -1, 1)
-    across = across & (far > _BESIDE * (problem.radius + ROBOT_RADIUS + CLEARANCE))
+    across = across & (far > _BESIDE * problem.grown)
     first = np.where(across, far, np.inf).argmin(1)
     is_first = across & (np.arange(far.shape[1])[None] == first[:, None])
     chosen = np.where(is_first[:, None], SIDES[None, :, 0, None], SIDES[None, :, 1, None])

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgellm_ros.arena import answers
 from edgellm_ros.arena.answers import DISTANCE_TOLERANCE, Answer, Mention
+from edgellm_ros.arena.episode import Episode
 from edgellm_ros.arena.scene import Scene
 from edgellm_ros.arena.situation import Situation
 
@@ -35,6 +36,16 @@ def check(text: str, situation: Situation) -> dict[str, bool]:
     if situation.kind == "go":
         result["way"] = answer.way == _way(situation, target)
     return result
+
+
+def names_target(text: str, episode: Episode) -> bool:
+    """True if an answer to the episode's command names the right solid and no other, seen or not."""
+    answer = answers.parse_answer(text)
+    if len(answer.mentions) != 1:
+        return False
+    (mention,), solid = answer.mentions, episode.scene.solids[episode.target]
+    colors = {solid.color} if answer.seen else {solid.color, episode.command.color}
+    return mention.shape == solid.shape and mention.color in colors
 
 
 def is_true(text: str, situation: Situation) -> bool:

@@ -42,7 +42,7 @@ FAMILIES = {  # share of each way to place the robot
     "at_target": 0.08,
 }
 ALIKE = 0.4  # share of training scenes whose solids are easily taken for each other
-KINDS = {"go": 0.75, "where": 0.08, "describe": 0.10, "stop": 0.07}
+KINDS = {"go": 0.69, "where": 0.08, "describe": 0.18, "stop": 0.05}
 _BATCH = 48
 
 
@@ -85,11 +85,11 @@ class _Draft:
     family: str
 
 
-def situations(seed: int, split: str = "train") -> Iterator[Situation]:
-    """Situations without end: the same for the same seed and split, never one scene in two splits."""
+def situations(seed: int, split: str = "train", manner: expert.Manner = expert.BRISK) -> Iterator[Situation]:
+    """Situations without end: the same for the same seed, split and manner, never one scene in two splits."""
     rng = split_rng(seed, split)
     while True:
-        yield from sample_situations(rng, _BATCH, split)
+        yield from sample_situations(rng, _BATCH, split, manner=manner)
 
 
 def sample_situation(
@@ -100,18 +100,23 @@ def sample_situation(
 
 
 def sample_situations(
-    rng: Generator, count: int, split: str = "train", family: str | None = None, kind: str | None = None
+    rng: Generator,
+    count: int,
+    split: str = "train",
+    family: str | None = None,
+    kind: str | None = None,
+    manner: expert.Manner = expert.BRISK,
 ) -> list[Situation]:
-    """`count` situations of the split, of one family and one kind of command if given."""
+    """`count` situations of the split, of one family and one kind of command if given, driven in a manner."""
     if family is not None and family not in FAMILIES:
         raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
     result: list[Situation] = []
     while len(result) < count:
-        drafts = _drafts(rng, count - len(result), family, ALIKE if split == "train" else 0.0)
-        made = [_speak(rng, draft, split, kind) for draft in drafts]
-        result += _with_actions(rng, [s for s in made if s is not None])
+        drafts = _drafts(rng, count - len(result), family, ALIKE if split == "train" else 0.0, manner)
+        made = [_speak(rng, draft, split, kind, manner) for draft in drafts]
+        result += _with_actions(rng, [s for s in made if s is not None], manner)
     return result
 
 
@@ -124,7 +129,9 @@ def split_rng(seed: int, split: str) -> Generator:
     return np.random.default_rng([zlib.crc32(split.encode()), seed])
 
 
-def _drafts(rng: Generator, count: int, family: str | None, alike: float) -> list[_Draft]:
+def _drafts(
+    rng: Generator, count: int, family: str | None, alike: float, manner: expert.Manner
+) -> list[_Draft]:
     """Up to `count` placed robots that touch nothing and are inside the room."""
     drafts: list[_Draft] = []
     on_the_way: list[_Draft] = []
@@ -146,7 +153,7 @@ def _drafts(rng: Generator, count: int, family: str | None, alike: float) -> lis
         )
         if state is not None:
             drafts.append(_Draft(scene, state, _past(rng, state), target, kind))
-    drafts += _drive_on(rng, on_the_way)
+    drafts += _drive_on(rng, on_the_way, manner)
     return [d for d in drafts if _is_free(d.scene, d.state)]
 
 
@@ -209,12 +216,12 @@ def _past(rng: Generator, state: State) -> NDArray[np.float64]:
     return to_base(state, np.stack(track[::-1])[:, :2])
 
 
-def _drive_on(rng: Generator, drafts: list[_Draft]) -> list[_Draft]:
+def _drive_on(rng: Generator, drafts: list[_Draft], manner: expert.Manner) -> list[_Draft]:
     """Let the expert drive for a while from each start, then push some robots aside a little."""
     if not drafts:
         return []
     found = expert.routes_batch(
-        [d.scene for d in drafts], [d.state for d in drafts], [d.target for d in drafts]
+        [d.scene for d in drafts], [d.state for d in drafts], [d.target for d in drafts], manner
     )
     result = []
     for draft, routes in zip(drafts, found, strict=True):
@@ -235,7 +242,9 @@ def _drive_on(rng: Generator, drafts: list[_Draft]) -> list[_Draft]:
     return result
 
 
-def _speak(rng: Generator, draft: _Draft, split: str, kind: str | None) -> Situation | None:
+def _speak(
+    rng: Generator, draft: _Draft, split: str, kind: str | None, manner: expert.Manner
+) -> Situation | None:
     """Give the draft a command and its true answer; None where too little is clear in the picture."""
     scene, state = draft.scene, draft.state
     sight = sights(scene, state)
@@ -264,8 +273,8 @@ def _speak(rng: Generator, draft: _Draft, split: str, kind: str | None) -> Situa
         color, shape = _absent(rng, scene)
         unseen = True
     else:
-        if sight[draft.target] is Sight.UNCLEAR:
-            return None
+        if sight[draft.target] is Sight.UNCLEAR and (split == "test" or kind != "go"):
+            return None  # training drives on to what is half hidden: on the way to it, it was seen
         unseen = sight[draft.target] is Sight.UNSEEN
         if unseen and rng.random() < 0.5:
             return None
@@ -281,8 +290,8 @@ def _speak(rng: Generator, draft: _Draft, split: str, kind: str | None) -> Situa
     elif kind == "where":
         answer = answers.where_answer(scene, state, target)
     else:
-        blocked = bool(expert.blocking(scene, state, target))
-        answer = answers.go_answer(scene, state, target, blocked)
+        blocked = bool(expert.blocking(scene, state, target, manner))
+        answer = answers.go_answer(scene, state, target, blocked, manner.careful)
     return Situation(
         scene, state, draft.history, command, answer, kind == "go", None, target, seen, blocked, draft.family
     )
@@ -305,11 +314,13 @@ def _is_only(scene: Scene, sight: list[Sight], shape: str, target: int | None) -
     )
 
 
-def _with_actions(rng: Generator, made: list[Situation]) -> list[Situation]:
+def _with_actions(rng: Generator, made: list[Situation], manner: expert.Manner) -> list[Situation]:
     """Add the expert's actions; situations that it cannot solve are left out. Order is kept."""
     going = [s for s in made if s.has_actions and s.target is not None]
     found = iter(
-        expert.routes_batch([s.scene for s in going], [s.state for s in going], [s.target for s in going])
+        expert.routes_batch(
+            [s.scene for s in going], [s.state for s in going], [s.target for s in going], manner
+        )
         if going
         else ()
     )

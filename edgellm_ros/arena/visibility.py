@@ -2,7 +2,8 @@
 """Which solids a person looking at the picture would name, so that answers can be true of the picture.
 
 A solid is seen if enough pixels show it and enough of it is neither hidden by others nor outside the
-picture. Between clearly seen and clearly unseen lies a grey zone; training and scoring leave it out.
+picture. Between clearly seen and clearly unseen lies a grey zone: scoring leaves it out, and so does training
+but for the target of a drive.
 """
 
 from __future__ import annotations

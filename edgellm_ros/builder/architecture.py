@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm_ros.builder.checkpoint import read_json
 from edgellm_ros.builder.section import Section
 from edgellm_ros.diffusion.config import ActionConfig, ActionSpaceConfig, TrajectoryHistoryConfig
-from edgellm_ros.multimodal.config import VisionConfig
-from edgellm_ros.runtime.config import LLMEngineRunnerConfig, RopeConfig
-from edgellm_ros.schema import from_dict
+from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
+from edgellm_ros.runtime.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.schema import from_dict, read_json
 
 MODEL_TYPE = "qwen3_omni_moe_thinker"
 EXPERT_MODEL_TYPE = "edgellm_flow_expert"
@@ -22,7 +21,7 @@ BICUBIC = 3  # PIL's code
 class TextArchitecture:
     """The thinker's language model: what the runtime must know (`runner`) and what only the graph needs."""
 
-    runner: LLMEngineRunnerConfig
+    runner: LanguageModelConfig
     intermediate_size: int
     rms_norm_eps: float
     attention_bias: bool
@@ -35,6 +34,15 @@ class VisionArchitecture:
 
     config: VisionConfig
     intermediate_size: int
+
+
+@dataclass(frozen=True)
+class AudioArchitecture:
+    """The audio encoder: what the runtime must know (`config`) and what only the graph needs."""
+
+    config: AudioConfig
+    downsample_hidden_size: int
+    encoder_ffn_dim: int
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ def text_architecture(config: Section, num_deepstack_features: int) -> TextArchi
             "num_hidden_layers", f"expected more than the {num_deepstack_features} deepstack features"
         )
     runner = text.make(
-        LLMEngineRunnerConfig,
+        LanguageModelConfig,
         hidden_size=text.size("hidden_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -121,6 +129,7 @@ def text_architecture(config: Section, num_deepstack_features: int) -> TextArchi
         head_dim=text.size("head_dim", text.size("hidden_size") // heads),
         vocab_size=text.size("vocab_size"),
         max_position_embeddings=text.size("max_position_embeddings"),
+        reduced_vocab_size=0,
         num_deepstack_features=num_deepstack_features,
         rope=_text_rope(text),
     )
@@ -189,6 +198,33 @@ def vision_architecture(config: Section, processor: Section) -> VisionArchitectu
         image_std=processor.numbers("image_std"),
     )
     return VisionArchitecture(built, vision.size("intermediate_size"))
+
+
+def audio_architecture(config: Section, processor: Section) -> AudioArchitecture:
+    """The `audio_config` of a thinker, and the feature extractor that belongs to it."""
+    audio = config.section("audio_config")
+    audio.one_of("activation_function", ["gelu"], default="gelu")
+    bins = audio.size("num_mel_bins")
+    # The model code counts 13 tokens per chunk whatever n_window is, which is right for 50 only.
+    window = audio.one_of("n_window", [50], default=50)
+
+    processor.one_of("feature_extractor_type", ["WhisperFeatureExtractor"])
+    processor.one_of("feature_size", [bins])
+    processor.one_of("dither", [0], default=0)
+    built = audio.make(
+        AudioConfig,
+        d_model=audio.size("d_model"),
+        encoder_layers=audio.size("encoder_layers"),
+        encoder_attention_heads=audio.size("encoder_attention_heads"),
+        output_dim=audio.size("output_dim"),
+        n_window=window,
+        n_window_infer=audio.size("n_window_infer", 800),
+        num_mel_bins=bins,
+        sampling_rate=processor.one_of("sampling_rate", [16000], default=16000),
+        n_fft=processor.size("n_fft", 400),
+        hop_length=processor.size("hop_length", 160),
+    )
+    return AudioArchitecture(built, audio.size("downsample_hidden_size"), audio.size("encoder_ffn_dim"))
 
 
 def expert_architecture(path: Path, text: TextArchitecture) -> ExpertArchitecture:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from edgellm_ros.schema import read_json
+
 FLOAT_DTYPES = ("F16", "BF16", "F32")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. FileNotFoundError, or ValueError if it is not valid JSON or no object."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} not found")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: expected an object, got {type(data).__name__}")
-    return data
 
 
 class Weights:
@@ -49,9 +37,9 @@ class Weights:
             if name not in self._files:
                 raise ValueError(f"{directory / file}: tensor {name!r} is missing, but {index.name} lists it")
 
-    def names(self) -> list[str]:
-        """Names of all tensors, sorted."""
-        return sorted(self._files)
+    def has_module(self, name: str) -> bool:
+        """Whether there are tensors of the module `name`, whatever they are."""
+        return any(tensor.startswith(f"{name}.") for tensor in self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor. ValueError if there is none of this name or if it holds no floats."""

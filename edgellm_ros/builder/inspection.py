@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
 from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.lora import find_adapters
 
+_FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
 PARTS = ("llm", "visual", "audio", "action")
 
 
@@ -41,14 +45,28 @@ class PartReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes. The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences."""
+    """Bytes. The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences.
+
+    The prefix cache is as large, unless the runtime is told otherwise.
+    """
 
     weights: int
     embedding: int
     kv_cache_per_token: int
     kv_cache_per_sequence: int
     kv_cache: int
+    prefix_cache: int
     total: int
+
+
+@dataclass(frozen=True)
+class AdapterReport:
+    """One adapter in the engine directory: how many layers it changes, its matrices' bytes when loaded."""
+
+    name: str
+    rank: int
+    modules: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,7 @@ class EngineReport:
     directory: str
     config: EngineConfig
     parts: tuple[PartReport, ...]
+    adapters: tuple[AdapterReport, ...]
     memory: MemoryReport
     verified: bool
 
@@ -71,17 +90,22 @@ def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
     config = EngineConfig.load(engine, verify)
     listed = {entry.path: entry.size for entry in config.files}
     parts = tuple(_part(engine, name) for name in PARTS if f"{name}/model.onnx" in listed)
-    return EngineReport(str(engine), config, parts, _memory(config, parts), verify)
+    adapters = _adapters(engine, config, parts[0])
+    return EngineReport(str(engine), config, parts, adapters, _memory(config, parts), verify)
 
 
 def render(report: EngineReport) -> str:
     """The report as text: a table of the model, one of memory, one of each graph's bindings."""
-    config, llm, memory = report.config, report.config.llm, report.memory
+    config, llm = report.config, report.config.llm
     builder = config.builder
+    answers = f", {llm.reduced_vocab_size} to answer with" if llm.reduced_vocab_size else ""
     rows = [
         ("engine", report.directory),
         ("model", f"{config.model_type}, {config.precision}"),
-        ("language", f"{llm.num_hidden_layers} layers of {llm.hidden_size}, vocabulary {llm.vocab_size}"),
+        (
+            "language",
+            f"{llm.num_hidden_layers} layers of {llm.hidden_size}, vocabulary {llm.vocab_size}{answers}",
+        ),
         (
             "attention",
             f"{llm.num_attention_heads} heads of {llm.head_dim}, {llm.num_key_value_heads} for keys",
@@ -92,10 +116,22 @@ def render(report: EngineReport) -> str:
         rows.append(
             ("vision", f"{vision.depth} blocks of {vision.hidden_size}, patches of {vision.patch_size} px")
         )
+    if config.audio is not None:
+        audio = config.audio
+        longest = audio.max_seconds(builder.max_input_len)
+        rows.append(
+            (
+                "audio",
+                f"{audio.encoder_layers} layers of {audio.d_model}, sounds of less than {longest:.2f} s",
+            )
+        )
     if config.action is not None:
         space = config.action.action_space
         names = ", ".join(f"{name} [{unit}]" for name, unit in zip(space.names, space.units, strict=True))
         rows.append(("action", f"{names}: {space.horizon} steps of {space.dt} s"))
+    if builder.max_lora_rank:
+        names = ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in report.adapters)
+        rows.append(("adapters", f"up to rank {builder.max_lora_rank}; {names or 'none here'}"))
     rows += [
         ("batch", f"{builder.max_batch_size} requests"),
         (
@@ -104,7 +140,7 @@ def render(report: EngineReport) -> str:
         ),
         ("files", f"{len(config.files)}, {'SHA-256' if report.verified else 'sizes'} checked"),
     ]
-    sections = [_table(rows), "memory\n" + _table(_memory_rows(memory, report.parts))]
+    sections = [_table(rows), "memory\n" + _table(_memory_rows(report))]
     for part in report.parts:
         title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
         plans = "".join(f"\n  plan    {plan}" for plan in part.plans)
@@ -135,6 +171,18 @@ def _part(engine: Path, name: str) -> PartReport:
     )
 
 
+def _adapters(engine: Path, config: EngineConfig, llm: PartReport) -> tuple[AdapterReport, ...]:
+    if not config.builder.max_lora_rank:
+        return ()
+    inputs = {binding.name: binding.shape for binding in llm.inputs}
+    itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
+    reports = []
+    for name, adapter in read_adapters(find_adapters(engine), inputs, config.builder.max_lora_rank).items():
+        values = sum(adapter.rank * (len(a) + b.shape[1]) for a, b in adapter.weights.values())
+        reports.append(AdapterReport(name, adapter.rank, len(adapter.weights), values * itemsize))
+    return tuple(reports)
+
+
 def _binding(value: ir.Value) -> BindingReport:
     shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ())
     return BindingReport(str(value.name), str(value.dtype).lower(), shape)
@@ -148,32 +196,36 @@ def _memory(config: EngineConfig, parts: tuple[PartReport, ...]) -> MemoryReport
     per_token = 2 * llm.num_hidden_layers * llm.num_key_value_heads * llm.head_dim * itemsize
     per_sequence = per_token * builder.max_kv_cache_capacity
     cache = per_sequence * builder.max_batch_size
-    return MemoryReport(weights, embedding, per_token, per_sequence, cache, weights + embedding + cache)
+    total = weights + embedding + 2 * cache
+    return MemoryReport(weights, embedding, per_token, per_sequence, cache, cache, total)
 
 
-def _memory_rows(memory: MemoryReport, parts: tuple[PartReport, ...]) -> list[tuple[str, str]]:
-    rows = [(f"weights of {part.name}", part.weight_bytes) for part in parts]
+def _memory_rows(report: EngineReport) -> list[tuple[str, str]]:
+    memory = report.memory
+    rows = [(f"weights of {part.name}", part.weight_bytes) for part in report.parts]
+    rows += [(f"adapter {adapter.name}", adapter.bytes) for adapter in report.adapters]
     rows += [
         ("embedding table", memory.embedding),
         ("KV cache of a token", memory.kv_cache_per_token),
         ("KV cache of a sequence", memory.kv_cache_per_sequence),
         ("KV cache", memory.kv_cache),
-        ("weights, embedding, KV cache", memory.total),
+        ("prefix cache", memory.prefix_cache),
+        ("weights, embedding, both caches", memory.total),
     ]
     return [(name, f"{size / 2**20:9.3f} MiB") for name, size in rows]
 
 
 def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[str, ...]]:
-    """One row per binding; those that differ only in a number at the end of the name share one."""
+    """One row per binding; those that differ only in the name's first number (the layer's) share one."""
     numbers: dict[tuple[str, ...], list[str]] = {}
     for binding in bindings:
-        stem = binding.name.rstrip("0123456789")
+        stem, number, rest = _FIRST_NUMBER.fullmatch(binding.name).groups()  # type: ignore[union-attr]
         shape = "[" + ", ".join(map(str, binding.shape)) + "]"
-        numbers.setdefault((stem, binding.dtype, shape), []).append(binding.name[len(stem) :])
+        numbers.setdefault((stem, rest, binding.dtype, shape), []).append(number)
     rows: list[tuple[str, ...]] = []
-    for (stem, dtype, shape), found in numbers.items():
-        suffix = found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}"
-        rows.append((way, stem + suffix, dtype, shape))
+    for (stem, rest, dtype, shape), found in numbers.items():
+        number = found[0] if len(found) == 1 else f"{found[0]}..{found[-1]}"
+        rows.append((way, stem + number + rest, dtype, shape))
     return rows
 
 

@@ -11,17 +11,20 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import FLOAT, Dim, GraphBuilder
+from edgellm_ros.builder.lora import TARGETS, add_adapter
 
 
 class ModelBuilder(GraphBuilder):
     """Writes the graph of one model from the weights of one checkpoint.
 
     `module` enters a module: tensors and nodes get its name as prefix. Layer methods take a child's name.
+    With `lora`, linear layers that adapters are made for have a place for one.
     """
 
-    def __init__(self, name: str, weights: Weights, precision: str) -> None:
+    def __init__(self, name: str, weights: Weights, precision: str, lora: bool = False) -> None:
         super().__init__(name, precision)
         self.weights = weights
+        self.lora = lora
         self._prefix: list[str] = []
 
     @contextmanager
@@ -39,7 +42,7 @@ class ModelBuilder(GraphBuilder):
         return self.weight(full, shape, lambda: self.weights.read(full))
 
     def linear(self, name: str, x: ir.Value, fan_in: int, fan_out: int, bias: bool = False) -> ir.Value:
-        """Linear layer, x [..., fan_in] -> [..., fan_out].
+        """Linear layer, x [..., fan_in] -> [..., fan_out]; with a place for an adapter x must be a matrix.
 
         The checkpoint keeps [fan_out, fan_in], or more dimensions for a convolution that sees each patch
         once; MatMul takes it transposed. Every linear layer is a MatMul of its own, also where several share
@@ -54,8 +57,18 @@ class ModelBuilder(GraphBuilder):
             matrix = self.weight(
                 full, (fan_in, fan_out), lambda: self.weights.read(full).reshape(fan_out, fan_in).T
             )
-            x = self.op("MatMul", x, matrix)
-            return self.op("Add", x, self.tensor("bias", fan_out)) if bias else x
+            y = self.op("MatMul", x, matrix)
+            if bias:
+                y = self.op("Add", y, self.tensor("bias", fan_out))
+            if self.lora and name in TARGETS:
+                y = add_adapter(self, ".".join(self._prefix), x, y, fan_in, fan_out)
+            return y
+
+    def conv2d(self, name: str, x: ir.Value, fan_in: int, fan_out: int) -> ir.Value:
+        """3 x 3 convolution of stride 2, x [N, fan_in, H, W] -> [N, fan_out, ceil(H/2), ceil(W/2)]."""
+        with self.module(name):
+            kernel, bias = self.tensor("weight", fan_out, fan_in, 3, 3), self.tensor("bias", fan_out)
+            return self.op("Conv", x, kernel, bias, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
 
     def rms_norm(self, name: str, x: ir.Value, size: int, epsilon: float) -> ir.Value:
         """Over the last dimension; the mean square is taken in fp32 whatever the type of x."""

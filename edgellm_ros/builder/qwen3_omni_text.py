@@ -11,12 +11,16 @@ Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeThink
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from edgellm_ros.builder.architecture import TextArchitecture
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.builder.token_rows import TokenRows
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -25,7 +29,13 @@ EMBEDDING = "model.embed_tokens.weight"
 #                    |  |      |      |  |      |             |  |   |
 #                   caches  deepstack_0     deepstack_1      caches  last_token_ids
 def build_llm(
-    architecture: TextArchitecture, weights: Weights, precision: str, capacity: int
+    architecture: TextArchitecture,
+    weights: Weights,
+    precision: str,
+    capacity: int,
+    head: LMHead,
+    lora: bool = False,
+    hidden_state_layers: Collection[int] = (),
 ) -> ModelBuilder:
     """The graph of `llm/model.onnx`: B sequences, S new tokens and N wanted rows of each, C = `capacity`.
 
@@ -37,11 +47,16 @@ def build_llm(
     - last_token_ids [B,N] i64: the tokens (0..S-1) whose logits are wanted
     - key_cache_i, value_cache_i [B,Hkv,C,D]
     - deepstack_embeds_i [B,S,H]: added after layer i; zero where there is no image
+    - with `lora`, per linear layer <module>.lora_A.weight [K,r], <module>.lora_B.weight [r,N]: see `lora.py`
+    - lm_head.weight [H,V] if the head is an input
 
-    Outputs: logits [B,N,V] fp32; present_key_i, present_value_i [B,Hkv,C,D], to be bound to the memory of
-    key_cache_i and value_cache_i.
+    Outputs:
+    - logits [B,N,V] fp32
+    - present_key_i, present_value_i [B,Hkv,C,D], to be bound to the memory of key_cache_i and value_cache_i
+    - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: what comes out
+      of the i-th layer (from 1), before deepstack; the last layer's after the final norm
     """
-    graph = ModelBuilder("llm", weights, precision)
+    graph = ModelBuilder("llm", weights, precision, lora)
     runner, epsilon = architecture.runner, architecture.rms_norm_eps
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
@@ -50,32 +65,45 @@ def build_llm(
     write_index = graph.input("kv_write_index", INT64, ["B"])
     mask = graph.input("attention_mask", BOOL, ["B", 1, "S", capacity])
     last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
+    tokens = TokenRows(graph, write_index)
     caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
     deepstack = [
         graph.input(f"deepstack_embeds_{i}", graph.dtype, ["B", "S", hidden])
         for i in range(runner.num_deepstack_features)
     ]
 
-    presents = []
+    presents, hidden_states = [], {}
+    wants_last = layers in hidden_state_layers
+    x = tokens.join(x, hidden)
     for i in range(layers):
         with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
-            attended, present = _attention(graph, architecture, normed, cos_sin, caches[i], write_index, mask)
+            attended, present = _attention(
+                graph, architecture, tokens, normed, cos_sin, caches[i], write_index, mask
+            )
             presents.append(present)
             x = graph.op("Add", x, attended)
-            if i == layers - 1:  # nothing else needs the other rows: saves 7% of a prefill of 130 tokens
-                x = _rows(graph, x, last_token_ids)
+            # Nothing else needs the last layer's other rows: saves 7% of a prefill of 130 tokens.
+            if i == layers - 1 and not wants_last:
+                x = tokens.join(_rows(graph, tokens.part(x, hidden), last_token_ids), hidden)
             normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
             x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
+            if i + 1 in hidden_state_layers:
+                hidden_states[i + 1] = tokens.part(x, hidden)
             if i < len(deepstack):
-                x = graph.op("Add", x, deepstack[i])
+                x = graph.op("Add", x, tokens.join(deepstack[i], hidden))
+    x = tokens.part(x, hidden)
     with graph.module("model", nodes=""):
-        x = graph.rms_norm("norm", x, hidden, epsilon)
-    graph.output(_lm_head(graph, architecture, x), "logits", FLOAT, ["B", "N", runner.vocab_size])
+        hidden_states[layers] = x = graph.rms_norm("norm", x, hidden, epsilon)
+    if wants_last:
+        x = _rows(graph, x, last_token_ids)
+    graph.output(head.logits(graph, x), "logits", FLOAT, ["B", "N", runner.output_vocab_size])
     for i, (key, value) in enumerate(presents):
         shape: list[Dim] = ["B", runner.num_key_value_heads, capacity, runner.head_dim]
         graph.output(key, f"present_key_{i}", graph.dtype, shape)
         graph.output(value, f"present_value_{i}", graph.dtype, shape)
+    for i in hidden_state_layers:
+        graph.output(hidden_states[i], f"hidden_states_{i}", graph.dtype, ["B", "S", hidden])
     return graph
 
 
@@ -94,13 +122,16 @@ def _rows(graph: ModelBuilder, x: ir.Value, index: ir.Value) -> ir.Value:
 def _attention(
     graph: ModelBuilder,
     architecture: TextArchitecture,
+    tokens: TokenRows,
     x: ir.Value,
     cos_sin: tuple[ir.Value, ir.Value],
     cache: tuple[ir.Value, ir.Value],
     write_index: ir.Value,
     mask: ir.Value,
 ) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
-    """Grouped-query attention over the cache: x [B,S,H] -> [B,S,H], and the caches with the new rows."""
+    """Grouped-query attention over the cache: x [B,S,H] -> [B,S,H] (as `tokens` lie), and the caches with the
+    new rows.
+    """
     runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
     hidden, head_dim = runner.hidden_size, runner.head_dim
     heads, kv_heads = runner.num_attention_heads, runner.num_key_value_heads
@@ -108,8 +139,7 @@ def _attention(
 
         def project(name: str, count: int) -> ir.Value:
             """Linear layer and heads: [B,S,H] -> [B,count,S,D]."""
-            rows = graph.linear(name, x, hidden, count * head_dim, bias)
-            return graph.transpose(graph.reshape(rows, [0, 0, count, head_dim]), 0, 2, 1, 3)
+            return tokens.heads(graph.linear(name, x, hidden, count * head_dim, bias), count, head_dim)
 
         q, k, v = project("q_proj", heads), project("k_proj", kv_heads), project("v_proj", kv_heads)
         q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *cos_sin)
@@ -117,14 +147,5 @@ def _attention(
         keys = graph.op("TensorScatter", cache[0], k, write_index, axis=-2, mode="linear")
         values = graph.op("TensorScatter", cache[1], v, write_index, axis=-2, mode="linear")
         attended = graph.op("Attention", q, keys, values, mask, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, 0, heads * head_dim])
+        attended = tokens.join_heads(attended, heads * head_dim)
         return graph.linear("o_proj", attended, heads * head_dim, hidden, bias), (keys, values)
-
-
-def _lm_head(graph: ModelBuilder, architecture: TextArchitecture, x: ir.Value) -> ir.Value:
-    """Logits in fp32. Where embeddings are tied, the embedding table is the weight."""
-    runner = architecture.runner
-    if architecture.tie_word_embeddings:
-        with graph.module("model", nodes=""):
-            return graph.to_fp32(graph.linear("embed_tokens", x, runner.hidden_size, runner.vocab_size))
-    return graph.to_fp32(graph.linear("lm_head", x, runner.hidden_size, runner.vocab_size))

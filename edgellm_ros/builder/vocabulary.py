@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
 from edgellm_ros.builder.architecture import ExpertArchitecture
-from edgellm_ros.builder.checkpoint import read_json
 from edgellm_ros.builder.section import Section
 from edgellm_ros.runtime.config import GenerationDefaults, SpecialTokens
+from edgellm_ros.schema import read_json
 
+VOCAB_MAP = "vocab_map"  # the tensor, and the file that holds it
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 MULTIMODAL_TOKENS = ("image", "vision_start", "vision_end", "audio", "audio_start", "audio_end")
@@ -72,6 +78,32 @@ def generation_defaults(generation: Section) -> GenerationDefaults:
         top_p=generation.number("top_p", 1.0),
         repetition_penalty=penalty,
     )
+
+
+def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -> np.ndarray:
+    """The tokens that a model may answer with, rising [V] int32, from the tensor `vocab_map` of a safetensors
+    file, which lists them in any order.
+
+    FileNotFoundError or ValueError that names the file, also if a stop token is missing: no answer would end.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} not found")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a readable safetensors file: {error}") from None
+    if VOCAB_MAP not in tensors:
+        raise ValueError(f"{path}: expected a tensor {VOCAB_MAP!r}, found {', '.join(tensors) or 'none'}")
+    ids = tensors[VOCAB_MAP]
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"{path}: {VOCAB_MAP} must be integers [V], got {ids.dtype} {list(ids.shape)}")
+    outside = [int(token) for token in ids if not 0 <= token < vocab_size]
+    if outside:
+        raise ValueError(f"{path}: token {outside[0]} is outside the vocabulary of {vocab_size}")
+    missing = sorted(set(stop_token_ids).difference(ids.tolist()))
+    if missing:
+        raise ValueError(f"{path}: {VOCAB_MAP} lacks the stop tokens {missing}: no answer would end")
+    return np.unique(ids).astype(np.int32)
 
 
 def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from edgellm_ros.cli import bench, build, demo, export, generate, inspect
+from edgellm_ros.cli import bench, build, demo, export, generate, inspect, replay
 from edgellm_ros.engine.errors import EngineError
 
-SUBCOMMANDS = (export, build, inspect, generate, bench, demo)
+SUBCOMMANDS = (export, build, inspect, generate, bench, demo, replay)
 BAD_INPUT = 2
 # Something given to the command cannot be used. Anything else is a bug and keeps its traceback.
 BAD_INPUT_ERRORS = (ValueError, OSError, ImportError, NotImplementedError, EngineError)

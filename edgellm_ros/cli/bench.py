@@ -3,8 +3,8 @@
 
 Regime: one request at a time (batch 1), everything in this process, caches warm. Every run is one plan: a
 fixed synthetic camera frame, a fixed command, sampled tokens until the model stops or --max-tokens, one
-trajectory if the model answers with one. Because an answer's length is the model's business, decoding is
-reported per token.
+trajectory if the model answers with one. Prompts are computed anew in every run (no prefix reuse). Because an
+answer's length is the model's business, decoding is reported per token.
 
 Byte model of one decode step: the language model's weights are read once and the whole KV cache (its static
 capacity) is read once; activations and the embedding row are left out. The limit is that many bytes over the
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         sampling=SamplingParams(max_tokens=args.max_tokens),
         action_samples=0 if config.action is None else args.action_samples,
     )
-    with LLMInferenceRuntime(args.engine_dir, device=args.device) as runtime:
+    with LLMInferenceRuntime(args.engine_dir, device=args.device, prefix_cache_bytes=0) as runtime:
         for _ in range(args.warmup):
             runtime.handle_request(request)
         responses = [runtime.handle_request(request) for _ in range(args.runs)]

@@ -16,7 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "demo",
         help="drive a robot through the arena over ROS 2 topics, and draw it",
         description="Play episodes closed loop, with the arena (camera, odometry, command) and the edgellm "
-        "node as two ROS nodes. Draws one picture per episode. Exit code 1 if an episode does not finish.",
+        "node as two ROS nodes. Draws one picture per episode, and keeps a spoken command as a WAV file "
+        "beside it. Exit code 1 if an episode does not finish.",
     )
     parser.add_argument(
         "--episodes", type=arguments.integer(1, 1000), default=1, metavar="N", help="default: %(default)s"
@@ -52,6 +53,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="trajectories of each plan: one is driven, all are drawn (default: %(default)s)",
     )
+    parser.add_argument(
+        "--spoken",
+        action="store_true",
+        help="speak to the robot instead of typing to it: voices in noisy rooms, on ~/audio",
+    )
     arguments.add_device(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint=args.checkpoint or ARENA_CHECKPOINT,
         device=args.device,
         action_samples=args.action_samples,
+        spoken=args.spoken,
     )
     display = Display(sys.stderr, args.episodes)
     try:
@@ -84,9 +91,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         arguments.print_json(summary)
     else:
+        understood = f"{summary['understood']} commands understood; " if args.spoken else ""
         print(
             f"{summary['successes']} of {summary['episodes']} episodes at the target, "
-            f"{summary['collisions']} collisions, {summary['timeouts']} timeouts; "
+            f"{summary['collisions']} collisions, {summary['timeouts']} timeouts; {understood}"
             f"{summary['mean_plan_seconds'] * 1e3:.0f} ms per plan; pictures in {args.out}"
         )
     return 0

@@ -34,8 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     for option, default, text in (
         ("--max-batch-size", 4, "sequences decoded together"),
-        ("--max-input-len", 256, "longest prompt in tokens, images included"),
-        ("--max-kv-cache-capacity", 384, "longest prompt plus answer in tokens"),
+        ("--max-input-len", 320, "longest prompt in tokens, images and sound included"),
+        ("--max-kv-cache-capacity", 448, "longest prompt plus answer in tokens"),
     ):
         parser.add_argument(
             option,
@@ -47,12 +47,32 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-lora-rank",
         type=arguments.integer(0),
-        default=0,
         metavar="N",
-        help="0: no adapters (default: %(default)s)",
+        help="largest rank of LoRA adapters; 0: the engine takes none (default: what the adapters in "
+        "CHECKPOINT/lora need, which are copied)",
+    )
+    parser.add_argument(
+        "--hidden-states",
+        type=_layers,
+        default=(),
+        metavar="N[,N...]",
+        help="layers, from 1, whose hidden states can be asked for (default: none)",
+    )
+    parser.add_argument(
+        "--lm-head-input", action="store_true", help="let the last matrix be exchanged at run time"
+    )
+    parser.add_argument(
+        "--vocab-map",
+        metavar="FILE",
+        help="safetensors file whose tensor vocab_map lists the tokens to answer with (default: all)",
     )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    """Numbers from 1 with commas between, as a rising tuple."""
+    return tuple(sorted({arguments.integer(1)(part) for part in text.split(",")}))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
         max_input_len=args.max_input_len,
         max_kv_cache_capacity=args.max_kv_cache_capacity,
         max_lora_rank=args.max_lora_rank,
+        hidden_state_layers=args.hidden_states,
+        lm_head_input=args.lm_head_input,
+        vocab_map=args.vocab_map,
     )
     seconds = time.perf_counter() - start
     size = sum(entry.size for entry in config.files)

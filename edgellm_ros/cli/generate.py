@@ -7,10 +7,12 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.inputs import read_history, read_image
+from edgellm_ros.cli.sound_file import read_sound
 
 if TYPE_CHECKING:
     from edgellm_ros.runtime.config import EngineConfig
@@ -25,16 +27,24 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Run one request. The text goes to standard output, what it cost to standard error.",
     )
     arguments.add_engine_dir(parser)
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the user says")
+    parser.add_argument("--prompt", metavar="TEXT", help="what the user says; not needed with --audio")
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt (default: none)")
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="image file; repeat for several images"
     )
     parser.add_argument(
-        "--audio", action="append", default=[], metavar="FILE", help="sound file; repeat for several"
+        "--audio",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="sound file (WAV, FLAC, OGG; any rate) that stands before the prompt; repeat for several",
     )
     parser.add_argument(
-        "--lora", default="", metavar="NAME", help="LoRA adapter to answer with (default: the base model)"
+        "--lora",
+        default="",
+        metavar="NAME[=DIR]",
+        help="LoRA adapter to answer with: the one in ENGINE_DIR/lora/NAME, or a PEFT directory "
+        "(default: the base model)",
     )
     parser.add_argument(
         "--history",
@@ -117,7 +127,8 @@ def run(args: argparse.Namespace) -> int:
 
     streamer = _Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None
     request = make_request(args, EngineConfig.load(args.engine_dir), streamer)
-    with LLMInferenceRuntime(args.engine_dir, device=args.device) as runtime:
+    adapters = lora_dirs(args.lora, args.engine_dir)
+    with LLMInferenceRuntime(args.engine_dir, device=args.device, lora_dirs=adapters) as runtime:
         response = runtime.handle_request(request)
     if streamer is not None:
         streamer.finish(response.text)
@@ -136,8 +147,11 @@ def make_request(
     """The request that the options ask for; ValueError or FileNotFoundError names what is wrong and where."""
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
+    if args.prompt is None and not args.audio:
+        raise ValueError("nothing to answer: give --prompt or --audio")
     if args.audio and config.audio is None:
         raise ValueError(f"--audio {args.audio[0]}: {args.engine_dir} has no audio encoder")
+    longest_sound = config.audio.max_seconds(config.builder.max_input_len) if config.audio else 0.0
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
     sampling: dict[str, Any] = {
         name: getattr(config.generation, name)
@@ -148,12 +162,13 @@ def make_request(
     if action_samples is None:
         action_samples = 0 if config.action is None else 1
     return LLMGenerationRequest(
-        prompt=args.prompt,
+        prompt=args.prompt or "",
         system_prompt=args.system,
         images=tuple(read_image(path) for path in args.image),
+        audio=tuple(read_sound(path, longest_sound) for path in args.audio),
         history=None if args.history is None else read_history(args.history),
         speed=args.speed,
-        lora=args.lora,
+        lora=args.lora.partition("=")[0],
         sampling=SamplingParams(stop=tuple(args.stop), **sampling),
         logprobs=args.logprobs,
         action_samples=action_samples,
@@ -161,6 +176,22 @@ def make_request(
         denoise_steps=args.denoise_steps,
         on_progress=on_progress,
     )
+
+
+def lora_dirs(option: str, engine_dir: str) -> dict[str, Path]:
+    """The adapter that --lora asks for, name -> directory; none for the base model."""
+    from edgellm_ros.runtime.lora import FOLDER, find_adapters
+
+    name, given, directory = option.partition("=")
+    if given:
+        return {name: Path(directory)}
+    found = find_adapters(engine_dir)
+    if name and name not in found:
+        raise ValueError(
+            f"--lora {name!r}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
+            f"{', '.join(found) or 'none'}; NAME=DIR takes one from elsewhere"
+        )
+    return {name: found[name]} if name else {}
 
 
 class _Streamer:
@@ -194,6 +225,7 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
         "actions": None if response.actions is None else response.actions.tolist(),
         "paths": None if response.paths is None else response.paths.tolist(),
         "noise_seed": int(response.noise_seed),
+        "lora": response.lora,
         "metrics": {name: float(value) for name, value in response.metrics.items()},
     }
     if with_logprobs:

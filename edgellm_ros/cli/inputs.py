@@ -20,10 +20,10 @@ def read_image(path: str | Path) -> np.ndarray:
     import cv2
     import numpy as np
 
-    data = _read_bytes(path)
+    data = read_bytes(path)
     if not data:
         raise ValueError(f"{path}: the image file is empty")
-    with _silenced_stderr():
+    with silenced_stderr():
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if image is None:
         raise ValueError(f"{path}: not an image that OpenCV can read ({len(data)} bytes)")
@@ -37,7 +37,7 @@ def read_history(path: str | Path) -> np.ndarray:
     import numpy as np
 
     suffix = Path(path).suffix.lower()
-    data = _read_bytes(path)
+    data = read_bytes(path)
     try:
         if suffix == ".json":
             poses = np.asarray(json.loads(data), np.float64)
@@ -58,7 +58,7 @@ def read_history(path: str | Path) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _silenced_stderr() -> Iterator[None]:
+def silenced_stderr() -> Iterator[None]:
     """The image codecs write their own complaints to file descriptor 2; ours is the one line that names the
     file.
     """
@@ -73,7 +73,8 @@ def _silenced_stderr() -> Iterator[None]:
         os.close(null)
 
 
-def _read_bytes(path: str | Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
+    """The file's contents; an error that names it if it is no file."""
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path}: is a directory, expected a file")
     if not Path(path).is_file():

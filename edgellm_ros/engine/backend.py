@@ -30,14 +30,16 @@ class EngineBackend(Protocol):
 
     bindings: tuple[Binding, ...]
 
-    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> None:
-        """Point the engine at the tensors. EngineError where a shape is outside the profile."""
+    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> Any:
+        """What runs the engine on these tensors; several may be kept. EngineError where a shape is outside
+        the profile.
+        """
         ...
 
-    def run(self, stream: Any) -> None:
-        """Run with what is bound."""
+    def run(self, bound: Any, stream: Any) -> None:
+        """Run with what `bind` returned."""
         ...
 
-    def capture(self, stream: Any) -> Any | None:
-        """Record a run of what is bound, as an object with `launch(stream)`; None without such a thing."""
+    def capture(self, bound: Any, stream: Any) -> Any | None:
+        """Record such a run, as an object with `launch(stream)`; None without such a thing."""
         ...

@@ -39,6 +39,10 @@ class Device(Protocol):
         """A new host array with the tensor's contents; waits for the work queued before."""
         ...
 
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy one tensor of this device into another of the same shape and type, not overlapping."""
+        ...
+
     def fill_zero(self, target: Tensor) -> None: ...
 
 
@@ -66,6 +70,9 @@ class CpuDevice:
 
     def download(self, source: Tensor) -> np.ndarray:
         return source.array.copy()
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        self.upload(target, source.array)
 
     def fill_zero(self, target: Tensor) -> None:
         target.array[...] = 0

@@ -40,6 +40,8 @@ class OnnxRuntimeBackend:
     - MatMul with a constant weight, fp32 or fp16: such weights are packed once, and every row takes the same
     way
       through them, also a single row.
+    - Gemm of two activations with transA: no special way for a single row, long sums are cut every 128 terms
+      (builder/lora.py).
     - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits
       whatever their number; a single query (decode) takes another way and differs from them in the last bits.
 
@@ -62,28 +64,27 @@ class OnnxRuntimeBackend:
                 f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {error}"
             ) from error
         self._path = path
-        self._io = self._session.io_binding()
         self.bindings = tuple(
             _binding(path, node, is_input)
             for nodes, is_input in ((self._session.get_inputs(), True), (self._session.get_outputs(), False))
             for node in nodes
         )
 
-    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> None:
-        self._io.clear_binding_inputs()
-        self._io.clear_binding_outputs()
+    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> Any:
+        bound = self._session.io_binding()
         for binding in self.bindings:
             tensor = tensors[binding.name]
-            bind = self._io.bind_input if binding.is_input else self._io.bind_output
+            bind = bound.bind_input if binding.is_input else bound.bind_output
             bind(binding.name, "cpu", 0, binding.dtype.type, tensor.shape, tensor.pointer)
+        return bound
 
-    def run(self, stream: Any) -> None:
+    def run(self, bound: Any, stream: Any) -> None:
         try:
-            self._session.run_with_iobinding(self._io)
+            self._session.run_with_iobinding(bound)
         except Exception as error:  # onnxruntime raises many classes of its own
             raise EngineError(f"{self._path}: {error}") from error
 
-    def capture(self, stream: Any) -> None:
+    def capture(self, bound: Any, stream: Any) -> None:
         return None
 
 

@@ -52,6 +52,12 @@ class HostKernels:
         last_seen = lengths.array[:, None] + np.arange(steps)
         np.less_equal(np.arange(capacity), last_seen[:, None, :, None], out=out.array)
 
+    def copy_cache_rows(
+        self, source: Tensor, source_start: int, target: Tensor, target_start: int, count: int
+    ) -> None:
+        rows = source.array[:, :, source_start : source_start + count]
+        target.array[:, :, target_start : target_start + count] = rows
+
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         for row in range(tokens.shape[0]):
             token = _sample_row(logits.array[row, 0], state, row)
@@ -59,6 +65,10 @@ class HostKernels:
             if token >= 0:
                 state.seen.array[row, token] = True
             state.step.array[row] += 1
+
+    def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
+        np.take(vocab_map.array, tokens.array, out=out.array, mode="clip")
+        out.array[tokens.array < 0] = -1
 
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         count = top_ids.shape[1] - 1

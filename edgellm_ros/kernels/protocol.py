@@ -88,6 +88,12 @@ class Kernels(Protocol):
         """Out [B,1,S,C] bool: new token i of sequence b sees the cache rows 0 .. lengths[b] + i."""
         ...
 
+    def copy_cache_rows(
+        self, source: Tensor, source_start: int, target: Tensor, target_start: int, count: int
+    ) -> None:
+        """Copy `count` rows of each head from source [1,Hkv,C1,D] to target [1,Hkv,C2,D]."""
+        ...
+
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         """Tokens [B]: the next token of each row of logits [B,1,V], or -1 where logits are not finite.
 
@@ -95,6 +101,10 @@ class Kernels(Protocol):
         equally likely tokens rank by id. The drawn token is marked in `state.seen` and `state.step` is
         advanced.
         """
+        ...
+
+    def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
+        """Out [B]: vocab_map[tokens[b]], or -1 where tokens [B] has -1."""
         ...
 
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime must know about a vision tower and the image processor in front of it."""
+"""What the runtime must know about encoders and about the processors in front of them."""
 
 from __future__ import annotations
 
@@ -88,3 +88,70 @@ class VisionConfig:
     def size_factor(self) -> int:
         """Height and width of a resized image are multiples of this, in pixels."""
         return self.patch_size * self.spatial_merge_size
+
+
+@dataclass(frozen=True)
+class AudioConfig:
+    """Audio encoder of Qwen3-Omni, with the feature extractor (Whisper's) in front of it.
+
+    Features have `num_mel_bins` values per frame, one frame per `hop_length` samples, `n_fft` samples each.
+    Chunks of 2 * `n_window` frames go through the convolutions on their own; the tokens of `n_window_infer`
+    frames see each other in the attention layers.
+    """
+
+    d_model: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    output_dim: int
+    n_window: int
+    n_window_infer: int
+    num_mel_bins: int
+    sampling_rate: int
+    n_fft: int
+    hop_length: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.d_model % self.encoder_attention_heads or self.d_model % 2 or self.d_model < 4:
+            raise ValueError(
+                f"d_model {self.d_model} must be even, at least 4, and a multiple of "
+                f"encoder_attention_heads {self.encoder_attention_heads}"
+            )
+        if self.n_window_infer < self.chunk_frames:
+            raise ValueError(
+                f"n_window_infer {self.n_window_infer} must be at least a chunk of {self.chunk_frames} frames"
+            )
+        if self.n_fft % 2:
+            raise ValueError(f"n_fft must be even, got {self.n_fft}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.encoder_attention_heads
+
+    @property
+    def chunk_frames(self) -> int:
+        """Frames of a full chunk."""
+        return 2 * self.n_window
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens that a full chunk becomes."""
+        return halved_three_times(self.chunk_frames)
+
+    def num_tokens(self, frames: int) -> int:
+        """Tokens that a sound of so many frames becomes (transformers: _get_feat_extract_output_lengths)."""
+        chunks, rest = divmod(frames, self.chunk_frames)
+        return chunks * self.chunk_tokens + halved_three_times(rest)
+
+    def max_seconds(self, tokens: int) -> float:
+        """Every shorter sound becomes at most so many tokens, this one more."""
+        chunks, rest = divmod(tokens, self.chunk_tokens)
+        frames = chunks * self.chunk_frames + 8 * rest
+        return (frames + 1) * self.hop_length / self.sampling_rate
+
+
+def halved_three_times(size: int) -> int:
+    """Size after three convolutions of stride 2, each rounding up."""
+    return -(-size // 8)

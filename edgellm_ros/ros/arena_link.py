@@ -5,6 +5,8 @@
     edgellm/text_stream, edgellm/generation, edgellm/action_chunk  <- edgellm node
     edgellm/set_noise_seed, edgellm/get_state                      services of the edgellm node
 
+`Microphone` (microphone.py) adds edgellm/audio.
+
 Names are relative: remap them, or give both nodes one namespace. Everything happens on the caller's thread: a
 method that waits spins the node until what it waits for is there.
 """
@@ -15,13 +17,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from builtin_interfaces.msg import Time
 from lifecycle_msgs.msg import State as LifecycleState
 from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
 from numpy.typing import NDArray
+from rclpy.client import Client
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
@@ -32,6 +35,8 @@ from std_msgs.msg import String
 from edgellm_ros.arena.closed_loop import Plan
 from edgellm_ros.arena.unicycle import DT, State
 from edgellm_ros.msg import ActionChunk, Generation
+from edgellm_ros.ros.spinning import spin_until
+from edgellm_ros.ros.stamps import to_nanoseconds, to_time
 from edgellm_ros.srv import SetNoiseSeed
 
 RELIABLE = QoSProfile(depth=50)
@@ -53,6 +58,7 @@ class Timing:
     first_words_s: float
     plan_s: float
     vision_s: float
+    audio_s: float
     prefill_s: float
     decode_s: float
     action_s: float
@@ -66,9 +72,10 @@ class ArenaLink(Node):
         self._time = self.create_publisher(Clock, "/clock", RELIABLE)
         self._odometry = self.create_publisher(Odometry, "edgellm/odom", RELIABLE)
         self._command = self.create_publisher(String, "edgellm/command", RELIABLE)
-        self._image = self.create_publisher(Image, "edgellm/image", qos_profile_sensor_data)
+        self._image = self.create_publisher(Image, "edgellm/image", QoSProfile(depth=5))
+        self.needed = [self._odometry, self._command, self._image]  # publishers that must be heard
         self._seed_client = self.create_client(SetNoiseSeed, "edgellm/set_noise_seed")
-        self._node_name = self.resolve_service_name("edgellm/get_state").removesuffix("/get_state")
+        self.node_name = self.resolve_service_name("edgellm/get_state").removesuffix("/get_state")
         self._state_client = self.create_client(GetState, "edgellm/get_state")
         self.create_subscription(ActionChunk, "edgellm/action_chunk", self._on_chunk, RELIABLE)
         self.create_subscription(Generation, "edgellm/generation", self._on_generation, RELIABLE)
@@ -110,9 +117,9 @@ class ArenaLink(Node):
     ) -> tuple[Plan, Timing]:
         """Trigger the camera: send the frame [H, W, 3] RGB of time `stamp` and wait for the answer to it.
 
-        A new `command` follows its frame, so that it is not planned with the frame before. Frames are best
-        effort, so that one can be lost: it is sent again when nothing was heard for `resend_after_s`, up to
-        `attempts` times; then LinkError.
+        A new `command` follows its frame, so that it is not planned with the frame before. Where the node
+        listens with best effort a frame can be lost: it is sent again when nothing was heard for
+        `resend_after_s`, up to `attempts` times; then LinkError.
         """
         self._settle()
         message = to_image(stamp, frame)
@@ -131,7 +138,7 @@ class ArenaLink(Node):
                 if self._heard == heard:
                     break
         raise LinkError(
-            f"no answer from {self._node_name} to the frame of "
+            f"no answer from {self.node_name} to the frame of "
             f"t = {stamp * 1e-9:.1f} s, sent {attempts} times in {time.perf_counter() - start:.0f} s"
         )
 
@@ -149,32 +156,29 @@ class ArenaLink(Node):
                     if current.current_state.id == LifecycleState.PRIMARY_STATE_ACTIVE and self._connected():
                         return
             self.spin_until(lambda: False, 0.05)
-        raise LinkError(f"{self._node_name} is {state} after {timeout_s:.0f} s")
+        raise LinkError(f"{self.node_name} is {state} after {timeout_s:.0f} s")
 
     def set_noise_seed(self, seed: int) -> None:
-        """Set the seed of the trajectories to come; LinkError if the node refuses.
+        """Set the seed of the trajectories to come; LinkError if the node refuses."""
+        response = self.call(self._seed_client, SetNoiseSeed.Request(seed=seed))
+        if not response.success:
+            raise LinkError(f"{self._seed_client.srv_name}: {response.message}")
+
+    def call(self, client: Client, request: Any) -> Any:
+        """The response of a service of the edgellm node; LinkError if there is none.
 
         Asked again if there is no answer: a service's first one is lost where the node has not discovered the
         client's end yet.
         """
-        response = None
         for _ in range(5):
-            response = self._call(self._seed_client, SetNoiseSeed.Request(seed=seed), 3.0)
+            response = self._call(client, request, 3.0)
             if response is not None:
-                break
-        if response is None or not response.success:
-            problem = "no response" if response is None else response.message
-            raise LinkError(f"{self._node_name}/set_noise_seed: {problem}")
+                return response
+        raise LinkError(f"{client.srv_name}: no response")
 
     def spin_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Let messages come in until `done()` or for `timeout_s`; returns `done()`."""
-        deadline = time.monotonic() + timeout_s
-        while not done():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._executor.spin_once(timeout_sec=left)
-        return True
+        return spin_until(self._executor, done, timeout_s)
 
     def _settle(self) -> None:
         """Give what was published on one topic time to arrive before what follows on another."""
@@ -189,9 +193,7 @@ class ArenaLink(Node):
         return None
 
     def _connected(self) -> bool:
-        listeners = [
-            publisher.get_subscription_count() for publisher in (self._odometry, self._command, self._image)
-        ]
+        listeners = [publisher.get_subscription_count() for publisher in self.needed]
         talkers = [self.count_publishers(f"edgellm/{name}") for name in ("action_chunk", "generation")]
         return min(listeners + talkers) > 0
 
@@ -230,6 +232,7 @@ class ArenaLink(Node):
             first_words_s=(self._first_words or now) - start,
             plan_s=now - start,
             vision_s=generation.vision_latency,
+            audio_s=generation.audio_latency,
             prefill_s=generation.prefill_latency,
             decode_s=generation.decode_latency,
             action_s=generation.action_latency,
@@ -238,16 +241,6 @@ class ArenaLink(Node):
         if not samples:
             return Plan(generation.text, None), timing
         return Plan(generation.text, samples[0], np.stack(samples[1:]) if len(samples) > 1 else None), timing
-
-
-def to_time(stamp: int) -> Time:
-    """Nanoseconds as a ROS time."""
-    return Time(sec=stamp // 10**9, nanosec=stamp % 10**9)
-
-
-def to_nanoseconds(stamp: Time) -> int:
-    """A ROS time as nanoseconds."""
-    return stamp.sec * 10**9 + stamp.nanosec
 
 
 def to_image(stamp: int, frame: NDArray[np.uint8]) -> Image:

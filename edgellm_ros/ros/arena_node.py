@@ -23,9 +23,13 @@ from rclpy.executors import ExternalShutdownException
 
 from edgellm_ros.arena.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Plan, drive
 from edgellm_ros.arena.episode import Episode, World, make_episode
+from edgellm_ros.arena.person import SAY_AT_MOST, Person, person_of
 from edgellm_ros.arena.picture import save_episode
+from edgellm_ros.arena.scoring import names_target
 from edgellm_ros.arena.unicycle import DT, HISTORY, wrap
+from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.arena_link import ArenaLink, LinkError, Timing
+from edgellm_ros.ros.microphone import Microphone, save_wav
 
 STEP_NS = round(DT * 1e9)
 EPISODE_SEEDS = 1000  # episodes of one seed; those of the next seed are others
@@ -37,8 +41,14 @@ PAUSE_STEPS = (
 PARAMETERS = {
     "seed": (1, "which episodes are played", 0, 10**12),
     "episodes": (1, "how many are played; 0 = until interrupted", 0, EPISODE_SEEDS),
+    "spoken": (False, "the robot is spoken to, on edgellm/audio, instead of typed to", None, None),
     "question": ("", "asked at the start of each episode, before the command; empty = nothing", None, None),
-    "out": ("", "folder for one picture of each episode; empty = no pictures", None, None),
+    "out": (
+        "",
+        "folder for a picture of each episode, and for its command as a WAV file if spoken; empty = none",
+        None,
+        None,
+    ),
     "events": (False, "tell what happens as JSON lines on standard output instead of the log", None, None),
     "replan_steps": (REPLAN_STEPS, "steps of 0.1 s from one camera frame to the next", 1, 20),
     "latency_steps": (LATENCY_STEPS, "steps of 0.1 s from a frame to the first action of its plan", 0, 20),
@@ -62,6 +72,7 @@ class ArenaNode(ArenaLink):
             self.declare_parameter(name, default, descriptor)
         self._stamp_ns = 10 * 10**9  # in ROS, time 0 means that there is no time
         self._heading = 0.0  # of the robot, a step ago
+        self._microphone = Microphone(self) if self.value("spoken") else None
 
     def value(self, name: str):
         """A parameter's value."""
@@ -81,16 +92,20 @@ class ArenaNode(ArenaLink):
         self.set_noise_seed(episode.seed)
         for _ in range(PAUSE_STEPS):
             self._advance(world)
-        if self.value("question"):
-            self._tell_command(number, episode, self.value("question"))
-            self._look(number, world, world.camera(), self.value("question"))
+        person = person_of(episode.seed) if self._microphone is not None else None
+        question, command = self.value("question"), episode.command.text
+        if question and self._tell(number, world, person, question)[0]:
+            self._look(number, world, world.camera(), question if person is None else None)
             self.say("")
             self._advance(world)
-        self._tell_command(number, episode, episode.command.text)
+        heard, recording = self._tell(number, world, person, command)
         timings: list[Timing] = []
 
         def think(frame: NDArray[np.uint8]) -> Plan:
-            plan, timing = self._look(number, world, frame, None if timings else episode.command.text)
+            if not heard:  # nobody told it to do anything
+                return Plan("", None)
+            typed = command if person is None and not timings else None
+            plan, timing = self._look(number, world, frame, typed)
             timings.append(timing)
             return plan
 
@@ -108,12 +123,15 @@ class ArenaNode(ArenaLink):
             folder.mkdir(parents=True, exist_ok=True)
             picture = str(folder / f"episode_{number:03d}.png")
             save_episode(picture, world, driven.plans)
+            if recording is not None:
+                save_wav(folder / f"episode_{number:03d}.wav", recording)
         self.report(
             "outcome",
             number=number,
             seed=episode.seed,
             family=episode.family,
-            command=episode.command.text,
+            command=command,
+            understood=names_target(driven.plans[0].text, episode),
             outcome=world.outcome.value,
             time=world.time,
             plans=len(timings),
@@ -140,15 +158,42 @@ class ArenaNode(ArenaLink):
         self.report("plan", number=number, time=world.time, text=plan.text, drives=drives, **asdict(timing))
         return plan, timing
 
-    def _tell_command(self, number: int, episode: Episode, command: str) -> None:
-        self.report("command", number=number, seed=episode.seed, family=episode.family, command=command)
+    def _tell(
+        self, number: int, world: World, person: Person | None, command: str
+    ) -> tuple[bool, Sound | None]:
+        """A person says the command, again if the robot did not hear it: whether it did, and the recording.
+        Without a person nothing is said: it will be typed.
+        """
+        episode = world.episode
+
+        def advance() -> int:
+            before = self._stamp_ns
+            self._advance(world)
+            return before
+
+        for time in range(SAY_AT_MOST):
+            self.report(
+                "command",
+                number=number,
+                seed=episode.seed,
+                family=episode.family,
+                command=command,
+                person=None if person is None else str(person),
+            )
+            if person is None:
+                return True, None
+            recording = person.say(command, time)
+            if self._microphone.record(recording, advance):
+                return True, recording
+        return False, recording
 
     def report(self, event: str, **fields) -> None:
         """Tell what happens: {"event": ..., fields} as a line of JSON, or the same in words in the log."""
         if self.value("events"):
             print(json.dumps({"event": event, **fields}), flush=True)
         elif event == "command":
-            self.get_logger().info(f'episode {fields["number"]}: a person says "{fields["command"]}"')
+            how = f"{fields['person']} says" if fields["person"] else "a person types"
+            self.get_logger().info(f'episode {fields["number"]}: {how} "{fields["command"]}"')
         elif event == "plan":
             self.get_logger().info(
                 f'{fields["time"]:4.1f} s: "{fields["text"]}" ({fields["plan_s"] * 1e3:.0f} ms)'

@@ -9,23 +9,29 @@ and ends both on every way out.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import selectors
-import signal
 import statistics
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgellm_ros.builder.freshness import export_if_needed
 from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.display import Display
-from edgellm_ros.ros.processes import Child, own_domain, ros_environment
+from edgellm_ros.ros.processes import (
+    NODE_MODULE,
+    Child,
+    own_domain,
+    require_ros,
+    ros_arguments,
+    ros_environment,
+    terminated_as_interrupted,
+)
 
-NODE_MODULE = "edgellm_ros.ros.main"
 ARENA_MODULE = "edgellm_ros.ros.arena_node"
 QUESTION = "what do you see?"  # before each episode's command
 SILENCE_S = 180.0  # the arena gives up sooner by itself: no answer is an error within 90 s
@@ -37,7 +43,10 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What to play and where things are. `out` gets pictures and logs; of the samples one is driven."""
+    """What to play and where things are. `out` gets pictures, sounds and logs; of the samples one is driven.
+
+    spoken: the robot is spoken to instead of typed to.
+    """
 
     episodes: int
     seed: int
@@ -46,25 +55,31 @@ class DemoOptions:
     checkpoint: Path
     device: str
     action_samples: int
+    spoken: bool = False
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Play all episodes and return the summary.
 
-    ImportError without ROS 2, EngineError for a device that is not there, ValueError or FileNotFoundError
-    for a bad checkpoint, DemoError if an episode does not finish.
+    ImportError without ROS 2, EngineError for a device that is not there or if a model that cannot hear is to
+    be spoken to, ValueError or FileNotFoundError for a bad checkpoint, DemoError if an episode does not end.
     """
-    require_ros()
+    require_ros("the demo")
     open_device(options.device)
-    export_if_needed(
+    config = export_if_needed(
         options.checkpoint,
         options.engine_dir,
         lambda: display.status(f"exporting {options.checkpoint} to {options.engine_dir} ..."),
     )
+    if options.spoken and config.audio is None:
+        raise EngineError(
+            f"nobody can speak to the robot, because {options.checkpoint} has no audio encoder: "
+            "leave --spoken out to type to it, or name a checkpoint that hears"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     outcomes: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        stack.enter_context(_terminated_as_interrupted())
+        stack.enter_context(terminated_as_interrupted())
         environment = ros_environment(stack.enter_context(own_domain()))
         display.status("starting the edgellm node and the arena ...")
         node = Child("edgellm node", node_arguments(options), options.out / "edgellm_node.log", environment)
@@ -79,17 +94,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         raise DemoError(
             f"the arena ended after {len(outcomes)} of {options.episodes} episodes; {_tail(arena)}"
         )
-    return summarise(outcomes)
-
-
-def require_ros() -> None:
-    """ImportError with a way out unless rclpy and our compiled interfaces can be imported."""
-    for module in ("rclpy", "edgellm_ros.msg"):
-        if importlib.util.find_spec(module) is None:
-            raise ImportError(
-                f"no Python module {module}: the demo needs ROS 2 and this package built for it; "
-                "`make demo` in a clone brings both"
-            )
+    return summarise(outcomes, options.spoken)
 
 
 def node_arguments(options: DemoOptions) -> list[str]:
@@ -102,8 +107,9 @@ def node_arguments(options: DemoOptions) -> list[str]:
         "autostart": True,
         "use_sim_time": True,
         "odom_wait": 5.0,
+        "input_reliability": "reliable",
     }
-    return ["-m", NODE_MODULE, *_ros_args(parameters)]
+    return ["-m", NODE_MODULE, *ros_arguments(parameters)]
 
 
 def arena_arguments(options: DemoOptions) -> list[str]:
@@ -113,9 +119,10 @@ def arena_arguments(options: DemoOptions) -> list[str]:
         "episodes": options.episodes,
         "out": str(options.out.resolve()),
         "question": QUESTION,
+        "spoken": options.spoken,
         "events": True,
     }
-    return ["-m", ARENA_MODULE, *_ros_args(parameters)]
+    return ["-m", ARENA_MODULE, *ros_arguments(parameters)]
 
 
 def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
@@ -147,20 +154,26 @@ def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
         raise DemoError(f"the arena ended with exit code {code}; {_tail(arena)}\n{_tail(node)}")
 
 
-def summarise(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts and mean times over all episodes; times are those of the computer's clock, over the topics."""
+def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
+    """Counts and mean times over all episodes; times are those of the computer's clock, over the topics.
+
+    understood, of spoken commands: the first answer names the right thing.
+    """
     plans = [seconds for outcome in outcomes for seconds in outcome["plan_seconds"]]
     words = [seconds for outcome in outcomes for seconds in outcome["first_words_seconds"]]
+    understood = {"understood": sum(outcome["understood"] for outcome in outcomes)} if spoken else {}
     return {
         "episodes": len(outcomes),
         "successes": sum(outcome["outcome"] == "success" for outcome in outcomes),
         "collisions": sum(outcome["outcome"] == "collision" for outcome in outcomes),
         "timeouts": sum(outcome["outcome"] == "timeout" for outcome in outcomes),
+        **understood,
         "simulated_seconds": sum(outcome["time"] for outcome in outcomes),
         "plans": len(plans),
-        "mean_plan_seconds": statistics.fmean(plans),
-        "median_plan_seconds": statistics.median(plans),
-        "median_first_words_seconds": statistics.median(words),
+        # No plans at all: nothing that was said was heard.
+        "mean_plan_seconds": statistics.fmean(plans or [0.0]),
+        "median_plan_seconds": statistics.median(plans or [0.0]),
+        "median_first_words_seconds": statistics.median(words or [0.0]),
         "clipped_actions": sum(outcome["clipped_actions"] for outcome in outcomes),
         "failed": [
             {key: o[key] for key in ("number", "seed", "outcome")}
@@ -171,26 +184,5 @@ def summarise(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _ros_args(parameters: dict[str, str | int | float | bool]) -> list[str]:
-    arguments = ["--ros-args"]
-    for name, value in parameters.items():
-        arguments += ["-p", f"{name}:={json.dumps(value)}"]  # JSON is YAML, which ROS reads values as
-    return arguments
-
-
 def _tail(child: Child) -> str:
     return f"the end of {child.log}:\n{child.log_tail()}"
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM takes the same way out as Ctrl-C."""
-
-    def interrupt(signum, frame) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
+from edgellm_ros.ros.hearing import Hearing
 from edgellm_ros.ros.metrics import NodeMetrics, resident_memory
 from edgellm_ros.ros.odometry import OdometryBuffer
 from edgellm_ros.ros.parameters import Parameters
@@ -16,10 +17,15 @@ WARN, FAULT = DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 INPUT_VALUES = (
     "image_rate",
     "odometry_rate",
+    "audio_rate",
     "frames_received",
     "frames_dropped",
     "odometry_refused",
     "audio_refused",
+    "utterances",
+    "utterances_cut",
+    "utterances_stale",
+    "utterances_dropped",
 )
 
 
@@ -38,6 +44,7 @@ def input_status(
     metrics: NodeMetrics,
     values: Mapping[str, float],
     odometry: OdometryBuffer,
+    hearing: Hearing,
     parameters: Parameters,
     active: bool,
     needs_odometry: bool,
@@ -51,8 +58,11 @@ def input_status(
             problems.append((WARN, f"no camera frame for {metrics.frames.age:.1f} s"))
         if needs_odometry and odometry.newest_stamp is None:
             problems.append((WARN, "no odometry: the robot is taken to stand still"))
+        if hearing.problem:
+            problems.append((WARN, f"~/audio: {hearing.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
     shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
+    shown["audio_age"] = metrics.sound.age
     return _make("inputs", problems, shown)
 
 
@@ -61,7 +71,6 @@ def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int)
     problems = [(WARN, metrics.problem)] if metrics.problem else []
     shown: dict[str, object] = {name: value for name, value in values.items() if name not in INPUT_VALUES}
     shown["goals_waiting"] = waiting
-    shown["last_rejection"] = metrics.last_rejection
     return _make("plans", problems, shown)
 
 

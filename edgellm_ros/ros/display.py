@@ -52,6 +52,8 @@ class Display:
                 self.line(f"episode {self._number}")
                 self.line(f"  {'time':>6}  {'first words':>11}  {'plan':>7}")
             self.line(f"{'':>30}  person: {event['command']}")
+            if event["person"]:
+                self.line(f"{'':>30}          (spoken by {event['person']})")
 
     def _plan(self, event: dict[str, Any]) -> None:
         text = event["text"] + ("" if event["drives"] else " (does not drive)")
@@ -65,10 +67,11 @@ class Display:
     def _outcome(self, event: dict[str, Any]) -> None:
         self._played += 1
         self._won += event["outcome"] == "success"
-        plan_ms = 1e3 * sum(event["plan_seconds"]) / len(event["plan_seconds"])
+        plan_ms = 1e3 * sum(event["plan_seconds"]) / max(1, len(event["plan_seconds"]))
         self.line(
             f"episode {event['number']:>2} {event['outcome']:<9} after {event['time']:>4.1f} s simulated, "
             f'{event["plans"]:>2} plans of {plan_ms:.0f} ms on average: "{event["command"]}"'
+            + ("" if event["understood"] else " (not understood)")
             + (f" -> {event['picture']}" if event["picture"] and self._episodes <= FEW else "")
         )
 

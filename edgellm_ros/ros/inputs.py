@@ -12,14 +12,16 @@ from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
-from edgellm_ros.msg import AudioChunk
+from edgellm_ros.ros.hearing import Hearing, audio_type
 from edgellm_ros.ros.metrics import NodeMetrics
 from edgellm_ros.ros.odometry import OdometryBuffer
-from edgellm_ros.ros.trigger import CommandTrigger
+from edgellm_ros.ros.parameters import Parameters
+from edgellm_ros.ros.trigger import Command, CommandTrigger
 from edgellm_ros.ros.worker import Job, PlanWorker
 
 LOG_THROTTLE_S = 1.0
 IMAGE_TYPES = {"raw": Image, "compressed": CompressedImage}
+RELIABILITIES = {"best_effort": ReliabilityPolicy.BEST_EFFORT, "reliable": ReliabilityPolicy.RELIABLE}
 
 
 class Inputs:
@@ -35,29 +37,37 @@ class Inputs:
         odometry: OdometryBuffer,
         trigger: CommandTrigger,
         metrics: NodeMetrics,
-        make_job: Callable[[str, Any], Job],
+        hearing: Hearing,
+        make_job: Callable[[Command, Any], Job],
     ) -> None:
         self._node = node
         self._worker = worker
         self._odometry = odometry
         self._trigger = trigger
         self._metrics = metrics
+        self._hearing = hearing
         self._make_job = make_job
         self._subscriptions: list[Any] = []
 
-    def open(self, image_transport: str) -> None:
-        """Subscribe."""
-        # Best effort, as sensors send: it also receives from a publisher that is reliable.
+    def open(self, parameters: Parameters) -> None:
+        """Subscribe. Best effort also receives from a publisher that is reliable, the reverse is not true."""
         for message_type, topic, callback, depth in (
-            (IMAGE_TYPES[image_transport], "~/image", self._on_image, 1),
+            (IMAGE_TYPES[parameters.image_transport], "~/image", self._on_image, 1),
             (Odometry, "~/odom", self._on_odometry, 50),
-            (AudioChunk, "~/audio", self._on_audio, 10),
+            (audio_type(parameters.audio_transport), "~/audio", self._on_audio, 100),
             (String, "~/command", self._on_command, 10),
         ):
             qos = QoSProfile(
-                reliability=ReliabilityPolicy.BEST_EFFORT, history=HistoryPolicy.KEEP_LAST, depth=depth
+                reliability=RELIABILITIES[parameters.input_reliability],
+                history=HistoryPolicy.KEEP_LAST,
+                depth=depth,
             )
             self._subscriptions.append(self._node.create_subscription(message_type, topic, callback, qos))
+
+    @property
+    def connected(self) -> int:
+        """Topics with a publisher that is heard."""
+        return sum(subscription.get_publisher_count() > 0 for subscription in self._subscriptions)
 
     def close(self) -> None:
         """Unsubscribe, and forget what came: after a pause it would be out of date."""
@@ -66,10 +76,16 @@ class Inputs:
         self._subscriptions = []
         self._trigger.clear()
         self._odometry.clear()
+        self._hearing.clear()
 
     def _on_image(self, message: Image | CompressedImage) -> None:
         self._metrics.frames.tick()
         self._metrics.count("frames_received")
+        commands = self._hearing.on_stamp(message.header)
+        if commands:  # what was said is planned with this frame
+            self._trigger.frame = message
+            self._obey(commands)
+            return
         pair = self._trigger.on_frame(message)
         if pair is not None and self._worker.submit_topic(self._make_job(*pair), preempt=False):
             self._metrics.count("frames_dropped")
@@ -85,17 +101,17 @@ class Inputs:
 
     def _on_command(self, message: String) -> None:
         self._metrics.count("commands_received")
-        text = message.data.strip()
-        if not self._trigger.is_new(text):
-            return
-        pair = self._trigger.on_command(text)
-        if pair is not None:
-            self._worker.submit_topic(self._make_job(*pair), preempt=True)
-        else:
-            self._worker.stop_topic("a newer command arrived" if text else "the command was withdrawn")
+        self._obey([Command(message.data.strip())])
 
-    def _on_audio(self, message: AudioChunk) -> None:
-        self._metrics.count("audio_refused")
-        self._node.get_logger().warning(
-            "~/audio: this engine has no audio encoder, sound is not used", throttle_duration_sec=60.0
-        )
+    def _on_audio(self, message: Any) -> None:
+        self._obey(self._hearing.on_message(message))
+
+    def _obey(self, commands: list[Command]) -> None:
+        for command in commands:
+            if not self._trigger.is_new(command):
+                continue
+            pair = self._trigger.on_command(command)
+            if pair is not None:
+                self._worker.submit_topic(self._make_job(*pair), preempt=True)
+            else:
+                self._worker.stop_topic("a newer command arrived" if command else "the command was withdrawn")

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from edgellm_ros.action import Plan as PlanAction
-from edgellm_ros.ros.messages import sampling_from_message, sampling_from_parameters
+from edgellm_ros.ros.messages import sampling_from_message, sampling_from_parameters, sound_from_messages
 from edgellm_ros.ros.metrics import NodeMetrics
 from edgellm_ros.ros.outputs import Outputs
 from edgellm_ros.ros.parameters import Parameters
 from edgellm_ros.ros.planner import PlanRequest
+from edgellm_ros.ros.trigger import Command
 from edgellm_ros.ros.worker import COMPLETED, PREEMPTED, Job, Outcome, PlanWorker
 from edgellm_ros.runtime.request import Progress
 
@@ -28,8 +30,7 @@ PROGRESS_PERIOD_S = 0.05
 class JobFactory:
     """Makes jobs that keep their time limit, stream their text, and are counted and published when they end.
 
-    `parameters` is replaced by the node when they change; `active_lora()` is the adapter of requests that
-    name none.
+    `parameters` is replaced by the node when they change.
     """
 
     def __init__(
@@ -38,28 +39,27 @@ class JobFactory:
         outputs: Outputs,
         metrics: NodeMetrics,
         parameters: Parameters,
-        active_lora: Callable[[], str],
         logger: RcutilsLogger,
     ) -> None:
         self.parameters = parameters
         self._worker = worker
         self._outputs = outputs
         self._metrics = metrics
-        self._active_lora = active_lora
         self._logger = logger
-        self._commands = 0
+        self._numbers: Counter[str] = Counter()
 
-    def from_command(self, command: str, frame: Any) -> Job:
-        """The job of a command on ~/command and one camera frame."""
-        parameters = self.parameters
-        self._commands += 1
+    def from_command(self, command: Command, frame: Any) -> Job:
+        """The job of what was typed or spoken and one camera frame."""
+        parameters, sound = self.parameters, command.sound
+        kind = "command" if sound is None else "utterance"
+        self._numbers[kind] += 1
         request = PlanRequest(
-            request_id=f"command-{self._commands}",
-            prompt=command,
+            request_id=f"{kind}-{self._numbers[kind]}",
+            prompt=command.text,
             system_prompt=parameters.system_prompt,
             frames=(frame,),
-            audio=(),
-            lora=self._active_lora(),
+            sound=None if sound is None else lambda: sound,
+            lora="",
             sampling=lambda: sampling_from_parameters(parameters),
             noise_seed=None,
             action_samples=parameters.action_samples,
@@ -69,7 +69,7 @@ class JobFactory:
         def report(outcome: Outcome) -> None:
             if outcome.reason not in (COMPLETED, PREEMPTED):
                 self._logger.warning(
-                    f"command {command!r}: {outcome.reason}: {outcome.message}",
+                    f"{command}: {outcome.reason}: {outcome.message}",
                     throttle_duration_sec=LOG_THROTTLE_S,
                 )
 
@@ -89,8 +89,8 @@ class JobFactory:
             prompt=goal.prompt,
             system_prompt=goal.system_prompt or parameters.system_prompt,
             frames=tuple(goal.images) or None,
-            audio=tuple(goal.audio),
-            lora=goal.lora or self._active_lora(),
+            sound=(lambda: sound_from_messages(goal.audio)) if goal.audio else None,
+            lora=goal.lora,
             sampling=lambda: sampling_from_message(goal.sampling, parameters),
             noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,
             action_samples=goal.action_samples,

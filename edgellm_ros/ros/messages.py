@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import array
 import math
+from collections.abc import Sequence
 
 import numpy as np
-from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion
 from nav_msgs.msg import Path
 from std_msgs.msg import Header
 
 from edgellm_ros.diffusion.config import ActionSpaceConfig
-from edgellm_ros.msg import ActionChunk, Generation
+from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.msg import SamplingParams as SamplingParamsMsg
+from edgellm_ros.multimodal.pcm import PcmFormat, join
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.multimodal.sound_stream import Utterance
 from edgellm_ros.ros.parameters import Parameters
+from edgellm_ros.ros.stamps import NANOSECONDS, to_nanoseconds, to_time
 from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
-
-NANOSECONDS = 1_000_000_000
 
 
 def sampling_from_message(message: SamplingParamsMsg, defaults: Parameters) -> SamplingParams:
@@ -48,11 +50,30 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
     )
 
 
+def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:
+    """The sound of a goal, sent in one piece or in several. ValueError if it cannot be read."""
+    return join(
+        [(PcmFormat(chunk.encoding, chunk.sample_rate, chunk.channels), chunk.data) for chunk in chunks]
+    )
+
+
+def to_audio_chunk(utterance: Utterance) -> AudioChunk:
+    """What was heard, with the samples that the model gets: sent as a goal, it is planned as it was."""
+    samples = utterance.sound.samples
+    header = Header(stamp=to_time(utterance.stamp))
+    return AudioChunk(
+        header=header,
+        encoding=AudioChunk.F32LE,
+        sample_rate=utterance.sound.sample_rate,
+        channels=1,
+        data=samples.astype("<f4").tobytes(),
+    )
+
+
 def to_generation(
     response: LLMGenerationResponse,
     header: Header,
     request_id: str,
-    lora: str,
     queue_s: float,
     total_s: float,
 ) -> Generation:
@@ -66,10 +87,11 @@ def to_generation(
         token_ids=array.array("i", response.token_ids),
         prompt_token_count=response.prompt_tokens,
         finish_reason=response.finish_reason,
-        lora=lora,
+        lora=response.lora,
         action_chunk_count=0 if response.actions is None else len(response.actions),
         queue_latency=queue_s,
         vision_latency=metrics["vision_s"],
+        audio_latency=metrics["audio_s"],
         prefill_latency=metrics["prefill_s"],
         first_token_latency=metrics["first_token_s"],
         decode_latency=metrics["decode_s"],
@@ -101,14 +123,14 @@ def to_action_chunks(
 
 def to_path(states: np.ndarray, dt: float, header: Header) -> Path:
     """Where a chunk leads: poses of states [T+1, 4] (x, y, heading, speed), each with its own time."""
-    start = header.stamp.sec * NANOSECONDS + header.stamp.nanosec
+    start = to_nanoseconds(header.stamp)
     poses = []
     for step, (x, y, heading, _) in enumerate(states.tolist()):
-        sec, nanosec = divmod(start + round(step * dt * NANOSECONDS), NANOSECONDS)
+        stamp = to_time(start + round(step * dt * NANOSECONDS))
         orientation = Quaternion(z=math.sin(heading / 2), w=math.cos(heading / 2))
         poses.append(
             PoseStamped(
-                header=Header(stamp=Time(sec=sec, nanosec=nanosec), frame_id=header.frame_id),
+                header=Header(stamp=stamp, frame_id=header.frame_id),
                 pose=Pose(position=Point(x=x, y=y), orientation=orientation),
             )
         )

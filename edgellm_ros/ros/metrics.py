@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 from edgellm_ros.ros.worker import COMPLETED, ERROR, STALE_INPUT, TIMEOUT, Outcome
 
-LATENCIES = ("queue", "vision", "prefill", "first_token", "decode", "action", "total")
+LATENCIES = ("queue", "vision", "audio", "prefill", "first_token", "decode", "action", "total")
 FAILURES = (ERROR, STALE_INPUT, TIMEOUT)
 WINDOW = 100  # plans over which latencies are summarised
 RATE_WINDOW_S = 5.0
@@ -44,16 +45,16 @@ class Rate:
 class NodeMetrics:
     """Counters since the node was configured, rates, and the latencies of the last plans.
 
-    `problem` is what was wrong with the latest plan, `last_rejection` why a goal was last rejected.
+    `problem` is what was wrong with the latest plan; `gauges` are read whenever values are asked for.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._latencies: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in LATENCIES}
-        self.frames, self.odometry, self.plans = Rate(), Rate(), Rate()
+        self.frames, self.odometry, self.sound, self.plans = Rate(), Rate(), Rate(), Rate()
+        self.gauges: dict[str, Callable[[], float]] = {}
         self.problem = ""
-        self.last_rejection = ""
 
     def count(self, name: str) -> None:
         """Add one to a counter, e.g. frames_received."""
@@ -74,14 +75,17 @@ class NodeMetrics:
 
     def values(self) -> dict[str, float]:
         """Everything by name; times in seconds, memory in bytes."""
+        # Gauges first: where they say that no job is left, the counters are those after the last one.
+        values = {name: float(read()) for name, read in self.gauges.items()}
         with self._lock:
-            values: dict[str, float] = {name: float(count) for name, count in sorted(self._counts.items())}
+            values |= {name: float(count) for name, count in sorted(self._counts.items())}
             for name, latencies in self._latencies.items():
                 if latencies:
                     values[f"{name}_latency_median"] = median(latencies)
                     values[f"{name}_latency_max"] = max(latencies)
         values["image_rate"] = self.frames.per_second
         values["odometry_rate"] = self.odometry.per_second
+        values["audio_rate"] = self.sound.per_second
         values["plan_rate"] = self.plans.per_second
         values["memory_resident"] = float(resident_memory())
         return values

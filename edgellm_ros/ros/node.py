@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lifecycle node `edgellm`: topics, an action and services around one runtime.
 
+    ~/audio --> Hearing --+
     ~/image ~/odom ~/command --> Inputs ----+
                                             +--> PlanWorker (own thread) --> Planner --> Outputs, results
     ~/plan (action) --> PlanServer ---------+
@@ -15,18 +16,23 @@ import functools
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.diagnostics import engine_status, input_status, make_array, plan_status
+from edgellm_ros.ros.hearing import Hearing, audio_type
 from edgellm_ros.ros.inputs import Inputs
 from edgellm_ros.ros.jobs import JobFactory
+from edgellm_ros.ros.loras import change_loras, parse_loras
 from edgellm_ros.ros.metrics import NodeMetrics
 from edgellm_ros.ros.odometry import OdometryBuffer
 from edgellm_ros.ros.outputs import Outputs
@@ -35,7 +41,7 @@ from edgellm_ros.ros.plan_server import PlanServer
 from edgellm_ros.ros.planner import Planner
 from edgellm_ros.ros.services import Services
 from edgellm_ros.ros.trigger import CommandTrigger
-from edgellm_ros.ros.worker import PREEMPTED, PlanWorker
+from edgellm_ros.ros.worker import PREEMPTED, Outcome, PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 STOP_TIMEOUT_S = 5.0  # deactivation waits so long for the next token; a slower plan ends by itself later
@@ -55,6 +61,7 @@ class Parts:
     outputs: Outputs
     services: Services
     jobs: JobFactory
+    hearing: Hearing
     inputs: Inputs
     plan_server: PlanServer
 
@@ -83,7 +90,7 @@ class EdgeLLMNode(LifecycleNode):
         self._problem = NOT_CONFIGURED
         declare_parameters(self)
         self.parameters = Parameters.read(self)
-        self.add_on_set_parameters_callback(lambda values: check_parameters(values, self._parts is None))
+        self.add_on_set_parameters_callback(self._before_parameters_set)
         self.add_post_set_parameters_callback(self._on_parameters_set)
         self._answer_impossible_transitions()
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
@@ -107,13 +114,14 @@ class EdgeLLMNode(LifecycleNode):
         try:
             if not parameters.engine_dir:
                 raise ValueError("parameter engine_dir is empty: name a directory made by `edgellm export`")
-            runtime = LLMInferenceRuntime(parameters.engine_dir, parameters.device)
+            audio_type(parameters.audio_transport)  # is it installed?
+            runtime = _open_runtime(parameters, self.get_logger().warning)
+            voice = VoiceActivity() if runtime.config.audio is not None else None
         except (OSError, ValueError, EngineError) as error:
             self._problem = f"cannot load the engines: {error}"
             self.get_logger().error(self._problem)
             return TransitionCallbackReturn.FAILURE
-        runtime.set_action_noise_seed(parameters.noise_seed)
-        self._parts = self._make_parts(runtime, parameters)
+        self._parts = self._make_parts(runtime, voice, parameters)
         self._problem = ""
         self.get_logger().info(f"engines of {parameters.engine_dir} loaded on {parameters.device}")
         return super().on_configure(state)
@@ -121,7 +129,7 @@ class EdgeLLMNode(LifecycleNode):
     @_logged
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Open the subscriptions and accept goals."""
-        self._parts.inputs.open(self.parameters.image_transport)
+        self._parts.inputs.open(self.parameters)
         self._active = True
         return super().on_activate(state)
 
@@ -143,7 +151,7 @@ class EdgeLLMNode(LifecycleNode):
         self.stop_planning("the node shuts down")
         if self._parts is not None:
             self._parts.worker.close()
-            self._parts.runtime.close()
+            self._close_runtime(self._parts.runtime)
         return super().on_shutdown(state)
 
     @_logged
@@ -168,18 +176,39 @@ class EdgeLLMNode(LifecycleNode):
         if not parts.worker.stop_all(PREEMPTED, message, STOP_TIMEOUT_S):
             self.get_logger().warning(f"the running plan did not end within {STOP_TIMEOUT_S:g} s")
 
-    def _make_parts(self, runtime: LLMInferenceRuntime, parameters: Parameters) -> Parts:
+    def _make_parts(
+        self, runtime: LLMInferenceRuntime, voice: VoiceActivity | None, parameters: Parameters
+    ) -> Parts:
         log = self.get_logger()
         metrics, odometry, trigger = NodeMetrics(), OdometryBuffer(), CommandTrigger(parameters.plan_on)
         planner = Planner(runtime, odometry, parameters, self.get_clock(), lambda: trigger.frame, log.error)
         worker = PlanWorker(planner.plan, parameters.queue_size)
-        outputs = Outputs(self)
-        services = Services(self, runtime, metrics)
-        jobs = JobFactory(worker, outputs, metrics, parameters, lambda: services.active_lora, log)
-        inputs = Inputs(self, worker, odometry, trigger, metrics, jobs.from_command)
-        server = PlanServer(self, worker, lambda: self._active, jobs.from_goal, self._on_goal_rejected)
+        outputs = Outputs(self, metrics)
+        services = Services(self, runtime, metrics, worker, lambda: self.parameters.plan_timeout)
+        jobs = JobFactory(worker, outputs, metrics, parameters, log)
+        hearing = Hearing(voice, parameters, metrics, self.get_clock(), outputs.hear, log)
+        inputs = Inputs(self, worker, odometry, trigger, metrics, hearing, jobs.from_command)
+        metrics.gauges = {
+            "utterances_dropped": lambda: hearing.dropped,
+            "jobs_pending": lambda: worker.pending,
+            "inputs_connected": lambda: inputs.connected,
+            "outputs_connected": lambda: outputs.connected,
+            "clock": lambda: self.get_clock().now().nanoseconds * 1e-9,
+        }
+        server = PlanServer(self, worker, lambda: self._active, jobs.from_goal, self._on_goal_refused)
         return Parts(
-            runtime, metrics, odometry, trigger, planner, worker, outputs, services, jobs, inputs, server
+            runtime,
+            metrics,
+            odometry,
+            trigger,
+            planner,
+            worker,
+            outputs,
+            services,
+            jobs,
+            hearing,
+            inputs,
+            server,
         )
 
     def _release(self) -> None:
@@ -191,7 +220,17 @@ class EdgeLLMNode(LifecycleNode):
         parts.plan_server.destroy()
         parts.services.destroy()
         parts.outputs.destroy()
-        parts.runtime.close()
+        self._close_runtime(parts.runtime)
+
+    def _close_runtime(self, runtime: LLMInferenceRuntime) -> None:
+        path = self.parameters.prefix_cache_file
+        try:
+            if path and not runtime.closed:
+                runtime.save_prefix_cache(path)
+        except (OSError, EngineError) as error:
+            self.get_logger().error(f"the prompts are not kept (parameter prefix_cache_file): {error}")
+        finally:
+            runtime.close()
 
     def _answer_impossible_transitions(self) -> None:
         """Answer a transition that the state does not have with success = False.
@@ -210,16 +249,27 @@ class EdgeLLMNode(LifecycleNode):
 
         self._service_change_state.callback = guarded
 
-    def _on_goal_rejected(self, reason: str) -> None:
-        self._parts.metrics.count("goals_rejected")
-        self._parts.metrics.last_rejection = reason
-        self.get_logger().warning(f"goal rejected: {reason}")
+    def _on_goal_refused(self, refusal: Outcome) -> None:
+        self._parts.metrics.plan_done(refusal)
+        self.get_logger().warning(f"goal refused: {refusal.message}")
+
+    def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
+        result = check_parameters(changes, self._parts is None)
+        loras = [change.value for change in changes if change.name == "loras"]
+        if result.successful and loras and self._parts is not None:
+            try:
+                runtime, before = self._parts.runtime, self.parameters.loras
+                change_loras(runtime, parse_loras(before), parse_loras(loras[-1]))
+            except (OSError, ValueError, EngineError) as error:
+                return SetParametersResult(successful=False, reason=str(error))
+        return result
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:
         self.parameters = Parameters.read(self)
         if self._parts is not None:
-            self._parts.planner.parameters = self._parts.jobs.parameters = self.parameters
-            self._parts.trigger.plan_on = self.parameters.plan_on
+            parts = self._parts
+            parts.planner.parameters = parts.jobs.parameters = parts.hearing.parameters = self.parameters
+            parts.trigger.plan_on = self.parameters.plan_on
 
     def _every_second(self) -> None:
         parts, parameters = self._parts, self.parameters
@@ -228,10 +278,35 @@ class EdgeLLMNode(LifecycleNode):
             parts.worker.expire()
             values = parts.metrics.values()
             has_actions = parts.runtime.config.action is not None
-            statuses.append(
-                input_status(parts.metrics, values, parts.odometry, parameters, self._active, has_actions)
-            )
+            sensors = (parts.metrics, values, parts.odometry, parts.hearing)
+            statuses.append(input_status(*sensors, parameters, self._active, has_actions))
             statuses.append(plan_status(parts.metrics, values, parts.worker.waiting))
         for status in statuses:
             status.name = f"{self.get_fully_qualified_name()}: {status.name}"
         self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), statuses))
+
+
+def _open_runtime(parameters: Parameters, warn: Callable[[str], Any]) -> LLMInferenceRuntime:
+    """The engines and adapters that the parameters name. OSError, ValueError or EngineError.
+
+    Prompts from an earlier run that cannot be used are no error: they are computed anew.
+    """
+    size = parameters.prefix_cache_mb
+    runtime = LLMInferenceRuntime(
+        parameters.engine_dir, parameters.device, prefix_cache_bytes=None if size < 0 else size * 1_000_000
+    )
+    path = parameters.prefix_cache_file
+    try:
+        if path and Path(path).is_file():
+            runtime.load_prefix_cache(path)
+    except (OSError, ValueError) as error:
+        warn(f"prompts of an earlier run are not used (parameter prefix_cache_file): {error}")
+    try:
+        for name, directory in parse_loras(parameters.loras).items():
+            runtime.add_lora(name, directory)
+        runtime.switch_lora_weights(parameters.lora)
+        runtime.set_action_noise_seed(parameters.noise_seed)
+    except BaseException:
+        runtime.close()
+        raise
+    return runtime

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action import ActionServer, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.lifecycle import LifecycleNode
 from rclpy.task import Future
 
 from edgellm_ros.action import Plan as PlanAction
-from edgellm_ros.ros.worker import CANCELLED, COMPLETED, PREEMPTED, Job, Outcome, PlanWorker
+from edgellm_ros.ros.worker import CANCELLED, COMPLETED, ERROR, Job, Outcome, PlanWorker
 
 RESULT_TIMEOUT_S = (
     10  # how long a client may take to ask for a result; rclpy's 900 s would keep every image so long
@@ -20,10 +20,11 @@ RESULT_TIMEOUT_S = (
 
 
 class PlanServer:
-    """Accepts goals while the node is active and the worker's queue has room.
+    """Plans goals while the node is active and the worker's queue has room.
 
     `make_job(goal, goal_id, on_progress, on_done)` makes the worker's job of a goal. Goals wait for their
-    results without holding up the executor.
+    results without holding up the executor. A goal that cannot be planned now is accepted and aborted at
+    once: a rejected goal would have no result to say why. `on_refused` is told of it.
     """
 
     def __init__(
@@ -32,20 +33,19 @@ class PlanServer:
         worker: PlanWorker,
         is_active: Callable[[], bool],
         make_job: Callable[[PlanAction.Goal, str, Callable, Callable], Job],
-        on_rejected: Callable[[str], None],
+        on_refused: Callable[[Outcome], None],
     ) -> None:
         self._node = node
         self._worker = worker
         self._is_active = is_active
         self._make_job = make_job
-        self._on_rejected = on_rejected
+        self._on_refused = on_refused
         self._jobs: dict[bytes, Job] = {}
         self._server = ActionServer(
             node,
             PlanAction,
             "~/plan",
             execute_callback=self._execute,
-            goal_callback=self._on_goal,
             cancel_callback=self._on_cancel,
             result_timeout=RESULT_TIMEOUT_S,
         )
@@ -59,14 +59,13 @@ class PlanServer:
         """Take the action down."""
         self._server.destroy()
 
-    def _on_goal(self, goal: PlanAction.Goal) -> GoalResponse:
+    def _refusal(self) -> Outcome | None:
+        """Why no goal can be planned now."""
         if not self._is_active():
-            self._on_rejected("the node is not active")
-        elif self._worker.is_full:
-            self._on_rejected(f"{self._worker.waiting} goals wait already (parameter queue_size)")
-        else:
-            return GoalResponse.ACCEPT
-        return GoalResponse.REJECT
+            return Outcome(ERROR, "the node is not active")
+        if self._worker.is_full:
+            return Outcome(ERROR, f"{self._worker.waiting} goals wait already (parameter queue_size)")
+        return None
 
     def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
         job = self._jobs.get(bytes(handle.goal_id.uuid))
@@ -78,8 +77,10 @@ class PlanServer:
         goal_id = bytes(handle.goal_id.uuid)
         if handle.is_cancel_requested:
             return self._finish(handle, Outcome(CANCELLED, "cancelled by the client"))
-        if not self._is_active():
-            return self._finish(handle, Outcome(PREEMPTED, "the node was deactivated"))
+        refusal = self._refusal()
+        if refusal is not None:
+            self._on_refused(refusal)
+            return self._finish(handle, refusal)
         future = Future()
 
         def on_done(outcome: Outcome) -> None:  # on any thread

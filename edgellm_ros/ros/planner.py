@@ -19,6 +19,7 @@ from std_msgs.msg import Header
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.msg import ActionChunk, Generation
+from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.images import decode_image
 from edgellm_ros.ros.messages import to_action_chunks, to_generation, to_path
 from edgellm_ros.ros.odometry import OdometryBuffer
@@ -36,20 +37,29 @@ class StaleInputError(Exception):
 class PlanRequest:
     """What to plan. `frames` are camera messages; None = the newest one when the work starts.
 
-    `sampling` makes the parameters when the work starts, so that what is wrong with them is this plan's
-    error. `noise_seed` and `denoise_steps` None mean the runtime's and the checkpoint's own.
+    `lora` "" means the adapter that is active when the work starts. `sampling` and `sound` (None = nothing is
+    spoken) are made then, so that what is wrong with them is this plan's error. `noise_seed` and
+    `denoise_steps` None mean the runtime's and the checkpoint's own.
     """
 
     request_id: str
     prompt: str
     system_prompt: str
     frames: tuple[Any, ...] | None
-    audio: tuple[Any, ...]
+    sound: Callable[[], Sound] | None
     lora: str
     sampling: Callable[[], SamplingParams]
     noise_seed: int | None
     action_samples: int
     denoise_steps: int | None
+
+
+@dataclass(frozen=True)
+class SystemPrompt:
+    """To be computed ahead of time. `lora` "" means the adapter that is active when the work starts."""
+
+    text: str
+    lora: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +74,10 @@ class Plan:
 
 
 class Planner:
-    """Plans jobs whose request is a `PlanRequest`. `parameters` is replaced by the node when they change."""
+    """Does jobs whose request is a `PlanRequest` or a `SystemPrompt`.
+
+    `parameters` is replaced by the node when they change.
+    """
 
     def __init__(
         self,
@@ -95,8 +108,12 @@ class Planner:
             return Outcome(ERROR, f"internal error, see the node's log: {type(error).__name__}: {error}")
 
     def _plan(self, job: Job) -> Outcome:
+        if isinstance(job.request, SystemPrompt):
+            self._runtime.gen_and_save_system_prompt_kv_cache(job.request.text, job.request.lora)
+            return Outcome(COMPLETED)
         request: PlanRequest = job.request
         sampling = request.sampling()
+        sounds = self._sounds(request)
         messages = self._frames(request)
         images = tuple(decode_image(message) for message in messages)
         header = self._input_header(messages)
@@ -107,7 +124,7 @@ class Planner:
                 prompt=request.prompt,
                 system_prompt=request.system_prompt,
                 images=images,
-                audio=request.audio,
+                audio=sounds,
                 history=history,
                 speed=speed,
                 lora=request.lora,
@@ -124,6 +141,13 @@ class Planner:
             stopped = job.stopped or Outcome(CANCELLED, "cancelled")
             return Outcome(stopped.reason, stopped.message, plan)
         return Outcome(COMPLETED, "", plan)
+
+    def _sounds(self, request: PlanRequest) -> tuple[Sound, ...]:
+        if request.sound is None:
+            return ()
+        if self._runtime.config.audio is None:
+            raise ValueError("this engine has no audio encoder, the request has audio")
+        return (request.sound(),)
 
     def _frames(self, request: PlanRequest) -> tuple[Any, ...]:
         """The camera messages to plan on, none of them too old."""
@@ -172,7 +196,7 @@ class Planner:
         request: PlanRequest = job.request
         now = time.monotonic()
         generation = to_generation(
-            response, header, request.request_id, request.lora, job.started - job.arrival, now - job.arrival
+            response, header, request.request_id, job.started - job.arrival, now - job.arrival
         )
         action = self._runtime.config.action
         if action is None or response.actions is None or response.paths is None:

@@ -6,18 +6,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import edgellm_ros
 
+NODE_MODULE = "edgellm_ros.ros.main"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
 # A DDS participant listens at 7400 + 250 * domain and a little above. Above 101 these ports meet those that
@@ -86,6 +89,38 @@ def ros_environment(domain: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def require_ros(what: str) -> None:
+    """ImportError with a way out unless rclpy and our compiled interfaces can be imported."""
+    for module in ("rclpy", "edgellm_ros.msg"):
+        if importlib.util.find_spec(module) is None:
+            raise ImportError(
+                f"no Python module {module}: {what} needs ROS 2 and this package built for it; "
+                "`make demo` in a clone brings both"
+            )
+
+
+def ros_arguments(parameters: Mapping[str, str | int | float | bool]) -> list[str]:
+    """A node's parameters as command-line arguments."""
+    arguments = ["--ros-args"]
+    for name, value in parameters.items():
+        arguments += ["-p", f"{name}:={json.dumps(value)}"]  # JSON is YAML, which ROS reads values as
+    return arguments
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM takes the same way out as Ctrl-C."""
+
+    def interrupt(signum, frame) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -1,49 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's services. Each answers at once; none waits for the plan that runs."""
+"""The node's services. Each answers at once; only ~/save_system_prompt takes its turn with the plans."""
 
 from __future__ import annotations
 
-from rclpy.lifecycle import LifecycleNode
+from collections.abc import Callable
 
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.lifecycle import LifecycleNode
+from rclpy.task import Future
+
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.metrics import NodeMetrics, runtime_values
+from edgellm_ros.ros.planner import SystemPrompt
+from edgellm_ros.ros.worker import COMPLETED, Job, Outcome, PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.srv import GetMetrics, ListLoras, SaveSystemPrompt, SetNoiseSeed, SwitchLora
 
 
 class Services:
-    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics."""
+    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics.
 
-    def __init__(self, node: LifecycleNode, runtime: LLMInferenceRuntime, metrics: NodeMetrics) -> None:
-        self.active_lora = ""
+    `timeout_s()`: how long a system prompt may take, from the call on.
+    """
+
+    def __init__(
+        self,
+        node: LifecycleNode,
+        runtime: LLMInferenceRuntime,
+        metrics: NodeMetrics,
+        worker: PlanWorker,
+        timeout_s: Callable[[], float],
+    ) -> None:
         self._node = node
         self._runtime = runtime
         self._metrics = metrics
+        self._worker = worker
+        self._timeout_s = timeout_s
+        # Of its own, because a callback that awaits keeps the others of its group from being called.
+        waiting = ReentrantCallbackGroup()
+        self._unanswered = 0  # calls of ~/save_system_prompt that wait
+        self._all_answered = Future()
+        self._saving = node.create_service(
+            SaveSystemPrompt, "~/save_system_prompt", self._save_system_prompt, callback_group=waiting
+        )
         self._services = [
             node.create_service(SwitchLora, "~/switch_lora", self._switch_lora),
             node.create_service(ListLoras, "~/list_loras", self._list_loras),
             node.create_service(SetNoiseSeed, "~/set_noise_seed", self._set_noise_seed),
-            node.create_service(SaveSystemPrompt, "~/save_system_prompt", self._save_system_prompt),
             node.create_service(GetMetrics, "~/get_metrics", self._get_metrics),
         ]
 
     def destroy(self) -> None:
-        """Take the services down."""
+        """Take the services down, after the worker was closed. Calls that wait get their answers first."""
         for service in self._services:
             self._node.destroy_service(service)
+        if self._unanswered and self._node.executor is not None:
+            self._node.executor.create_task(self._destroy_saving)
+        else:
+            self._node.destroy_service(self._saving)
+
+    async def _destroy_saving(self) -> None:
+        await self._all_answered
+        self._node.destroy_service(self._saving)
 
     def _switch_lora(self, request: SwitchLora.Request, response: SwitchLora.Response) -> SwitchLora.Response:
-        names = sorted(self._runtime.lora_names())
-        if request.name and request.name not in names:
-            response.message = f"unknown adapter {request.name!r}; loaded are: {', '.join(names) or 'none'}"
-            return response
-        self.active_lora = request.name
-        response.success = True
+        try:
+            self._runtime.switch_lora_weights(request.name)
+            response.success = True
+        except (ValueError, EngineError) as error:
+            response.message = str(error)
         return response
 
     def _list_loras(self, request: ListLoras.Request, response: ListLoras.Response) -> ListLoras.Response:
-        response.names = sorted(self._runtime.lora_names())
-        response.active = self.active_lora
-        response.success = True
+        try:
+            response.names = self._runtime.lora_names()
+            response.active = self._runtime.active_lora
+            response.success = True
+        except EngineError as error:
+            response.message = str(error)
         return response
 
     def _set_noise_seed(
@@ -56,10 +90,31 @@ class Services:
             response.message = str(error)
         return response
 
-    def _save_system_prompt(
+    async def _save_system_prompt(
         self, request: SaveSystemPrompt.Request, response: SaveSystemPrompt.Response
     ) -> SaveSystemPrompt.Response:
-        response.message = "this version cannot keep system prompts: every request computes its own"
+        if self._worker.closed:
+            response.message = "the node shuts down"
+            return response
+        if self._worker.is_full:
+            response.message = f"{self._worker.waiting} goals wait already (parameter queue_size)"
+            return response
+        future = Future()
+
+        def on_done(outcome: Outcome) -> None:  # on any thread
+            future.set_result(outcome)
+            if self._node.executor is not None:
+                self._node.executor.wake()
+
+        system_prompt = SystemPrompt(request.system_prompt, request.lora)
+        self._worker.submit_goal(Job(system_prompt, self._timeout_s(), on_done))
+        self._unanswered += 1
+        outcome = await future
+        self._unanswered -= 1
+        if self._worker.closed and not self._unanswered:
+            self._all_answered.set_result(None)
+        response.success = outcome.reason == COMPLETED
+        response.message = outcome.message
         return response
 
     def _get_metrics(self, request: GetMetrics.Request, response: GetMetrics.Response) -> GetMetrics.Response:

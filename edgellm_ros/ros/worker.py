@@ -79,6 +79,12 @@ class PlanWorker:
         return len(self._goals)
 
     @property
+    def pending(self) -> int:
+        """Jobs that wait or run. At 0 all of them have ended and what they publish has been published."""
+        with self._changed:
+            return len(self._goals) + (self._topic is not None) + (self._running is not None)
+
+    @property
     def is_full(self) -> bool:
         """Whether a further goal would exceed the queue. A goal that can start at once needs no place in
         it.
@@ -86,6 +92,11 @@ class PlanWorker:
         with self._changed:
             idle = self._running is None and not self._goals
             return not idle and len(self._goals) >= self._queue_size
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more jobs."""
+        return self._closed
 
     def submit_goal(self, job: Job) -> None:
         """Put a job at the end of the queue. The caller has asked `is_full`."""

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from edgellm_ros.diffusion.config import ActionConfig
-from edgellm_ros.multimodal.config import VisionConfig
+from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
+from edgellm_ros.runtime.engine_files import FileEntry, check_files
 from edgellm_ros.schema import from_dict, to_dict
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 
@@ -44,8 +43,11 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
-class LLMEngineRunnerConfig:
-    """Shape of the language model."""
+class LanguageModelConfig:
+    """Shape of the language model.
+
+    `reduced_vocab_size`: how many tokens it can answer with, those of `vocab_map.safetensors`; 0 = all.
+    """
 
     hidden_size: int
     num_hidden_layers: int
@@ -53,9 +55,15 @@ class LLMEngineRunnerConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
+    reduced_vocab_size: int
     max_position_embeddings: int
     num_deepstack_features: int
     rope: RopeConfig
+
+    @property
+    def output_vocab_size(self) -> int:
+        """How many logits there are."""
+        return self.reduced_vocab_size or self.vocab_size
 
     def __post_init__(self) -> None:
         for name in (
@@ -78,6 +86,11 @@ class LLMEngineRunnerConfig:
             raise ValueError(
                 f"mrope_section {self.rope.mrope_section} must sum to head_dim / 2 = {self.head_dim // 2}"
             )
+        if not 0 <= self.reduced_vocab_size <= self.vocab_size:
+            raise ValueError(
+                f"reduced_vocab_size must be from 0 to vocab_size {self.vocab_size}, "
+                f"got {self.reduced_vocab_size}"
+            )
         if self.num_deepstack_features < 0:
             raise ValueError(
                 f"num_deepstack_features must not be negative, got {self.num_deepstack_features}"
@@ -86,31 +99,37 @@ class LLMEngineRunnerConfig:
 
 @dataclass(frozen=True)
 class BuilderConfig:
-    """Limits chosen at export; buffers and profiles have these sizes.
+    """What was chosen at export: limits, which are the sizes of buffers and profiles, and extra bindings.
 
     Lengths are in tokens. `max_kv_cache_capacity` bounds prompt plus answer of one sequence (and is static in
-    the graph). `max_action_samples` bounds the trajectories of one request.
+    the graph). `max_action_samples` bounds the trajectories of one request. `hidden_state_layers`: the layers
+    whose hidden states the language model puts out. `lm_head_input`: its last matrix is an input.
     """
 
     max_batch_size: int = 4
-    max_input_len: int = 256
-    max_kv_cache_capacity: int = 384
+    max_input_len: int = 320
+    max_kv_cache_capacity: int = 448
     max_lora_rank: int = 0
     max_action_samples: int = 64
+    hidden_state_layers: tuple[int, ...] = ()
+    lm_head_input: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_action_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_kv_cache_capacity < self.max_input_len + 2:
+        if self.max_kv_cache_capacity <= self.max_input_len:
             raise ValueError(
-                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must be at least "
-                f"max_input_len + 2 = {self.max_input_len + 2}"
+                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must be greater than "
+                f"max_input_len {self.max_input_len}"
             )
         if self.max_input_len < 2:
             raise ValueError(f"max_input_len must be at least 2, got {self.max_input_len}")
         if self.max_lora_rank < 0:
             raise ValueError(f"max_lora_rank must not be negative, got {self.max_lora_rank}")
+        layers = self.hidden_state_layers
+        if list(layers) != sorted(set(layers)) or (layers and layers[0] < 1):
+            raise ValueError(f"hidden_state_layers must be rising numbers from 1, got {list(layers)}")
 
 
 @dataclass(frozen=True)
@@ -147,23 +166,6 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True)
-class FileEntry:
-    """One file of the engine directory.
-
-    `path` is relative to it, with forward slashes; `size` in bytes; `sha256` in hex.
-    """
-
-    path: str
-    size: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        pure = PurePosixPath(self.path)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-            raise ValueError(f"path must stay inside the engine directory, got {self.path!r}")
-
-
-@dataclass(frozen=True)
 class EngineConfig:
     """Everything in `config.json`.
 
@@ -173,10 +175,10 @@ class EngineConfig:
     format_version: int
     model_type: str
     precision: str
-    llm: LLMEngineRunnerConfig
+    llm: LanguageModelConfig
     builder: BuilderConfig
     vision: VisionConfig | None
-    audio: None
+    audio: AudioConfig | None
     action: ActionConfig | None
     special_tokens: SpecialTokens
     stop_token_ids: tuple[int, ...]
@@ -184,10 +186,6 @@ class EngineConfig:
     files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
-        if self.format_version != FORMAT_VERSION:
-            raise ValueError(
-                f"format_version is {self.format_version}, expected {FORMAT_VERSION}: export again"
-            )
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
         if not self.stop_token_ids:
@@ -195,7 +193,12 @@ class EngineConfig:
         self._check_parts_fit()
 
     def _check_parts_fit(self) -> None:
-        llm, vision, action = self.llm, self.vision, self.action
+        llm, vision, audio, action = self.llm, self.vision, self.audio, self.action
+        if max(self.builder.hidden_state_layers, default=0) > llm.num_hidden_layers:
+            raise ValueError(
+                f"hidden_state_layers {list(self.builder.hidden_state_layers)}: "
+                f"the language model has {llm.num_hidden_layers} layers"
+            )
         if vision is not None:
             if vision.out_hidden_size != llm.hidden_size:
                 raise ValueError(
@@ -213,6 +216,11 @@ class EngineConfig:
                 raise ValueError(
                     "special_tokens needs image_token_id and vision_start_token_id for a vision tower"
                 )
+        if audio is not None:
+            if audio.output_dim != llm.hidden_size:
+                raise ValueError(f"audio output_dim {audio.output_dim} is not hidden_size {llm.hidden_size}")
+            if self.special_tokens.audio_token_id is None:
+                raise ValueError("special_tokens needs audio_token_id for an audio encoder")
         if action is not None:
             for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
                 if getattr(action, name) != getattr(llm, name):
@@ -247,41 +255,9 @@ class EngineConfig:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: not valid JSON: {error}") from None
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if version != FORMAT_VERSION:  # other versions have other keys
+            raise ValueError(f"{path}: format_version is {version}, expected {FORMAT_VERSION}: export again")
         config = from_dict(cls, data, str(path))
         check_files(engine_dir, config.files, verify)
         return config
-
-
-def list_files(engine_dir: str | Path, paths: Iterable[str | Path]) -> tuple[FileEntry, ...]:
-    """Entries for files of the engine directory, given relative to it, sorted by path."""
-    entries = []
-    for relative in sorted(PurePosixPath(path).as_posix() for path in paths):
-        path = Path(engine_dir) / relative
-        entries.append(FileEntry(relative, path.stat().st_size, _sha256(path)))
-    return tuple(entries)
-
-
-def check_files(engine_dir: str | Path, files: Iterable[FileEntry], verify: bool = False) -> None:
-    """Check that files are there in full, and with `verify` that they are unaltered.
-
-    FileNotFoundError or ValueError for the first that is not.
-    """
-    for entry in files:
-        path = Path(engine_dir) / entry.path
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the engine directory is incomplete, export it again")
-        size = path.stat().st_size
-        if size != entry.size:
-            raise ValueError(
-                f"{path} has {size} bytes, expected {entry.size}: damaged or cut short, export again"
-            )
-        if verify and _sha256(path) != entry.sha256:
-            raise ValueError(f"{path} has another SHA-256 than when it was exported: damaged or altered")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

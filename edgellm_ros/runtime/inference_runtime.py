@@ -4,199 +4,112 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_runner import ActionRunner
-from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import load_kernels
 from edgellm_ros.kernels.random import MAX_SEED
-from edgellm_ros.multimodal.vision_runner import VisionRunner
-from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.config import EngineConfig
-from edgellm_ros.runtime.input_embedder import InputEmbedder
-from edgellm_ros.runtime.intake import RequestIntake
-from edgellm_ros.runtime.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.metrics import (
     ActionMetrics,
     LLMGenerationMetrics,
     LLMPrefillMetrics,
     MultimodalMetrics,
+    RuntimeMetrics,
     StageClock,
 )
-from edgellm_ros.runtime.prompt import PromptBuilder
+from edgellm_ros.runtime.pipeline import Pipeline
+from edgellm_ros.runtime.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.sequence import GenerationSequence
-from edgellm_ros.runtime.token_sampler import TokenSampler
-from edgellm_ros.runtime.tokenizer import Tokenizer
 
 
 class LLMInferenceRuntime:
     """An engine directory, loaded on a device. One batch at a time; other threads wait for their turn.
 
-    `device`: "cpu", "cuda" or "tensorrt"; `threads` of the CPU, 0 = one per core. FileNotFoundError or
-    ValueError for a damaged engine directory, EngineError for a device or engine that cannot be used.
+    `device`: "cpu", "cuda" or "tensorrt"; `threads` of the CPU, 0 = one per core; `lora_dirs`: adapters to
+    load, name -> PEFT directory, None = those in the engine directory's folder `lora`; `prefix_cache_bytes`:
+    memory for beginnings of prompts that are used again, None = as much as the KV cache has, 0 = none.
+    FileNotFoundError or ValueError for a damaged engine directory or adapter, EngineError for a device or
+    engine that cannot be used.
     """
 
-    def __init__(self, engine_dir: str | Path, device: str = "cpu", threads: int = 0) -> None:
+    def __init__(
+        self,
+        engine_dir: str | Path,
+        device: str = "cpu",
+        threads: int = 0,
+        lora_dirs: Mapping[str, str | Path] | None = None,
+        prefix_cache_bytes: int | None = None,
+    ) -> None:
         root = Path(engine_dir)
-        self.config = config = EngineConfig.load(root)
-        llm, builder = config.llm, config.builder
-        self._device = open_device(device)
-        kernels = load_kernels(self._device)
+        self.config = EngineConfig.load(root)
+        self._metrics = RuntimeMetrics()
+        self._pipeline = Pipeline(
+            root, self.config, self._metrics, device, threads, lora_dirs, prefix_cache_bytes
+        )
         self._lock = threading.Lock()
         self._closed = False
         self._noise_seed = 0
-        self.prefill_metrics = LLMPrefillMetrics()
-        self.generation_metrics = LLMGenerationMetrics()
-        self.multimodal_metrics = MultimodalMetrics()
-        self.action_metrics = ActionMetrics()
-
-        def engine(part: str) -> EngineExecutor:
-            return EngineExecutor.open(root / part / "model.onnx", self._device, threads)
-
-        horizon = config.action.action_space.horizon if config.action else 0
-        self._runner = LLMEngineRunner(engine("llm"), llm, builder, self._device, kernels, horizon)
-        dtype = self._runner.embeds_dtype
-        self._embedder = InputEmbedder(root / "embedding.safetensors", config, self._device, kernels, dtype)
-        self._sampler = TokenSampler(self._device, kernels, builder.max_batch_size, llm.vocab_size)
-        self._logits = self._device.empty((builder.max_batch_size, 1, llm.vocab_size), np.float32)
-        self._vision: VisionRunner | None = None
-        if config.vision is not None:
-            self._vision = VisionRunner(engine("visual"), config.vision, self._device, builder.max_input_len)
-        self._action: ActionRunner | None = None
-        if config.action is not None:
-            table, samples = self._runner.rope_table, builder.max_action_samples
-            self._action = ActionRunner(
-                engine("action"), config.action, self._device, kernels, table, samples
-            )
-        tokenizer = Tokenizer(root / "tokenizer.json")
-        prompts = PromptBuilder(tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
-        self._intake = RequestIntake(config, tokenizer, prompts, self._vision, self._action)
 
     @overload
-    def handle_request(self, request: LLMGenerationRequest) -> LLMGenerationResponse: ...
+    def handle_request(
+        self, request: LLMGenerationRequest, output_thinker_embeddings: bool = False
+    ) -> LLMGenerationResponse: ...
 
     @overload
-    def handle_request(self, request: Sequence[LLMGenerationRequest]) -> list[LLMGenerationResponse]: ...
+    def handle_request(
+        self, request: Sequence[LLMGenerationRequest], output_thinker_embeddings: bool = False
+    ) -> list[LLMGenerationResponse]: ...
 
     def handle_request(
-        self, request: LLMGenerationRequest | Sequence[LLMGenerationRequest]
+        self,
+        request: LLMGenerationRequest | Sequence[LLMGenerationRequest],
+        output_thinker_embeddings: bool = False,
     ) -> LLMGenerationResponse | list[LLMGenerationResponse]:
         """Answer one request, or a batch of different requests.
 
-        An answer does not depend on what else is in the batch. ValueError, before any work, for a request
-        that cannot be served; EngineError if an engine fails or makes numbers that are not finite.
+        An answer depends neither on what else is in the batch nor on what was asked before.
+        `output_thinker_embeddings`: keep the prompts' hidden states for `base_model_hidden_states`.
+        ValueError, before any work, for a request that cannot be served; EngineError if an engine fails or
+        makes numbers that are not finite.
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
             self._check_open()
-            clock = StageClock()
-            sequences = self._intake.admit(
-                requests, self._noise_seed
-            )  # requests -> prompts with placeholders
+            pipeline, metrics, clock = self._pipeline, self._metrics, StageClock()
+            sequences = pipeline.admit(requests, self._noise_seed)  # requests -> prompts with placeholders
+            # earlier prompts -> tokens not to compute again; hidden states are of whole prompts
+            pipeline.find_prefixes(sequences, reuse=not output_thinker_embeddings)
             clock.end("tokenize_s")
             try:
-                self._encode_images(sequences)  # camera frames -> rows of embeddings
-                self.multimodal_metrics.seconds += clock.end("vision_s")
+                pipeline.encode_images(sequences)  # camera frames -> rows of embeddings
+                metrics.multimodal.seconds += clock.end("vision_s")
+                pipeline.encode_audio(sequences)  # sound -> rows of embeddings
+                metrics.multimodal.seconds += clock.end("audio_s")
                 waiting = [sequence for sequence in sequences if sequence.go_on("prefill", 0)]
+                waiting.sort(key=lambda sequence: sequence.adapter.name)  # one run for each adapter
                 if waiting:
-                    tokens = self._prefill(waiting)  # prompts and rows -> KV cache, first tokens
-                    self.prefill_metrics.seconds += clock.end("prefill_s")
-                    self._decode(waiting, tokens)  # tokens -> KV cache, next tokens, text
-                    self.generation_metrics.seconds += clock.end("decode_s")
-                    self._sample_actions(waiting)  # noise and KV cache -> trajectories
-                    self.action_metrics.seconds += clock.end("action_s")
-            except BaseException:
-                self._runner.kv_cache.clear()  # what went wrong must not reach the next request
+                    embeds = pipeline.prefill(waiting)  # prompts and rows -> KV cache, first tokens
+                    metrics.prefill.seconds += clock.end("prefill_s")
+                    if output_thinker_embeddings:
+                        pipeline.hidden_states.keep(embeds)
+                    waiting = pipeline.decode(waiting)  # tokens -> KV cache, next tokens, text
+                    metrics.generation.seconds += clock.end("decode_s")
+                    pipeline.sample_actions(waiting)  # noise and KV cache -> trajectories
+                    metrics.action.seconds += clock.end("action_s")
+                    pipeline.keep_prefixes(waiting)  # KV cache -> beginnings of later prompts
+                    clock.end("keep_s")
+            except BaseException as error:
+                pipeline.forget_after(error)
                 raise
-            metrics = clock.metrics()
-        responses = [_response(sequence, metrics) for sequence in sequences]
+        seconds = clock.metrics()
+        responses = [_response(sequence, seconds) for sequence in sequences]
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
-
-    def _encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Camera frames -> rows of embeddings, one image at a time, until a sequence is cancelled."""
-        if self._vision is None:
-            return
-        for sequence in sequences:
-            row = sequence.image_row
-            for index, (height, width) in enumerate(sequence.image_grids):
-                if not sequence.go_on("vision", index):
-                    break
-                image_rows, deepstack_rows = self._embedder.image_rows(row, height * width)
-                self._vision.encode(sequence.request.images[index], image_rows, deepstack_rows)
-                row += height * width
-                self.multimodal_metrics.total_images += 1
-                self.multimodal_metrics.total_image_tokens += height * width
-
-    def _prefill(self, sequences: list[GenerationSequence]) -> Tensor:
-        """Prompts and rows -> KV cache. Returns each sequence's first token [B]."""
-        prompts = [sequence.token_ids for sequence in sequences]
-        embeds, deepstack = self._embedder.embed_prompts(
-            prompts, [sequence.image_row for sequence in sequences]
-        )
-        positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.int64)
-        for row, sequence in enumerate(sequences):
-            positions[row, :, : len(sequence.token_ids)] = sequence.positions
-        lengths = [len(prompt) for prompt in prompts]
-        deltas = [sequence.rope_delta for sequence in sequences]
-        logits = self._logits.rows(0, len(prompts))
-        self._runner.execute_prefill_step(embeds, lengths, positions, deltas, deepstack, logits)
-        self.prefill_metrics.total_runs += 1
-        self.prefill_metrics.computed_tokens += sum(lengths)
-        self._sampler.begin(sequences)
-        return self._sampler.draw(logits, sequences)
-
-    def _decode(self, sequences: list[GenerationSequence], tokens: Tensor) -> None:
-        """Tokens -> KV cache -> next tokens, until every sequence has ended.
-
-        All sequences up to the last that still decodes are stepped together; one that has ended before is
-        carried along.
-        """
-        drew, steps = sequences, 0
-        while True:
-            for sequence in drew:
-                sequence.go_on("decode", steps)
-            running = [row for row, sequence in enumerate(sequences) if sequence.decoding]
-            if not running:
-                break
-            drew = [sequences[row] for row in running]
-            batch = sequences[: running[-1] + 1]
-            self._runner.kv_cache.set_active_batch_size(len(batch))
-            embeds = self._embedder.embed_tokens(tokens.rows(0, len(batch)))
-            advance = np.array([sequence.decoding for sequence in batch], np.int64)
-            logits = self._logits.rows(0, len(batch))
-            self._runner.execute_vanilla_decoding_step(embeds, advance, logits)
-            tokens = self._sampler.draw(logits, batch)
-            steps += 1
-        self.generation_metrics.total_runs += steps
-        self.generation_metrics.generated_tokens += sum(len(sequence.generated) for sequence in sequences)
-
-    def _sample_actions(self, sequences: list[GenerationSequence]) -> None:
-        """Noise and KV cache -> trajectories -> paths, for the sequences that announced them."""
-        if self._action is None:
-            return
-        space = self._action.action_space
-        for row, sequence in enumerate(sequences):
-            if not sequence.announced_actions:
-                continue
-            samples = sequence.request.action_samples
-            steps = sequence.request.denoise_steps or self._action.default_steps
-            cache = self._runner.kv_cache.sequence(row)
-            go_on = partial(sequence.go_on, "action")
-            normalised = self._action.execute(cache, samples, steps, sequence.noise_seed, go_on)
-            if normalised is not None:
-                sequence.actions = space.denormalise(normalised)
-                sequence.paths = space.integrate(sequence.actions, sequence.speed)
-                self.action_metrics.trajectories += samples
-                self.action_metrics.total_runs += steps
 
     def set_action_noise_seed(self, seed: int) -> None:
         """Noise seed of requests that bring none, from 0 to 2**64 - 1."""
@@ -205,27 +118,171 @@ class LLMInferenceRuntime:
         self._noise_seed = seed
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps of all batch sizes, to launch them faster. False where there are no graphs."""
+        """Record decode steps of all batch sizes with all adapters, to launch them faster.
+
+        False where there are no graphs.
+        """
         with self._lock:
             self._check_open()
-            return all(
-                self._runner.capture_vanilla_decoding_cuda_graph(
-                    self._embedder.token_embeds(batch), self._logits.rows(0, batch)
-                )
-                for batch in range(1, self.config.builder.max_batch_size + 1)
+            return self._pipeline.capture_decoding_cuda_graph()
+
+    @property
+    def embedding_table(self) -> Tensor:
+        """The embedding of every token [V,H], on the device. Not to be written to."""
+        self._check_open()
+        return self._pipeline.embedder.table
+
+    def base_model_hidden_states(self, layer: int) -> Tensor | None:
+        """What the last batch's prompts became in the language model, [B,S,H], on the device.
+
+        Layer 0 is its input, with the encoders' rows in place; others are there if the engine was exported
+        with them (`hidden_state_layers`). Row b belongs to base_model_input_token_ids[b] and is valid up to
+        that prompt's length. None if the engine has no such layer, or if the last `handle_request` was not
+        asked for hidden states. The runtime owns the memory and overwrites it when the next request begins:
+        until then, copy what you keep.
+        """
+        self._check_open()
+        return self._pipeline.hidden_states.layer(layer)
+
+    @property
+    def base_model_input_token_ids(self) -> list[list[int]]:
+        """Token ids of each prompt of the last batch that was computed, in the order of the hidden states."""
+        self._check_open()
+        return self._pipeline.input_token_ids
+
+    @property
+    def base_model_prefill_length(self) -> int:
+        """S of the hidden states: the longest prompt of the last batch; 0 if they were not asked for."""
+        self._check_open()
+        return self._pipeline.hidden_states.prefill_length
+
+    def gen_and_save_system_prompt_kv_cache(self, system_prompt: str, lora: str = "") -> int:
+        """Compute what all prompts of this system prompt begin with, for requests to come.
+
+        Returns its number of tokens. It stays in the prefix cache until other prompts need the room and it
+        was used least recently. ValueError if it is empty, too long for the engine or for the prefix cache,
+        or for an unknown adapter.
+        """
+        with self._lock:
+            self._check_open()
+            pipeline, clock = self._pipeline, StageClock()
+            sequence = pipeline.admit_system_prompt(system_prompt, lora)
+            pipeline.find_prefixes([sequence])
+            clock.end("tokenize_s")
+            try:
+                pipeline.prefill([sequence])
+            except BaseException as error:
+                pipeline.forget_after(error)
+                raise
+            self._metrics.prefill.seconds += clock.end("prefill_s")
+            pipeline.keep_prefixes([sequence])
+            tokens = len(sequence.token_ids)
+            kept = pipeline.prefixes.kept(sequence.adapter.key, sequence.prefix_keys)
+            if kept < tokens:
+                size = pipeline.prefixes.capacity_bytes
+                raise ValueError(f"the prefix cache of {size} bytes has room for {kept} of {tokens} tokens")
+            return tokens
+
+    def save_prefix_cache(self, path: str | Path) -> None:
+        """Write all beginnings of prompts that are kept to a file. OSError where that is not possible."""
+        with self._lock:
+            self._check_open()
+            pipeline = self._pipeline
+            pipeline.forget_removed()
+            save_prefix_cache(path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config))
+
+    def load_prefix_cache(self, path: str | Path) -> int:
+        """Go on with the beginnings of prompts from a file; returns how many of its pages found room.
+
+        FileNotFoundError, or ValueError for a file that is damaged or was saved with another engine: then
+        everything stays as it was.
+        """
+        with self._lock:
+            self._check_open()
+            pipeline = self._pipeline
+            return load_prefix_cache(
+                path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config)
             )
 
+    def clear_prefix_cache(self) -> None:
+        """Forget all beginnings of prompts."""
+        with self._lock:
+            self._check_open()
+            self._pipeline.prefixes.clear()
+
+    def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
+        """Exchange the matrix that makes logits of hidden states: `lm_head.weight` [H,V], for all requests
+        from the next on.
+
+        EngineError if the engine was not exported with `lm_head_input`, or for another shape.
+        """
+        with self._lock:
+            self._check_open()
+            self._pipeline.set_lm_head(name, weights)
+
+    def add_lora(self, name: str, directory: str | Path) -> None:
+        """Load a LoRA adapter as PEFT saves it, under a new name; requests may name it from then on.
+
+        ValueError or FileNotFoundError that says what is wrong with it; then everything is as before.
+        """
+        self._check_open()
+        self._pipeline.loras.add(name, directory)
+
+    def remove_lora(self, *names: str) -> None:
+        """Forget adapters and, when the next batch begins, their prompts; a batch that runs with one ends
+        with it.
+
+        ValueError for the active one and for unknown ones: then none is removed.
+        """
+        self._check_open()
+        self._pipeline.remove_loras(names)
+
+    @property
+    def prefill_metrics(self) -> LLMPrefillMetrics:
+        return self._metrics.prefill
+
+    @property
+    def generation_metrics(self) -> LLMGenerationMetrics:
+        return self._metrics.generation
+
+    @property
+    def multimodal_metrics(self) -> MultimodalMetrics:
+        return self._metrics.multimodal
+
+    @property
+    def action_metrics(self) -> ActionMetrics:
+        return self._metrics.action
+
     def lora_names(self) -> list[str]:
-        """Adapters that requests may name."""
-        return []
+        """Adapters that requests may name, sorted."""
+        self._check_open()
+        return self._pipeline.loras.names()
+
+    def switch_lora_weights(self, name: str) -> None:
+        """Make an adapter the active one, which requests use that name none; "" is the base model.
+
+        Nothing is copied; the batch in progress is not touched. ValueError for an unknown one: then the old
+        one stays active.
+        """
+        self._check_open()
+        self._pipeline.loras.switch(name)
+
+    @property
+    def active_lora(self) -> str:
+        """The adapter of requests that name none; "" is the base model."""
+        self._check_open()
+        return self._pipeline.loras.active
 
     def close(self) -> None:
         """Free engines and buffers, after the batch in progress. A closed runtime raises EngineError."""
         with self._lock:
             if not self._closed:
                 self._closed = True
-                del self._runner, self._embedder, self._sampler, self._logits
-                del self._vision, self._action, self._intake
+                del self._pipeline
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def _check_open(self) -> None:
         if self._closed:
@@ -248,5 +305,7 @@ def _response(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMGen
         actions=sequence.actions,
         paths=sequence.paths,
         noise_seed=sequence.noise_seed,
+        lora=sequence.adapter.name,
         metrics=metrics,
+        reused_tokens=sequence.reused_tokens,
     )

@@ -6,17 +6,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.tensor_file import read_tensor
+
+# A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on
+# how much of it was there already (OnnxRuntimeBackend).
+MIN_PREFILL = 2
 
 
 class InputEmbedder:
-    """Owns the embedding table [V,H] and the rows that the encoders write.
+    """Owns the embedding `table` [V,H] and the rows that the encoders write.
 
     A placeholder that is to become row r carries the id V + r: one look-up serves text and everything else.
     Rows are numbered over the whole batch; no batch can need more of them than its prompts have tokens.
@@ -29,17 +32,18 @@ class InputEmbedder:
         self._kernels = kernels
         llm, batch, tokens = config.llm, config.builder.max_batch_size, config.builder.max_input_len
         self._pad_id = config.special_tokens.pad_token_id
-        self._image_token_id = config.special_tokens.image_token_id
+        self._placeholders = (config.special_tokens.image_token_id, config.special_tokens.audio_token_id)
         self._vocab_size, self._hidden_size = llm.vocab_size, llm.hidden_size
-        table = _read_table(path, (llm.vocab_size, llm.hidden_size))
-        self._table = device.empty(table.shape, dtype)
-        device.upload(self._table, table.astype(dtype, copy=False))
-        self._image_rows = device.zeros((batch * tokens, llm.hidden_size), dtype)
+        table = read_tensor(path, "embedding", (llm.vocab_size, llm.hidden_size))
+        self.table = device.empty(table.shape, dtype)
+        device.upload(self.table, table.astype(dtype, copy=False))
+        self._rows = device.zeros((batch * tokens, llm.hidden_size), dtype)
         self._deepstack_rows = [
             device.zeros((batch * tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
         ]
         self._token_ids = device.empty((batch, tokens), np.int64)
         self._embeds = device.empty((batch, tokens, llm.hidden_size), dtype)
+        self._token_embeds = device.empty((batch, 1, llm.hidden_size), dtype)
         self._deepstack = [
             device.empty((batch, tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
         ]
@@ -47,26 +51,33 @@ class InputEmbedder:
     def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
         """Where the vision engine writes: [count, H] for the input, and for each deepstack feature."""
         stop = start + count
-        return self._image_rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
+        return self._rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
 
-    def embed_prompts(self, prompts: list[list[int]], image_starts: list[int]) -> tuple[Tensor, list[Tensor]]:
+    def audio_rows(self, start: int, count: int) -> Tensor:
+        """Where the audio engine writes, [count, H]. Sounds have no deepstack features: zero there."""
+        for rows in self._deepstack_rows:
+            self._device.fill_zero(rows.rows(start, start + count))
+        return self._rows.rows(start, start + count)
+
+    def embed_prompts(
+        self, prompts: list[list[int]], first_rows: list[tuple[int, int]]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Prompts of B sequences to inputs_embeds [B,S,H] and each deepstack feature [B,S,H].
 
-        Prompts are padded to the longest. image_starts: the row of each sequence's first image placeholder;
-        the others follow it.
+        They keep what they hold until the next call. Prompts are padded to the longest. first_rows: the rows
+        of each sequence's first image placeholder and first audio placeholder; others of a kind follow it.
         """
-        # At least two tokens wide: what a prompt gives must not depend on whether it was padded
-        # (OnnxRuntimeBackend).
-        batch, longest = len(prompts), max(2, *map(len, prompts))
+        batch, longest = len(prompts), max(MIN_PREFILL, *map(len, prompts))
         ids = np.full((batch, longest), self._pad_id, np.int64)
-        for row, (prompt, start) in enumerate(zip(prompts, image_starts, strict=True)):
+        for row, (prompt, starts) in enumerate(zip(prompts, first_rows, strict=True)):
             ids[row, : len(prompt)] = prompt
-            placeholders = np.flatnonzero(ids[row] == self._image_token_id)
-            ids[row, placeholders] = self._vocab_size + start + np.arange(len(placeholders))
+            for placeholder, start in zip(self._placeholders, starts, strict=True):
+                places = np.flatnonzero(ids[row] == placeholder)
+                ids[row, places] = self._vocab_size + start + np.arange(len(places))
         token_ids = self._token_ids.view(batch, longest)
         self._device.upload(token_ids, ids)
         embeds = self._embeds.view(batch, longest, self._hidden_size)
-        self._kernels.embed(token_ids, self._table, self._image_rows, embeds)
+        self._kernels.embed(token_ids, self.table, self._rows, embeds)
         deepstack = [buffer.view(batch, longest, self._hidden_size) for buffer in self._deepstack]
         for rows, out in zip(self._deepstack_rows, deepstack, strict=True):
             self._kernels.deepstack(token_ids, self._vocab_size, rows, out)
@@ -74,21 +85,10 @@ class InputEmbedder:
 
     def token_embeds(self, batch: int) -> Tensor:
         """Where `embed_tokens` writes, [batch,1,H]: always the same memory."""
-        return self._embeds.view(batch, 1, self._hidden_size)
+        return self._token_embeds.rows(0, batch)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Drawn tokens [B], on the device, to inputs_embeds [B,1,H]."""
         embeds = self.token_embeds(tokens.shape[0])
-        self._kernels.embed(tokens.view(tokens.shape[0], 1), self._table, self._image_rows, embeds)
+        self._kernels.embed(tokens.view(tokens.shape[0], 1), self.table, self._rows, embeds)
         return embeds
-
-
-def _read_table(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: not a readable safetensors file: {error}") from None
-    if "embedding" not in tensors or tensors["embedding"].shape != shape:
-        found = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        raise ValueError(f"{path}: expected a tensor 'embedding' {list(shape)}, found {found}")
-    return tensors["embedding"]

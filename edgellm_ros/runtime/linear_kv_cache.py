@@ -4,6 +4,11 @@
 Layout per layer, for keys and for values: [max batch, Hkv, C, D], C = capacity in tokens. Sequence b has rows
 0 .. length[b]-1; what lies beyond is left over from before and is never looked at. Engines write new rows in
 place; a row counts from when it is committed.
+
+Active sequences are the first ones. When one ends, those after it move up, and it stands behind them, where
+it can still be read:
+
+  a  b  c  d |        b ends:  a  c  d | b        a ends:  c  d | a  b
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import SequenceCache
+from edgellm_ros.kernels import Kernels, SequenceCache
 
 
 class LinearKVCache:
@@ -23,6 +28,7 @@ class LinearKVCache:
     def __init__(
         self,
         device: Device,
+        kernels: Kernels,
         layers: int,
         max_batch_size: int,
         kv_heads: int,
@@ -31,15 +37,24 @@ class LinearKVCache:
         dtype: np.dtype,
     ) -> None:
         self.capacity = capacity
+        self.dtype = dtype
         self.max_batch_size = max_batch_size
         shape = (max_batch_size, kv_heads, capacity, head_dim)
         self._device = device
+        self._kernels = kernels
         self._keys = [device.zeros(shape, dtype) for _ in range(layers)]
         self._values = [device.zeros(shape, dtype) for _ in range(layers)]
+        self._spare = device.zeros((1, *shape[1:]), dtype)  # for the one that moves behind the others
         self._device_lengths = device.zeros((max_batch_size,), np.int64)
         self._device_deltas = device.zeros((max_batch_size,), np.int64)
         self._host_lengths = np.zeros(max_batch_size, np.int64)
+        self._host_deltas = np.zeros(max_batch_size, np.int64)
         self._active = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(tensor.size * tensor.dtype.itemsize for tensor in self._keys + self._values)
 
     @property
     def active_batch_size(self) -> int:
@@ -66,21 +81,37 @@ class LinearKVCache:
             raise ValueError(f"{len(reuse_lengths)} sequences, the cache holds 1 to {self.max_batch_size}")
         self._active = len(reuse_lengths)
         self._host_lengths[: self._active] = reuse_lengths
-        self._device.upload(self.device_lengths, self._host_lengths[: self._active])
-        self._device.upload(self.device_rope_deltas, np.asarray(rope_deltas, np.int64))
+        self._host_deltas[: self._active] = rope_deltas
+        self._upload()
 
     def commit_sequence_length(self, increments: np.ndarray) -> None:
         """Count the rows that were just written: increments [B] int64 (0 leaves a sequence as it is)."""
         self._host_lengths[: self._active] += increments
         if self._host_lengths[: self._active].max() > self.capacity:
             raise ValueError(f"sequences of {self.lengths} tokens exceed the capacity {self.capacity}")
-        self._device.upload(self.device_lengths, self._host_lengths[: self._active])
+        self._upload()
 
-    def set_active_batch_size(self, batch_size: int) -> None:
-        """Go on with the first sequences only; the others keep their rows and lengths until a reset."""
-        if not 1 <= batch_size <= self.max_batch_size:
-            raise ValueError(f"batch size must be from 1 to {self.max_batch_size}, got {batch_size}")
-        self._active = batch_size
+    def evict(self, index: int) -> None:
+        """Go on without this sequence: the active ones after it move up by one, in the same order.
+
+        It can be read at its new place, behind the active ones, until the next reset. ValueError if the
+        sequence is not active.
+        """
+        last = self._active - 1
+        if not 0 <= index <= last:
+            raise ValueError(f"sequence {index} is not among the {self._active} that are active")
+        if index < last:
+            lengths = self._host_lengths[index : last + 1].tolist()
+            counts = [*lengths, lengths[0]]
+            for tensor in self._keys + self._values:
+                places = [tensor.rows(i, i + 1) for i in range(index, last + 1)]
+                moves = zip([*places, self._spare], [self._spare, *places], counts, strict=True)
+                for source, target, count in moves:
+                    self._kernels.copy_cache_rows(source, 0, target, 0, count)
+            for values in (self._host_lengths, self._host_deltas):
+                values[index : last + 1] = np.roll(values[index : last + 1], -1)
+            self._upload()
+        self._active = last
 
     def bindings(self) -> dict[str, Tensor]:
         """The active sequences' rows under an LLM engine's names; outputs are the inputs' memory."""
@@ -98,6 +129,10 @@ class LinearKVCache:
             self._device_lengths.rows(row, row + 1),
             self._device_deltas.rows(row, row + 1),
         )
+
+    def _upload(self) -> None:
+        self._device.upload(self.device_lengths, self._host_lengths[: self._active])
+        self._device.upload(self.device_rope_deltas, self._host_deltas[: self._active])
 
     def clear(self) -> None:
         """Zero everything. After numbers that are not finite: masked rows still enter a sum as 0 x NaN."""

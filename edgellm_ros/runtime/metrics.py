@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+BEFORE_FIRST_TOKEN = ("tokenize_s", "vision_s", "audio_s", "prefill_s")
 
 
 @dataclass
@@ -28,10 +30,12 @@ class LLMGenerationMetrics:
 
 @dataclass
 class MultimodalMetrics:
-    """Images encoded and the rows that they became."""
+    """Images and sounds encoded and the rows that they became."""
 
     total_images: int = 0
     total_image_tokens: int = 0
+    total_sounds: int = 0
+    total_audio_tokens: int = 0
     seconds: float = 0.0
 
 
@@ -44,12 +48,22 @@ class ActionMetrics:
     seconds: float = 0.0
 
 
+@dataclass
+class RuntimeMetrics:
+    """All counters of one runtime."""
+
+    prefill: LLMPrefillMetrics = field(default_factory=LLMPrefillMetrics)
+    generation: LLMGenerationMetrics = field(default_factory=LLMGenerationMetrics)
+    multimodal: MultimodalMetrics = field(default_factory=MultimodalMetrics)
+    action: ActionMetrics = field(default_factory=ActionMetrics)
+
+
 class StageClock:
     """Seconds per stage of one batch; each stage begins where the one before it ended."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
-        self._stages = dict.fromkeys(("tokenize_s", "vision_s", "prefill_s", "decode_s", "action_s"), 0.0)
+        self._stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
 
     def end(self, stage: str) -> float:
         """The stage ends now. Returns its seconds."""
@@ -59,5 +73,5 @@ class StageClock:
 
     def metrics(self) -> dict[str, float]:
         """Every stage, from the request to the first token, and the whole."""
-        first_token = sum(self._stages[stage] for stage in ("tokenize_s", "vision_s", "prefill_s"))
+        first_token = sum(self._stages[stage] for stage in BEFORE_FIRST_TOKEN)
         return {**self._stages, "first_token_s": first_token, "total_s": self._last - self._start}

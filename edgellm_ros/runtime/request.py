@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm_ros.kernels.random import MAX_SEED
+from edgellm_ros.multimodal.sound import Sound
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
@@ -65,10 +66,10 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a request stands. stage: "vision", "prefill", "decode" or "action"; step counts within the stage.
+    """Where a request stands.
 
-    `text` is the answer so far: complete characters only, and nothing that might become part of a stop
-    string.
+    stage: "vision", "audio", "prefill", "decode" or "action"; step counts within the stage. `text` is the
+    answer so far: complete characters only, and nothing that might become part of a stop string.
     """
 
     stage: str
@@ -81,17 +82,19 @@ class Progress:
 class LLMGenerationRequest:
     """One question to the model.
 
-    images: uint8 arrays [H, W, 3], RGB. history: past poses (x, y[, heading]) in metres and radians in the
-    robot's present frame, oldest first; None = stood still. speed: m/s now; None = from the history.
-    logprobs: how many of the most likely tokens to report per token. action_samples: how many trajectories;
-    noise_seed None = the runtime's; denoise_steps None = the checkpoint's. `on_progress` is called from the
-    thread that handles the request; `cancel`, once set, ends it at the next token or Euler step.
+    images: uint8 arrays [H, W, 3], RGB. audio: recordings; in the prompt they stand before the text, which
+    may be empty. history: past poses (x, y[, heading]) in metres and radians in the robot's present frame,
+    oldest first; None = stood still. speed: m/s now; None = from the history. lora: the adapter to answer
+    with, "" = the active one. logprobs: how many of the most likely tokens to report per token.
+    action_samples: how many trajectories; noise_seed None = the runtime's; denoise_steps None = the
+    checkpoint's. `on_progress` is called from the thread that handles the request; `cancel`, once set, ends
+    it at the next token or Euler step.
     """
 
     prompt: str
     system_prompt: str = ""
     images: tuple[np.ndarray, ...] = ()
-    audio: tuple = ()
+    audio: tuple[Sound, ...] = ()
     history: np.ndarray | None = None
     speed: float | None = None
     lora: str = ""
@@ -128,8 +131,10 @@ class LLMGenerationResponse:
     natural log-probability) of the most likely tokens in falling order, then the token itself if it is not
     among them; None if not asked for. actions [n, T, A] in physical units and paths [n, T+1, 4] (x, y,
     heading, speed in the start frame), or None if none were asked for, the model did not announce any, or the
-    request was cancelled. metrics: seconds per stage of the whole batch (tokenize_s, vision_s, prefill_s,
-    decode_s, action_s), first_token_s and total_s.
+    request was cancelled. lora: the adapter that answered, "" = the base model. metrics: seconds per stage of
+    the whole batch (tokenize_s, vision_s, audio_s, prefill_s, decode_s, action_s, keep_s: keeping the prompt
+    for later requests), first_token_s and total_s. reused_tokens: how many tokens of the prompt were there
+    from earlier requests.
     """
 
     text: str
@@ -140,4 +145,6 @@ class LLMGenerationResponse:
     actions: np.ndarray | None
     paths: np.ndarray | None
     noise_seed: int
+    lora: str
     metrics: dict[str, float]
+    reused_tokens: int = 0

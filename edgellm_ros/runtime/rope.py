@@ -12,16 +12,16 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.kernels import RopeTable
-from edgellm_ros.runtime.config import LLMEngineRunnerConfig
+from edgellm_ros.runtime.config import RopeConfig
 
 
-def make_rope_table(config: LLMEngineRunnerConfig, positions: int, device: Device) -> RopeTable:
-    """Cos and sin of every frequency at positions from 0 to positions - 1.
+def make_rope_table(config: RopeConfig, rotary_dim: int, positions: int, device: Device) -> RopeTable:
+    """Cos and sin of all rotary_dim / 2 frequencies at positions from 0 to positions - 1.
 
     Computed in float32 as the reference does.
     """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    inverse = (1.0 / np.float32(config.rope.theta) ** exponents).astype(np.float32)
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    inverse = (1.0 / np.float32(config.theta) ** exponents).astype(np.float32)
     angles = np.arange(positions, dtype=np.float32)[:, None] * inverse
     table = RopeTable(device.empty(angles.shape, np.float32), device.empty(angles.shape, np.float32))
     device.upload(table.cos, np.cos(angles))
@@ -37,10 +37,10 @@ def get_rope_index(
 ) -> tuple[np.ndarray, int]:
     """Positions [3, S] int64 (time, height, width) of a prompt's tokens, and the delta of what follows.
 
-    `grids`: height and width of each image in tokens (after merging). Text counts up by one on all axes; an
-    image's tokens share a time and stand at their row and column from where the text had got to; text goes on
-    after the largest position. A token generated at sequence index i stands at i + delta. ValueError if the
-    ids do not hold exactly these images.
+    `grids`: height and width of each image in tokens (after merging). Text and sound count up by one on all
+    axes; an image's tokens share a time and stand at their row and column from where the text had got to;
+    text goes on after the largest position. A token generated at sequence index i stands at i + delta.
+    ValueError if the ids do not hold exactly these images.
     """
     positions = np.empty((3, len(token_ids)), np.int64)
     ids = np.asarray(token_ids)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgellm_ros.runtime.lora import LoraAdapter
+from edgellm_ros.runtime.prefix_cache import Prefix
+from edgellm_ros.runtime.prefix_key import Key
 from edgellm_ros.runtime.request import LLMGenerationRequest, Progress
 from edgellm_ros.runtime.text_stream import TextStream
 
@@ -16,30 +19,63 @@ from edgellm_ros.runtime.text_stream import TextStream
 class GenerationSequence:
     """State of one request.
 
-    token_ids: the prompt, with image placeholders; positions [3, S] and rope_delta: see `get_rope_index`;
-    max_tokens: what the request and the cache's room allow; speed at the start in m/s; image_row: where its
-    images' rows begin in the batch's multimodal rows; generated, logprobs: the answer so far, one entry per
-    token; finish_reason "" as long as it goes on.
+    adapter: of the language model; token_ids: the prompt, with placeholders for images and sounds;
+    image_grids: rows and columns of tokens of each image; audio_tokens: tokens of each sound; first_row:
+    where the rows of its images and, after them, of its sounds begin in the batch's multimodal rows;
+    positions [3, S] and rope_delta: see `get_rope_index`; max_tokens: what the request and the cache's room
+    allow; speed at the start in m/s; prefix_keys: what its tokens are told apart by, none if prompts are not
+    kept; prefix: what earlier prompts have left of this one, of which the first reused_tokens are not
+    computed again; generated, logprobs: the answer so far, one entry per token; finish_reason "" as long as
+    it goes on.
     """
 
     request: LLMGenerationRequest
+    adapter: LoraAdapter
     token_ids: list[int]
     image_grids: list[tuple[int, int]]
-    image_row: int
+    audio_tokens: list[int]
+    first_row: int
     positions: np.ndarray
     rope_delta: int
     max_tokens: int
     stop_token_ids: Collection[int]
     future_start_token_id: int | None
-    speed: float
-    noise_seed: int
     text: TextStream
+    speed: float = 0.0
+    noise_seed: int = 0
+    prefix_keys: list[Key] = field(default_factory=list)
+    prefix: Prefix = field(default_factory=Prefix)
+    reused_tokens: int = 0
     generated: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: str = ""
     actions: np.ndarray | None = None
     paths: np.ndarray | None = None
     _future_start_pending: bool = False
+
+    @property
+    def image_tokens(self) -> list[int]:
+        """Tokens of each image."""
+        return [height * width for height, width in self.image_grids]
+
+    @property
+    def image_row(self) -> int:
+        """Row of its first image placeholder."""
+        return self.first_row
+
+    @property
+    def audio_row(self) -> int:
+        """Row of its first audio placeholder."""
+        return self.first_row + sum(self.image_tokens)
+
+    @property
+    def end_row(self) -> int:
+        """The row after its last."""
+        return self.audio_row + sum(self.audio_tokens)
+
+    def reused(self, placeholder: int | None) -> int:
+        """How many of the reused tokens are this placeholder's."""
+        return sum(token == placeholder for token in self.token_ids[: self.reused_tokens])
 
     @property
     def decoding(self) -> bool:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -43,12 +45,31 @@ def test_dead_ahead_is_passed_left_as_often_as_right():
     assert 35 <= left <= 65
 
 
-def test_one_dead_ahead_scene_is_passed_on_both_sides():
-    episode = make_episode(1, "dead_ahead")
-    routes = expert.routes(episode.scene, episode.start, episode.target)
+def test_each_dead_ahead_scene_is_passed_on_both_sides_though_one_costs_more():
     rng = np.random.default_rng(0)
-    ends = [expert.choose(routes, rng).states[18, 1] > 0 for _ in range(64)]
-    assert 10 <= sum(ends) <= 54
+    for seed in range(10):
+        episode = make_episode(seed, "dead_ahead")
+        start = replace(episode.start, heading=episode.start.heading + 0.03)
+        routes = expert.routes(episode.scene, start, episode.target)
+        ends = [expert.choose(routes, rng).states[18, 1] > 0 for _ in range(64)]
+        assert 10 <= sum(ends) <= 54
+
+
+def test_a_careful_drive_is_slower_keeps_off_and_arrives():
+    brisk, careful = [], []
+    for seed in range(12):
+        episode = make_episode(seed, "dead_ahead")
+        for manner, found in ((expert.BRISK, brisk), (expert.CAREFUL, careful)):
+            route = min(
+                expert.routes(episode.scene, episode.start, episode.target, manner), key=lambda r: r.cost
+            )
+            assert route.arrives
+            others = [s for i, s in enumerate(episode.scene.solids) if i != episode.target]
+            near = min(s.surface_distance(x, y) for s in others for x, y in route.states[:, :2])
+            found.append((route.states[:, 3].max(), near))
+    (fast, close), (slow, wide) = np.mean(brisk, 0), np.mean(careful, 0)
+    assert slow < 0.6 * fast
+    assert wide > close + 0.08
 
 
 def test_a_plan_made_again_on_the_way_goes_on_with_the_old_one():

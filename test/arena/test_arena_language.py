@@ -8,9 +8,10 @@ import pytest
 
 from edgellm_ros.arena import answers
 from edgellm_ros.arena.answers import Answer, Mention, parse_answer
+from edgellm_ros.arena.episode import Episode
 from edgellm_ros.arena.language import KINDS, TEMPLATES, Command, sample_command, vocabulary
 from edgellm_ros.arena.scene import Scene, make_solid, random_look
-from edgellm_ros.arena.scoring import check, is_true
+from edgellm_ros.arena.scoring import check, is_true, names_target
 from edgellm_ros.arena.situation import Situation, sample_situations
 from edgellm_ros.arena.unicycle import State
 
@@ -196,3 +197,23 @@ def test_within_a_degree_and_a_half_of_a_boundary_both_words_are_true():
 def test_every_template_of_a_named_thing_has_a_place_for_it():
     assert all("{x}" in template for kind in ("go", "where") for template in TEMPLATES[kind])
     assert not any("{" in template for kind in ("describe", "stop") for template in TEMPLATES[kind])
+
+
+@pytest.mark.parametrize(
+    "text, understood",
+    [
+        ("the red box is straight ahead, about two metres away. the way is clear. i drive there", True),
+        ("the red box is on the left, about five metres away.", True),
+        ("i do not see a red box. i stop.", True),
+        ("i do not see a box. i stop.", True),
+        ("the blue box is straight ahead, about two metres away.", False),
+        ("the red ball is straight ahead, about two metres away.", False),
+        ("i see a red box straight ahead and a blue ball on the left.", False),
+        ("i stop.", False),
+    ],
+)
+def test_a_command_is_understood_if_the_answer_names_its_thing_and_no_other(text, understood):
+    scene = two_solids()
+    index = next(i for i, solid in enumerate(scene.solids) if (solid.color, solid.shape) == ("red", "box"))
+    command = Command("go to the box", "go", None, "box")
+    assert names_target(text, Episode(0, "random", scene, State(), command, index)) is understood

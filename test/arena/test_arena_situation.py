@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edgellm_ros.arena.episode import SUCCESS_DISTANCE, TIMEOUT, Outcome, World, make_episode
-from edgellm_ros.arena.expert import blocking
+from edgellm_ros.arena.expert import CAREFUL, blocking
+from edgellm_ros.arena.scoring import is_true
 from edgellm_ros.arena.situation import FAMILIES, KINDS, sample_situation, sample_situations, situations
-from edgellm_ros.arena.unicycle import HISTORY, HORIZON, State
+from edgellm_ros.arena.unicycle import HISTORY, HORIZON, State, rollout
 from edgellm_ros.arena.visibility import Sight, sights
 
 
@@ -64,6 +65,17 @@ def test_history_ends_here_and_fits_the_speed():
 def test_every_family_and_kind_can_be_had(family, kind):
     moment = sample_situation(np.random.default_rng(3), family=family, kind=kind)
     assert (moment.family, moment.kind) == (family, kind)
+
+
+def test_careful_drives_are_slower_and_said_to_be():
+    moments = sample_situations(np.random.default_rng(4), 60, kind="go", manner=CAREFUL)
+    driving = [m for m in moments if "i drive" in m.answer]
+    assert len(driving) > 20
+    for moment in driving:
+        assert "carefully" in moment.answer
+        assert is_true(moment.answer, moment)
+        speed = rollout(moment.state, moment.actions)[:, 3]
+        assert speed[10:].max() <= CAREFUL.top_speed + 0.02
 
 
 def test_wrong_names_are_refused():

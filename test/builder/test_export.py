@@ -16,6 +16,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.engine.onnxruntime_backend import open_session
 from edgellm_ros.runtime.config import EngineConfig
 
+PARTS = ("llm", "visual", "audio", "action")
 LIMITS = {"max_batch_size": 2, "max_input_len": 48, "max_kv_cache_capacity": 64}
 
 
@@ -39,7 +40,7 @@ def test_directory_holds_what_its_config_lists(tiny_checkpoint, tmp_path):
     written = export(tiny_checkpoint, tmp_path, **LIMITS)
     assert EngineConfig.load(tmp_path, verify=True) == written
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    graphs = {f"{part}/model.onnx{end}" for part in ("llm", "visual", "action") for end in ("", ".data")}
+    graphs = {f"{part}/model.onnx{end}" for part in PARTS for end in ("", ".data")}
     others = {"tokenizer.json", "chat_template.jinja", "embedding.safetensors"}
     assert {entry.path for entry in written.files} == graphs | others
     assert found == graphs | others | {"config.json"}
@@ -55,6 +56,27 @@ def test_config_repeats_the_checkpoint_and_the_limits(tiny_checkpoint, tmp_path)
     assert (config.builder.max_batch_size, config.builder.max_kv_cache_capacity) == (2, 64)
 
 
+def test_what_was_asked_for_is_in_the_directory_and_gone_when_it_is_not(tiny_checkpoint, tmp_path):
+    path = tmp_path / "map.safetensors"
+    save_file({"vocab_map": np.arange(269, -1, -1)}, path)
+    options = {"hidden_state_layers": (2,), "lm_head_input": True, "vocab_map": path}
+    config = export(tiny_checkpoint, tmp_path / "engine", **LIMITS, **options)
+    assert EngineConfig.load(tmp_path / "engine", verify=True) == config
+    graph = onnx.load(tmp_path / "engine" / "llm" / "model.onnx", load_external_data=False).graph
+    onnx.checker.check_model(tmp_path / "engine" / "llm" / "model.onnx", full_check=True)
+    assert "lm_head.weight" in {value.name for value in graph.input}
+    assert "hidden_states_2" in {value.name for value in graph.output}
+    assert config.llm.output_vocab_size == 270
+    assert load_file(tmp_path / "engine" / "vocab_map.safetensors")["vocab_map"].tolist() == [*range(270)]
+    assert load_file(tmp_path / "engine" / "lm_head.safetensors")["lm_head.weight"].shape == (48, 270)
+
+    plain = export(tiny_checkpoint, tmp_path / "engine", **LIMITS)
+    assert not {"vocab_map.safetensors", "lm_head.safetensors"} & {
+        path.name for path in (tmp_path / "engine").iterdir()
+    }
+    assert plain == export(tiny_checkpoint, tmp_path / "other", **LIMITS)
+
+
 def test_exporting_twice_gives_the_same_bytes(tiny_checkpoint, tmp_path):
     first = export(tiny_checkpoint, tmp_path / "a", **LIMITS)
     assert export(tiny_checkpoint, tmp_path / "b", **LIMITS) == first
@@ -68,7 +90,7 @@ def test_shards_and_a_single_file_give_the_same_engine(tmp_path):
 
 def test_graphs_are_valid_onnx(tiny_checkpoint, tmp_path):
     export(tiny_checkpoint, tmp_path, **LIMITS)
-    for part in ("llm", "visual", "action"):
+    for part in PARTS:
         onnx.checker.check_model(tmp_path / part / "model.onnx", full_check=True)
 
 
@@ -88,6 +110,13 @@ def test_checkpoint_without_an_action_expert(tmp_path):
     config = export(checkpoint, tmp_path / "engine", **LIMITS)
     assert config.action is None
     assert not (tmp_path / "engine" / "action").exists()
+
+
+def test_checkpoint_with_a_config_but_no_weights_of_an_audio_encoder(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", audio_weights=False)
+    config = export(checkpoint, tmp_path / "engine", **LIMITS)
+    assert config.audio is None
+    assert not (tmp_path / "engine" / "audio").exists()
 
 
 def test_tied_embeddings_serve_as_the_last_layer(tiny_checkpoint, tmp_path):

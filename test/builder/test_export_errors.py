@@ -57,6 +57,18 @@ CONFIG_ERRORS = [
     ("vision_config.depth", True, "depth True: expected an integer"),
     ("vision_config.deepstack_visual_indexes", [0, 9], "deepstack_visual_indexes"),
     ("vision_config.out_hidden_size", 64, "vision out_hidden_size 64 is not"),
+    (
+        "audio_config.encoder_layers",
+        3,
+        "layers.2.self_attn_layer_norm.weight' is missing",
+    ),
+    ("audio_config.encoder_ffn_dim", 64, "audio_tower.layers.0.fc1.weight' has shape"),
+    ("audio_config.downsample_hidden_size", 8, "audio_tower.conv2d1.weight' has shape"),
+    ("audio_config.activation_function", "relu", "activation_function 'relu': supported: gelu"),
+    ("audio_config.n_window", 100, "n_window 100: supported: 50"),
+    ("audio_config.num_mel_bins", 80, "feature_size 128: supported: 80"),
+    ("audio_config.output_dim", 64, "audio output_dim 64 is not"),
+    ("audio_token_id", ..., "needs audio_token_id"),
     ("image_token_id", 9999, "image_token_id 9999: outside the vocabulary"),
 ]
 
@@ -94,11 +106,15 @@ PROCESSOR_ERRORS = [
     ("do_normalize", False, "do_normalize False"),
     ("image_mean", ..., "key 'image_mean' is missing"),
     ("size", {"height": 64}, "size: key 'shortest_edge' is missing"),
+    ("feature_extractor_type", ..., "feature_extractor_type None: supported: WhisperFeatureExtractor"),
+    ("sampling_rate", 8000, "sampling_rate 8000: supported: 16000"),
+    ("dither", 0.1, "dither 0.1: supported: 0"),
+    ("n_fft", 401, "n_fft must be even"),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "message"), PROCESSOR_ERRORS)
-def test_image_processor_that_is_not_supported(checkpoint, tmp_path, key, value, message):
+def test_processor_that_is_not_supported(checkpoint, tmp_path, key, value, message):
     change(checkpoint / "preprocessor_config.json", [key], value)
     with pytest.raises(ValueError, match=message):
         export(checkpoint, tmp_path / "engine")
@@ -165,14 +181,42 @@ def test_checkpoint_that_never_stops_is_refused(checkpoint, tmp_path):
     [
         ({"precision": "int4"}, "precision must be one of fp32, fp16, bf16, got 'int4'"),
         ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0"),
-        ({"max_input_len": 384}, "max_kv_cache_capacity 384 must be at least"),
+        ({"max_input_len": 448}, "max_kv_cache_capacity 448 must be greater than max_input_len 448"),
         ({"max_kv_cache_capacity": 4096}, "max_kv_cache_capacity 4096 exceeds the model's"),
-        ({"max_lora_rank": 8}, "max_lora_rank must be 0"),
+        ({"max_lora_rank": -1}, "max_lora_rank must not be negative, got -1"),
+        ({"hidden_state_layers": (1, 4)}, r"hidden_state_layers \[1, 4\]: the language model has 3 layers"),
+        ({"hidden_state_layers": (0,)}, r"hidden_state_layers must be rising numbers from 1, got \[0\]"),
+        ({"vocab_map": "nowhere.safetensors"}, r"nowhere\.safetensors not found"),
     ],
 )
 def test_option_out_of_range(tiny_checkpoint, tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         export(tiny_checkpoint, tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"map": np.arange(300)}, "expected a tensor 'vocab_map', found map"),
+        ({"vocab_map": np.arange(300).reshape(2, 150)}, r"must be integers \[V\], got int64 \[2, 150\]"),
+        ({"vocab_map": np.arange(300.0)}, r"must be integers \[V\], got float64 \[300\]"),
+        ({"vocab_map": np.arange(303)}, "token 302 is outside the vocabulary of 302"),
+        ({"vocab_map": np.array([-1, 5])}, "token -1 is outside the vocabulary"),
+        ({"vocab_map": np.arange(258)}, r"lacks the stop tokens \[258, 269\]: no answer would end"),
+    ],
+)
+def test_vocabulary_map_that_cannot_be_used(tiny_checkpoint, tmp_path, tensors, message):
+    path = tmp_path / "map.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match="map.safetensors: .*" + message):
+        export(tiny_checkpoint, tmp_path / "engine", vocab_map=path)
+
+
+def test_vocabulary_map_that_is_no_safetensors_file(tiny_checkpoint, tmp_path):
+    path = tmp_path / "map.safetensors"
+    path.write_text("1, 2, 3")
+    with pytest.raises(ValueError, match=r"map\.safetensors: not a readable safetensors file"):
+        export(tiny_checkpoint, tmp_path / "engine", vocab_map=path)
 
 
 def test_failed_check_leaves_the_old_engine_alone(tiny_checkpoint, tmp_path):

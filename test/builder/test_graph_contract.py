@@ -16,10 +16,12 @@ OPERATORS = {  # all of them in TensorRT's list of supported ONNX operators
     "Add",
     "Attention",
     "Concat",
+    "Conv",
     "Cos",
     "Gather",
     "GatherND",
     "Gelu",
+    "Gemm",
     "LayerNormalization",
     "Less",
     "MatMul",
@@ -38,8 +40,8 @@ OPERATORS = {  # all of them in TensorRT's list of supported ONNX operators
     "Unsqueeze",
     "Where",
 }
-HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, CAPACITY = 16, 48, 2, 3, 384
-PARTS = ("llm", "visual", "action")
+HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, CAPACITY = 16, 48, 2, 3, 448
+PARTS = ("llm", "visual", "audio", "action")
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +105,15 @@ def test_operators_are_standard_and_known_to_tensorrt(graphs, part):
     assert {node.domain for node in graphs[part].node} == {""}
 
 
-@pytest.mark.parametrize("part", ["llm", "visual"])
-def test_attention_takes_at_most_a_mask_and_gives_one_result(graphs, part):
+@pytest.mark.parametrize(
+    ("part", "layers", "inputs"), [("llm", LAYERS, 4), ("visual", LAYERS, 3), ("audio", 2, 4)]
+)
+def test_attention_takes_at_most_a_mask_and_gives_one_result(graphs, part, layers, inputs):
     """TensorRT's parser takes no past, no lengths, no second output."""
     nodes = [node for node in graphs[part].node if node.op_type == "Attention"]
-    assert len(nodes) == LAYERS
+    assert len(nodes) == layers
     for node in nodes:
-        assert len(node.input) == (4 if part == "llm" else 3)
+        assert len(node.input) == inputs
         assert len(node.output) == 1
         assert [attribute.name for attribute in node.attribute] == ["scale"]
 
@@ -146,6 +150,8 @@ def test_nodes_are_named_after_the_modules(graphs):
     assert "/layers.2/mlp/down_proj/MatMul" in names["llm"]
     assert "/blocks.1/attn/qkv/MatMul" in names["visual"]
     assert "/merger_list.0/mlp.2/MatMul" in names["visual"]
+    assert "/conv2d2/Conv" in names["audio"]
+    assert "/layers.1/self_attn/out_proj/MatMul" in names["audio"]
     assert "/layers.1/attn/cached/MatMul" in names["action"]
     for part, graph in graphs.items():
         assert len(names[part]) == len(graph.node)

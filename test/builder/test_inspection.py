@@ -19,12 +19,12 @@ def engine(tiny_engine, tmp_path):
 
 def test_bindings_are_those_of_the_graphs(tiny_engine):
     report = inspect(tiny_engine)
-    assert [part.name for part in report.parts] == ["llm", "visual", "action"]
+    assert [part.name for part in report.parts] == ["llm", "visual", "audio", "action"]
     llm = report.parts[0]
     shapes = {binding.name: (binding.dtype, binding.shape) for binding in (*llm.inputs, *llm.outputs)}
     assert shapes["inputs_embeds"] == ("float", ("B", "S", 48))
-    assert shapes["attention_mask"] == ("bool", ("B", 1, "S", 384))
-    assert shapes["present_key_2"] == ("float", ("B", 2, 384, 16))
+    assert shapes["attention_mask"] == ("bool", ("B", 1, "S", 448))
+    assert shapes["present_key_2"] == ("float", ("B", 2, 448, 16))
     assert llm.opset == 24
 
 
@@ -32,11 +32,9 @@ def test_memory_follows_from_the_config(tiny_engine):
     report = inspect(tiny_engine)
     memory = report.memory
     assert memory.kv_cache_per_token == 2 * 3 * 2 * 16 * 4  # keys and values, layers, heads, head size, fp32
-    assert memory.kv_cache == memory.kv_cache_per_token * 384 * 4
-    assert memory.total == memory.weights + memory.embedding + memory.kv_cache
-    data = sum(
-        (tiny_engine / part / "model.onnx.data").stat().st_size for part in ("llm", "visual", "action")
-    )
+    assert memory.kv_cache == memory.kv_cache_per_token * 448 * 4
+    assert memory.total == memory.weights + memory.embedding + memory.kv_cache + memory.prefix_cache
+    data = sum((tiny_engine / part.name / "model.onnx.data").stat().st_size for part in report.parts)
     assert data <= memory.weights < 1.1 * data
 
 
@@ -47,6 +45,7 @@ def test_report_is_readable_and_serialisable(tiny_engine):
         "qwen3_omni_moe_thinker, fp32",
         "KV cache",
         "key_cache_0..2",
+        "2 layers of 24, sounds of less than 24.65 s",
         "velocity",
         "SHA-256 checked",
     ):

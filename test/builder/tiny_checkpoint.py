@@ -32,6 +32,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for item in m.content %}"
     "{% if item.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif item.type == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
     "{% elif item.type == 'trajectory_history' %}<|traj_history_start|><|traj_history|><|traj_history_end|>"
     "{% else %}{{ item.text }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -39,27 +40,42 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_checkpoint(
-    directory: Path, seed: int = 0, action_expert: bool = True, shards: int = 2
+    directory: Path,
+    seed: int = 0,
+    action_expert: bool = True,
+    shards: int = 2,
+    audio: dict | None = None,
+    audio_weights: bool = True,
 ) -> Path:
-    """Write the checkpoint and return its directory. The same seed gives the same weights."""
+    """Write the checkpoint and return its directory. The same seed gives the same weights.
+
+    `audio`: what the audio tower's config has instead of the tiny sizes. Without `audio_weights` there is a
+    config of the audio tower and nothing else of it, as in checkpoints that cannot hear.
+    """
     rng = np.random.default_rng(seed)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     config = thinker_config(tokenizer)
+    config["audio_config"] |= audio or {}
     ids = {name: tokenizer.token_to_id(name) for name in CONTROL_TOKENS}
     write_json(directory / "config.json", config)
-    write_json(directory / "preprocessor_config.json", preprocessor_config(config))
+    processor = preprocessor_config(config) | (feature_extractor_config(config) if audio_weights else {})
+    write_json(directory / "preprocessor_config.json", processor)
     stop = [ids["<|im_end|>"], ids["<|traj_future_start|>"]]
     write_json(directory / "generation_config.json", {"do_sample": False, "eos_token_id": stop})
-    _write_shards(directory, random_tensors(thinker_shapes(config), rng), shards)
+    tensors = random_tensors(thinker_shapes(config), rng)
+    expert_config = action_expert_config(config, tokenizer)
+    expert_tensors = random_tensors(expert_shapes(expert_config), rng)
+    if audio_weights:
+        tensors |= random_tensors(audio_shapes(config), rng)
+    _write_shards(directory, tensors, shards)
     if action_expert:
         expert = directory / "action_expert"
         expert.mkdir(exist_ok=True)
-        expert_config = action_expert_config(config, tokenizer)
         write_json(expert / "config.json", expert_config)
-        save_file(random_tensors(expert_shapes(expert_config), rng), expert / "model.safetensors")
+        save_file(expert_tensors, expert / "model.safetensors")
     return directory
 
 
@@ -125,12 +141,15 @@ def thinker_config(tokenizer: Tokenizer) -> dict:
         },
         "audio_config": {
             "model_type": "qwen3_omni_moe_audio_encoder",
-            "encoder_layers": 1,
-            "encoder_attention_heads": 1,
-            "encoder_ffn_dim": 8,
-            "d_model": 8,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 3,
+            "encoder_ffn_dim": 40,
+            "d_model": 24,
             "downsample_hidden_size": 4,
             "output_dim": 48,
+            "num_mel_bins": 128,
+            "n_window": 50,
+            "n_window_infer": 200,
         },
     }
 
@@ -151,6 +170,23 @@ def preprocessor_config(config: dict, pixels: int = 64 * 48) -> dict:
         "merge_size": vision["spatial_merge_size"],
         "resample": 3,
         "size": {"shortest_edge": pixels, "longest_edge": pixels},
+    }
+
+
+def feature_extractor_config(config: dict) -> dict:
+    return {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": config["audio_config"]["num_mel_bins"],
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "n_fft": 400,
+        "chunk_length": 300,
+        "n_samples": 4800000,
+        "nb_max_frames": 30000,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "dither": 0.0,
+        "return_attention_mask": True,
     }
 
 
@@ -227,6 +263,25 @@ def thinker_shapes(config: dict) -> dict[str, tuple[int, ...]]:
         shapes |= _affine(f"{module}.ln_q", (normed,)) | _affine(f"{module}.mlp.0", (merged, merged))
         shapes |= _affine(f"{module}.mlp.2", (vision["out_hidden_size"], merged))
     return shapes
+
+
+def audio_shapes(config: dict) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of the audio tower."""
+    audio = config["audio_config"]
+    wide, inner, channels = audio["d_model"], audio["encoder_ffn_dim"], audio["downsample_hidden_size"]
+    tower = "audio_tower"
+    shapes = {f"{tower}.conv_out.weight": (wide, channels * -(-audio["num_mel_bins"] // 8))}
+    for i, fan_in in ((1, 1), (2, channels), (3, channels)):
+        shapes |= _affine(f"{tower}.conv2d{i}", (channels, fan_in, 3, 3))
+    for i in range(audio["encoder_layers"]):
+        layer = f"{tower}.layers.{i}"
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes |= _affine(f"{layer}.self_attn.{name}", (wide, wide))
+        shapes |= _affine(f"{layer}.self_attn_layer_norm", (wide,))
+        shapes |= _affine(f"{layer}.final_layer_norm", (wide,))
+        shapes |= _affine(f"{layer}.fc1", (inner, wide)) | _affine(f"{layer}.fc2", (wide, inner))
+    shapes |= _affine(f"{tower}.ln_post", (wide,)) | _affine(f"{tower}.proj1", (wide, wide))
+    return shapes | _affine(f"{tower}.proj2", (audio["output_dim"], wide))
 
 
 def expert_shapes(config: dict) -> dict[str, tuple[int, ...]]:

@@ -9,18 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-
-def assert_refused(run, *words: str) -> None:
-    assert run.code == 2
-    assert run.out == ""
-    assert len(run.err.splitlines()) == 1, run.err
-    for word in words:
-        assert word in run.err
+from refusal import assert_refused
+from safetensors.numpy import save_file
+from tiny_adapter import write_adapter
 
 
 def test_engine_directory_that_is_not_there(edgellm):
     assert_refused(edgellm("generate", "/nowhere", "--prompt", "go"), "/nowhere/config.json", "not found")
+
+
+def test_vocabulary_map_without_the_stop_tokens(edgellm, tiny_checkpoint, tmp_path):
+    path = tmp_path / "map.safetensors"
+    save_file({"vocab_map": np.arange(100)}, path)
+    told = edgellm("export", tiny_checkpoint, tmp_path / "engine", "--vocab-map", path)
+    assert_refused(told, str(path), "lacks the stop tokens [258, 269]")
+    assert not (tmp_path / "engine").exists()
+
+
+def test_hidden_states_of_no_layer(edgellm, tiny_checkpoint, tmp_path):
+    for layers, words in (("1,x", "'x'"), ("0", "of at least 1"), ("9", "has 3 layers")):
+        assert_refused(edgellm("export", tiny_checkpoint, tmp_path / "e", "--hidden-states", layers), words)
 
 
 def test_engine_directory_with_a_missing_file(edgellm, broken_engine):
@@ -136,14 +144,36 @@ def test_image_that_is_a_directory(edgellm, tiny_engine, tmp_path):
     assert_refused(run, str(tmp_path), "is a directory")
 
 
-def test_sound_for_an_engine_without_audio_encoder(edgellm, tiny_engine):
-    run = edgellm("generate", tiny_engine, "--prompt", "go", "--audio", "hello.wav")
-    assert_refused(run, "hello.wav", "no audio encoder")
-
-
 def test_unknown_adapter(edgellm, tiny_engine):
     run = edgellm("generate", tiny_engine, "--prompt", "go", "--lora", "forest")
-    assert_refused(run, "'forest'", "available: none")
+    assert_refused(run, f"--lora 'forest': no such adapter in {tiny_engine}/lora, which has none")
+
+
+def test_adapter_for_an_engine_that_takes_none(edgellm, tiny_engine, tmp_path):
+    run = edgellm("generate", tiny_engine, "--prompt", "go", "--lora", f"forest={tmp_path}")
+    assert_refused(run, "adapter 'forest': this engine takes no adapters", "--max-lora-rank")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"r": 16}, "has rank 16; this engine takes at most 8 (max_lora_rank)"),
+        ({"prefix": "base_model.model.audio_tower."}, "no place for adapters on audio_tower.layers.0.mlp."),
+        ({"use_dora": True}, "use_dora True: not supported, only plain LoRA is"),
+    ],
+)
+def test_adapter_that_does_not_fit(edgellm, tiny_lora_engine, tiny_checkpoint, tmp_path, change, message):
+    directory = write_adapter(tmp_path / "adapter", tiny_checkpoint, **change)
+    run = edgellm("generate", tiny_lora_engine, "--prompt", "go", "--lora", f"forest={directory}")
+    assert_refused(run, str(directory), message)
+
+
+def test_adapter_of_the_checkpoint_above_the_rank_that_was_asked_for(edgellm, tiny_checkpoint, tmp_path):
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    write_adapter(checkpoint / "lora" / "forest", checkpoint, r=6)
+    run = edgellm("export", checkpoint, tmp_path / "engine", "--max-lora-rank", 5)
+    assert_refused(run, "lora/forest", "has rank 6; this engine takes at most 5 (max_lora_rank)")
+    assert not (tmp_path / "engine").exists()
 
 
 def test_prompt_of_ten_thousand_words(edgellm, tiny_engine):
@@ -179,7 +209,7 @@ def test_history_of_the_wrong_length(edgellm, tiny_engine, tmp_path):
     assert_refused(edgellm("generate", tiny_engine, "--prompt", "go", "--history", path), "history", "3")
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["generate"], ["generate", "engine"], ["replay", "bag"]])
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["generate"], ["replay", "bag"]])
 def test_arguments_that_are_missing_or_unknown(edgellm, arguments):
     assert_refused(edgellm(*arguments), "error", "--help")
 
@@ -197,8 +227,8 @@ def test_export_of_a_truncated_checkpoint(edgellm, tiny_checkpoint, tmp_path):
 
 
 def test_export_with_limits_that_contradict_each_other(edgellm, tiny_checkpoint, tmp_path):
-    run = edgellm("export", tiny_checkpoint, tmp_path / "engine", "--max-input-len", 400)
-    assert_refused(run, "max_kv_cache_capacity 384", "max_input_len")
+    run = edgellm("export", tiny_checkpoint, tmp_path / "engine", "--max-input-len", 448)
+    assert_refused(run, "max_kv_cache_capacity 448", "max_input_len")
 
 
 def test_build_says_that_it_needs_a_gpu(edgellm, tiny_engine):

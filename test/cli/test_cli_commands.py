@@ -6,11 +6,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tiny_adapter import write_adapter
 
 from edgellm_ros.cli import make_parser
 
@@ -32,13 +35,57 @@ def test_generate_prints_the_text_on_standard_output_and_the_rest_elsewhere(edge
 def test_generate_json_has_the_whole_answer(edgellm, tiny_engine, image):
     answer = edgellm("generate", tiny_engine, "--image", image, *REQUEST, "--json").json
     assert set(answer) == {
-        "text", "token_ids", "finish_reason", "prompt_tokens", "actions", "paths", "noise_seed", "metrics",
+        "text", "token_ids", "finish_reason", "prompt_tokens", "actions", "paths", "noise_seed", "lora",
+        "metrics",
     }  # fmt: skip
     assert len(answer["token_ids"]) == 8
     assert answer["finish_reason"] == "length"
     assert {"vision_s", "prefill_s", "decode_s", "action_s", "total_s", "first_token_s"} <= set(
         answer["metrics"]
     )
+
+
+def test_an_engine_with_extras_answers(edgellm, tiny_checkpoint, tmp_path):
+    path = tmp_path / "map.safetensors"
+    save_file({"vocab_map": np.array([258, 269, *range(10, 60)])}, path)
+    extras = ["--vocab-map", path, "--hidden-states", "3,1", "--lm-head-input"]
+    assert edgellm("export", tiny_checkpoint, tmp_path / "engine", *extras).code == 0
+    answer = edgellm("generate", tmp_path / "engine", *REQUEST, "--json").json
+    assert set(answer["token_ids"]) <= {258, 269, *range(10, 60)}
+    shown = edgellm("inspect", tmp_path / "engine").out
+    assert "vocabulary 302, 52 to answer with" in shown
+    assert "hidden_states_1..3" in shown
+    assert "lm_head.weight" in shown
+
+
+def test_adapters_of_the_checkpoint_go_with_the_engine(edgellm, tiny_checkpoint, tmp_path):
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    for name, rank in (("polite", 3), ("german", 6)):
+        write_adapter(checkpoint / "lora" / name, checkpoint, seed=rank, r=rank)
+    engine = tmp_path / "engine"
+    assert edgellm("export", checkpoint, engine).code == 0
+    report = edgellm("inspect", engine, "--json").json
+    assert report["config"]["builder"]["max_lora_rank"] == 6
+    assert [(adapter["name"], adapter["rank"], adapter["modules"]) for adapter in report["adapters"]] == [
+        ("german", 6, 21),
+        ("polite", 3, 21),
+    ]
+    assert "up to rank 6; german (rank 6), polite (rank 3)" in edgellm("inspect", engine).out
+    answers = {
+        name: edgellm("generate", engine, *REQUEST, "--json", "--lora", name).json
+        for name in ("", "german", "polite", f"mine={checkpoint / 'lora' / 'german'}")
+    }
+    assert [answer["lora"] for answer in answers.values()] == ["", "german", "polite", "mine"]
+    german, mine = (
+        answers["german"]["token_ids"],
+        answers[f"mine={checkpoint / 'lora' / 'german'}"]["token_ids"],
+    )
+    assert german == mine
+    assert german != answers["polite"]["token_ids"] != answers[""]["token_ids"]
+
+    assert edgellm("export", checkpoint, tmp_path / "without", "--max-lora-rank", 0).code == 0
+    assert not (tmp_path / "without" / "lora").exists()
+    assert edgellm("inspect", tmp_path / "without", "--json").json["adapters"] == []
 
 
 def test_the_same_request_gives_the_same_answer(edgellm, tiny_engine, image):
@@ -123,7 +170,7 @@ def test_inspect_shows_config_bindings_and_memory(edgellm, tiny_engine):
     assert "KV cache" in shown.out
     report = edgellm("inspect", tiny_engine, "--json").json
     assert report["config"]["llm"]["hidden_size"] == 48
-    assert [part["name"] for part in report["parts"]] == ["llm", "visual", "action"]
+    assert [part["name"] for part in report["parts"]] == ["llm", "visual", "audio", "action"]
 
 
 def test_export_writes_an_engine_directory(edgellm, tiny_checkpoint, tmp_path):

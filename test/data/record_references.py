@@ -8,14 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import tempfile
 from pathlib import Path
 
+import numpy as np
+import soxr
 import torch
 import transformers
-from reference_inputs import IMAGE_TOKEN, VISION_START, make_image, prompt_ids
+from reference_inputs import (
+    BANDS,
+    FRAMES,
+    IMAGE_TOKEN,
+    VISION_START,
+    make_image,
+    make_sound,
+    prompt_ids,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerModel
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerModel,
+    _get_feat_extract_output_lengths,
+)
+
+sys.path.append(str(Path(__file__).parents[1] / "builder"))
+from tiny_checkpoint import write_tiny_checkpoint
 
 REFERENCES = Path(__file__).with_name("transformers_references.json")
 
@@ -35,6 +54,39 @@ PROMPTS = [  # text lengths, and between them the grids of images (rows and colu
     ([1, 0, 6], [(2, 3), (5, 1)]),
     ([4, 1, 2], [(1, 1), (3, 8)]),
 ]
+
+
+SOUNDS = [(0.02, 16000, 0.5), (1.27, 44100, 3.0), (2.5, 8000, 1e-3)]  # seconds, sample rate, loudness
+HEARD = [0.4, 3.14]  # seconds of the sounds that the tiny checkpoint hears
+
+
+def extract(samples: np.ndarray) -> np.ndarray:
+    """Log-mel features [128, frames] of samples at 16 kHz, as the processor of Qwen3-Omni has them made."""
+    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
+    return extractor(samples, sampling_rate=16000, padding=True, truncation=False)["input_features"][0]
+
+
+def sound_reference(seconds: float, sample_rate: int, loudness: float) -> dict:
+    samples = soxr.resample(make_sound(seconds, sample_rate, loudness), sample_rate, 16000)
+    features = extract(samples)
+    part = features[BANDS, FRAMES].astype(float).round(6).tolist()
+    return {"sound": [seconds, sample_rate, loudness], "frames": features.shape[1], "features": part}
+
+
+def hearing_references() -> list[dict]:
+    """First and last audio row of the tiny checkpoint."""
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = write_tiny_checkpoint(Path(directory), action_expert=False)
+        model = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+    references = []
+    for seconds in HEARD:
+        features = torch.from_numpy(extract(make_sound(seconds, 16000)))
+        lengths = torch.tensor([features.shape[1]])
+        with torch.no_grad():
+            rows = model.model.audio_tower(features, feature_lens=lengths).last_hidden_state
+        ends = rows[[0, -1]].double().numpy().round(6).tolist()
+        references.append({"seconds": seconds, "tokens": len(rows), "rows": ends})
+    return references
 
 
 def image_reference(height: int, width: int, bounds: tuple[int, int]) -> dict:
@@ -80,6 +132,9 @@ def main() -> None:
         "transformers": transformers.__version__,
         "images": [image_reference(*size, bounds) for size in IMAGE_SIZES for bounds in IMAGE_BOUNDS],
         "rope": [rope_reference(*prompt) for prompt in PROMPTS],
+        "sounds": [sound_reference(*sound) for sound in SOUNDS],
+        "audio_tokens": _get_feat_extract_output_lengths(torch.arange(1, 321)).tolist(),
+        "hearing": hearing_references(),
     }
     REFERENCES.write_text(json.dumps(references) + "\n", encoding="utf-8")
 

@@ -7,14 +7,16 @@ import io
 
 from edgellm_ros.ros.display import Display
 
-COMMAND = {"event": "command", "number": 0, "seed": 5, "family": "random", "command": "go to it"}
+COMMAND = {"event": "command", "number": 0, "seed": 5, "family": "random", "command": "go to it",
+    "person": "Annie (en), rain 20 dB below",
+}  # fmt: skip
 PLAN = {
     "event": "plan", "number": 0, "time": 0.8, "text": "the way is clear.", "drives": True,
     "first_words_s": 0.1, "plan_s": 0.3,
 }  # fmt: skip
 OUTCOME = {
     "event": "outcome", "number": 0, "outcome": "success", "time": 5.6, "plans": 7,
-    "plan_seconds": [0.3, 0.5], "command": "go to it", "picture": "out/episode_000.png",
+    "plan_seconds": [0.3, 0.5], "command": "go to it", "understood": True, "picture": "out/episode_000.png",
 }  # fmt: skip
 
 

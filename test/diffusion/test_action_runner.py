@@ -33,6 +33,7 @@ def cache(config) -> LinearKVCache:
     llm, builder = config.llm, config.builder
     cache = LinearKVCache(
         DEVICE,
+        load_kernels(DEVICE),
         llm.num_hidden_layers,
         3,
         llm.num_key_value_heads,
@@ -48,7 +49,8 @@ def cache(config) -> LinearKVCache:
 
 
 def make_runner(config, path) -> ActionRunner:
-    table = make_rope_table(config.llm, config.builder.max_kv_cache_capacity + 6, DEVICE)
+    positions = config.builder.max_kv_cache_capacity + 6
+    table = make_rope_table(config.llm.rope, config.llm.head_dim, positions, DEVICE)
     return ActionRunner(
         EngineExecutor.open(path, DEVICE), config.action, DEVICE, load_kernels(DEVICE), table, 8
     )

@@ -43,6 +43,73 @@ def test_a_row_times_a_weight_is_the_same_alone_and_among_others(tmp_path, threa
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("rank", [1, 8, 24, 64, 200])
+@pytest.mark.parametrize(("fan_in", "fan_out"), [(256, 640), (640, 256), (2048, 128), (48, 16)])
+def test_a_row_times_two_activations_is_the_same_alone_and_among_others_in_gemm_with_transposed_operands(
+    tmp_path, threads, rank, fan_in, fan_out
+):
+    """How adapters are applied (builder/lora.py); the same products as MatMul fail here."""
+    rng = np.random.default_rng(0)
+    path = save_model(
+        tmp_path / "adapter.onnx",
+        [
+            helper.make_node("Gemm", ["a", "x"], ["t"], transA=1, transB=1),
+            helper.make_node("Gemm", ["t", "b", "base"], ["y"], transA=1),
+        ],
+        {
+            "x": (FLOAT, ["T", fan_in]),
+            "a": (FLOAT, [fan_in, "r"]),
+            "b": (FLOAT, ["r", fan_out]),
+            "base": (FLOAT, ["T", fan_out]),
+        },
+        {"y": (FLOAT, ["T", fan_out])},
+    )
+    executor = EngineExecutor.open(path, DEVICE, threads)
+
+    def random(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    x, base, a, b = random(516, fan_in), random(516, fan_out), random(fan_in, rank), random(rank, fan_out)
+
+    def apply(count):
+        inputs = {"x": x[:count], "base": base[:count], "a": a, "b": b}
+        return run(executor, {"T": count, "r": rank}, inputs, "y", (count, fan_out))
+
+    whole = apply(516)
+    exact = base + (x.astype(np.float64) @ a) @ b
+    np.testing.assert_allclose(whole, exact, atol=1e-6 * np.abs(exact).max())
+    for count in (1, 2, 3, 4, 5, 14, 33, 64, 129, 260):
+        np.testing.assert_array_equal(apply(count), whole[:count])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize(("fan_in", "fan_out"), [(256, 1655), (48, 302), (2048, 400), (256, 3)])
+def test_two_rows_or_more_times_a_matrix_that_is_no_weight_are_the_same_in_any_number(
+    tmp_path, threads, fan_in, fan_out
+):
+    """A single row is not, so LMHead makes two of it."""
+    rng = np.random.default_rng(0)
+    path = save_model(
+        tmp_path / "product.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (FLOAT, [2, "B", "N", fan_in]), "w": (FLOAT, [fan_in, fan_out])},
+        {"y": (FLOAT, [2, "B", "N", fan_out])},
+    )
+    executor = EngineExecutor.open(path, DEVICE, threads)
+    weight = rng.standard_normal((fan_in, fan_out)).astype(np.float32)
+    rows = rng.standard_normal((64, fan_in)).astype(np.float32)
+
+    def product(batch, wanted):
+        x = np.stack([rows[: batch * wanted].reshape(batch, wanted, fan_in)] * 2)
+        shape = (2, batch, wanted, fan_out)
+        return run(executor, {"B": batch, "N": wanted}, {"x": x, "w": weight}, "y", shape)[0]
+
+    whole = product(8, 8).reshape(64, fan_out)
+    for batch, wanted in [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (1, 5), (3, 7)]:
+        np.testing.assert_array_equal(product(batch, wanted).reshape(-1, fan_out), whole[: batch * wanted])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
 def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, threads):
     heads, kv_heads, size, capacity = 4, 2, 64, 384
     cache_shape = ["B", kv_heads, capacity, size]
@@ -76,6 +143,10 @@ def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, th
     whole = attend(4, 130)
     for batch, tokens in [(1, 2), (4, 2), (1, 33), (3, 70), (1, 130)]:
         np.testing.assert_array_equal(attend(batch, tokens), whole[:batch, :, :tokens])
+
+    for start, stop in [(1, 130), (100, 130), (128, 130)]:  # prompts whose beginning was there already
+        rest = attend(2, stop - start, rows=slice(start, stop))
+        np.testing.assert_array_equal(rest, whole[:2, :, start:stop])
 
     decoded = attend(4, 1, rows=slice(129, 130))  # the last token alone, which sees 130 rows
     for batch in (1, 2, 3):

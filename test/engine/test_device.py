@@ -37,6 +37,13 @@ def test_copying_between_shapes_or_types_is_an_error_that_names_both(device):
         device.upload(tensor, np.zeros((3, 2), np.float32))
 
 
+def test_a_tensor_is_copied_into_another(device):
+    source, target = device.empty((2, 3), np.float32), device.zeros((4, 3), np.float32)
+    device.upload(source, np.arange(6, dtype=np.float32).reshape(2, 3))
+    device.copy(target.rows(1, 3), source)
+    np.testing.assert_array_equal(target.array, [[0, 0, 0], [0, 1, 2], [3, 4, 5], [0, 0, 0]])
+
+
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
 def test_a_device_that_is_not_here_says_so(name):
     with pytest.raises(EngineError, match=f"{name}' is not available"):

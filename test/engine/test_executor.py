@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import KEPT_BINDINGS, EngineExecutor
 
 DEVICE = CpuDevice()
 DIMS = {"B": 2, "S": 3}
@@ -125,11 +125,12 @@ class RecordingBackend:
 
     def bind(self, profile, tensors, stream):
         self.calls.append("bind")
+        return tensors["x"].shape
 
-    def run(self, stream):
-        self.calls.append("run")
+    def run(self, bound, stream):
+        self.calls.append(f"run {bound}")
 
-    def capture(self, stream):
+    def capture(self, bound, stream):
         self.calls.append("capture")
         return self
 
@@ -161,7 +162,27 @@ def test_a_captured_graph_is_replayed_for_the_bindings_it_was_captured_with():
     executor.execute()
     executor.prepare(0, {"B": 4}, {"x": buffer})
     executor.execute()
-    assert backend.calls == ["bind", "capture", "launch", "bind", "run", "bind", "launch"]
+    assert backend.calls == ["bind", "capture", "launch", "bind", "run (2,)", "launch"]
+
+
+def test_bindings_that_take_turns_are_kept_and_the_oldest_forgotten():
+    backend = RecordingBackend()
+    executor = EngineExecutor(backend, "recording")
+    buffer = DEVICE.empty((100,), np.float32)
+
+    def step(size):
+        executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
+        executor.execute()
+
+    for size in (1, 2, 1, 2):
+        step(size)
+    assert backend.calls == ["bind", "run (1,)", "bind", "run (2,)", "run (1,)", "run (2,)"]
+    for size in range(2, KEPT_BINDINGS + 2):
+        step(size)
+    backend.calls.clear()
+    step(2)
+    step(1)
+    assert backend.calls == ["run (2,)", "bind", "run (1,)"]
 
 
 def test_a_cache_bound_to_one_address_is_not_copied(tmp_path):

@@ -88,3 +88,17 @@ def test_an_euler_step_moves_along_the_velocity():
     expected = x.array + np.float32(0.1) * velocity.array
     KERNELS.euler_step(x, velocity, 0.1)
     np.testing.assert_array_equal(x.array, expected)
+
+
+def test_cache_rows_are_copied_between_caches_of_different_capacity():
+    source = tensor(RNG.standard_normal((1, 2, 5, 4)), np.float32)
+    target = tensor(np.full((1, 2, 9, 4), 7), np.float32)
+    KERNELS.copy_cache_rows(source, 1, target, 4, 3)
+    np.testing.assert_array_equal(target.array[:, :, 4:7], source.array[:, :, 1:4])
+    assert (np.delete(target.array, [4, 5, 6], axis=2) == 7).all()
+
+
+def test_drawn_tokens_are_mapped_to_the_whole_vocabulary():
+    out = tensor(np.zeros(4, np.int64))
+    KERNELS.map_tokens(tensor([2, 0, -1, 1]), tensor([5, 7, 300]), out)
+    assert out.array.tolist() == [300, 5, -1, 7]

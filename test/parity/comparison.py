@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from engine_graphs import Graph, LanguageModel
+from engine_graphs import Encoders, Graph, LanguageModel
 from expert_reference import ExpertReference
 from thinker_reference import Answer, Prompt, ThinkerReference
 
@@ -63,7 +63,7 @@ class Comparison:
         self.expert = expert
         self.runtime = LLMInferenceRuntime(engine)
         self.language_model = LanguageModel(engine)
-        self.vision = Graph(engine / "visual" / "model.onnx")
+        self.encoders = Encoders(engine)
         self.action = Graph(engine / "action" / "model.onnx")
 
     @classmethod
@@ -98,20 +98,7 @@ class Comparison:
     def _logits(self, prompt: Prompt, answer: Answer) -> float:
         """Graphs alone, fed with the reference's tokens: all logits of all steps."""
         model, thinker = self.language_model, self.thinker
-        model.reset()
-        ids = prompt.input_ids[0].numpy()
-        places = ids == thinker.model.config.image_token_id
-        embeds = model.embedding[ids]
-        rows, *levels = self.vision(
-            pixel_values=prompt.pixel_values, **thinker.vision_inputs(prompt)
-        ).values()
-        embeds[places] = rows
-        deepstack = []
-        for level in levels:
-            deepstack.append(np.zeros_like(embeds))
-            deepstack[-1][places] = level
-        positions, _ = thinker.positions(prompt)
-        logits = [model.step(embeds, *thinker.rope_rows(positions), deepstack)]
+        logits = [model.prefill(thinker, self.encoders, prompt)]
         for token in answer.token_ids[:-1]:
             position = torch.full((3, 1, 1), model.length + answer.delta)
             logits.append(model.step(model.embedding[[token]], *thinker.rope_rows(position)))

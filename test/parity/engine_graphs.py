@@ -33,13 +33,55 @@ class Graph:
         return dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
 
 
-class LanguageModel:
-    """The LLM graph with its cache, for one sequence at a time."""
+class Encoders:
+    """The encoder graphs, and what they put in the places of a prompt's placeholders."""
 
     def __init__(self, engine: Path) -> None:
+        self.graphs = {
+            part: Graph(engine / part / "model.onnx")
+            for part in ("visual", "audio")
+            if (engine / part / "model.onnx").is_file()
+        }
+
+    def vision(self, thinker, prompt) -> list[np.ndarray]:
+        """Image rows, then the deepstack rows of each level, [R, H] each."""
+        inputs = thinker.vision_inputs(prompt)
+        return list(self.graphs["visual"](pixel_values=prompt.pixel_values, **inputs).values())
+
+    def audio(self, thinker, prompt) -> np.ndarray:
+        """Rows of all sounds, [A, H]."""
+        return self.graphs["audio"](**thinker.audio_inputs(prompt))["audio_embeds"]
+
+    def embed(self, thinker, prompt, embedding: np.ndarray) -> tuple[np.ndarray, list[np.ndarray] | None]:
+        """Embeddings of a prompt [S, H], and those of each deepstack level; None without an image."""
+        ids = prompt.input_ids[0].numpy()
+        embeds, deepstack = embedding[ids], None
+        if prompt.pixel_values is not None:
+            places = ids == thinker.model.config.image_token_id
+            embeds[places], *levels = self.vision(thinker, prompt)
+            deepstack = [np.zeros_like(embeds) for _ in levels]
+            for target, rows in zip(deepstack, levels, strict=True):
+                target[places] = rows
+        if prompt.input_features is not None:
+            embeds[ids == thinker.model.config.audio_token_id] = self.audio(thinker, prompt)
+        return embeds, deepstack
+
+
+class LanguageModel:
+    """The LLM graph with its cache, for one sequence at a time.
+
+    adapter: what to bind to the adapter inputs, name -> array; None = the base model, rank 0.
+    """
+
+    def __init__(self, engine: Path, adapter: dict[str, np.ndarray] | None = None) -> None:
         self.graph = Graph(engine / "llm" / "model.onnx")
         self.embedding = load_file(engine / "embedding.safetensors")["embedding"]
         self.cache_names = [name for name in self.graph.inputs if "_cache_" in name]
+        self.adapter = adapter or {
+            name: np.zeros([size if isinstance(size, int) else 0 for size in node.shape])
+            for name, node in self.graph.inputs.items()
+            if ".lora_" in name
+        }
         self.deepstack_names = [name for name in self.graph.inputs if name.startswith("deepstack_")]
         self.capacity = self.graph.inputs["attention_mask"].shape[3]
         self.reset()
@@ -67,10 +109,18 @@ class LanguageModel:
                 for name, level in zip(self.deepstack_names, levels, strict=True)
             },
             **self.cache,
+            **self.adapter,
         )
         self.length += count
         self.cache = {name: out["present_" + name.replace("_cache_", "_")] for name in self.cache_names}
         return out["logits"][0]
+
+    def prefill(self, thinker, encoders: Encoders, prompt, wanted=None) -> np.ndarray:
+        """Run a prompt from an empty cache; logits [N, V] of the wanted tokens (default: the last)."""
+        self.reset()
+        embeds, deepstack = encoders.embed(thinker, prompt, self.embedding)
+        positions, _ = thinker.positions(prompt)
+        return self.step(embeds, *thinker.rope_rows(positions), deepstack, wanted)
 
     def kv(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Filled rows of one layer's keys and values, [Hkv, length, D]."""

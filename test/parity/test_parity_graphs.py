@@ -4,6 +4,8 @@ tokens equal."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from engine_graphs import Graph, LanguageModel  # noqa: E402
+from engine_graphs import Encoders, Graph, LanguageModel  # noqa: E402
 
 TOLERANCE = 1e-3
 SYSTEM = "You drive a robot."
@@ -36,32 +38,12 @@ def language_model(engine) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def run_vision(thinker, engine):
-    graph = Graph(engine / "visual" / "model.onnx")
-
-    def run(prompt) -> list[np.ndarray]:
-        return list(graph(pixel_values=prompt.pixel_values, **thinker.vision_inputs(prompt)).values())
-
-    return run
+    return partial(Encoders(engine).vision, thinker)
 
 
 @pytest.fixture(scope="module")
-def prefill(thinker, language_model, run_vision):
-    """Runs a prompt from an empty cache; logits [N, V] of the wanted tokens (default: the last)."""
-
-    def run(prompt, wanted=None) -> np.ndarray:
-        language_model.reset()
-        ids = prompt.input_ids[0].numpy()
-        embeds = language_model.embedding[ids]
-        deepstack = [np.zeros_like(embeds) for _ in language_model.deepstack_names]
-        if prompt.pixel_values is not None:
-            places = ids == thinker.model.config.image_token_id
-            embeds[places], *levels = run_vision(prompt)
-            for target, rows in zip(deepstack, levels, strict=True):
-                target[places] = rows
-        positions, _ = thinker.positions(prompt)
-        return language_model.step(embeds, *thinker.rope_rows(positions), deepstack, wanted)
-
-    return run
+def prefill(thinker, engine, language_model):
+    return partial(language_model.prefill, thinker, Encoders(engine))
 
 
 def test_vision_rows_and_deepstack_rows_match(thinker, run_vision, image):

@@ -1,28 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint run by transformers' own classes: tokenizer, chat template, image processor, vision tower,
-language model."""
+"""The checkpoint run by transformers' own classes: tokenizer, chat template, processors, encoders, language
+model."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer, Qwen3OmniMoeThinkerForConditionalGeneration
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoTokenizer,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+)
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Inputs of one request as transformers makes them. pixel_values and grid are None without an image."""
+    """Inputs of one request as transformers makes them. pixel_values and grid are None without an image,
+    input_features and feature_mask without a sound."""
 
     input_ids: Tensor  # [1, S]
     pixel_values: Tensor | None  # [P, values per patch]
     grid: Tensor | None  # [1, 3] time, rows, columns of patches
+    input_features: Tensor | None = None  # [sounds, mel bins, frames]
+    feature_mask: Tensor | None = None  # [sounds, frames], 1 where there is sound
+
+    @property
+    def frames(self) -> Tensor | None:
+        """Frames of each sound."""
+        return None if self.feature_mask is None else self.feature_mask.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -52,21 +67,38 @@ class ThinkerReference:
         self.model = model.from_pretrained(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
         self.processor = AutoImageProcessor.from_pretrained(checkpoint)
+        self.hears = "feature_extractor_type" in json.loads(
+            (checkpoint / "preprocessor_config.json").read_text()
+        )
+        self.extractor = AutoFeatureExtractor.from_pretrained(checkpoint) if self.hears else None
         generation = json.loads((checkpoint / "generation_config.json").read_text())
         self.stop_ids = list(generation["eos_token_id"])
         expert = checkpoint / "action_expert" / "config.json"
         self.expert_config = json.loads(expert.read_text()) if expert.is_file() else None
 
-    def prompt(self, text: str, system: str = "", image: np.ndarray | None = None, history=None) -> Prompt:
-        """Chat template and tokenizer, then one placeholder per image row and the history's tokens in place
-        of its own."""
+    def prompt(
+        self,
+        text: str,
+        system: str = "",
+        image: np.ndarray | None = None,
+        history=None,
+        sounds: Sequence[np.ndarray] = (),
+    ) -> Prompt:
+        """Chat template and tokenizer, then one placeholder per image row and audio row, and the history's
+        tokens in place of its own. sounds: float32 at 16 kHz."""
         items: list[dict] = [{"type": "image"}] if image is not None else []
         if self.expert_config is not None:
             items.append({"type": "trajectory_history"})
+        items += [{"type": "audio"} for _ in sounds]
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": [*items, {"type": "text", "text": text}]})
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-        pixel_values = grid = None
+        pixel_values = grid = features = mask = None
+        if sounds:
+            features, mask = self.features(sounds)
+            window, token = self.model.config.audio_config.n_window, self.model.config.audio_token_id
+            counts = omni._get_feat_extract_output_lengths(mask.sum(-1), window).tolist()
+            ids = _replace(ids, token, *[[token] * count for count in counts])
         if image is not None:
             processed = self.processor(images=[image], return_tensors="pt")
             pixel_values, grid = processed["pixel_values"], processed["image_grid_thw"]
@@ -74,7 +106,21 @@ class ThinkerReference:
             ids = _replace(ids, self.model.config.image_token_id, [self.model.config.image_token_id] * rows)
         if self.expert_config is not None:
             ids = _replace(ids, self.expert_config["history_token_id"], self.history_ids(history))
-        return Prompt(torch.tensor([ids]), pixel_values, grid)
+        return Prompt(torch.tensor([ids]), pixel_values, grid, features, mask)
+
+    def features(self, sounds: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """Log-mel features of each sound on its own, [sounds, mel bins, frames], and their mask.
+
+        The extractor, given several at once, would let the longest decide how the others end.
+        """
+        made = [
+            self.extractor(sound, sampling_rate=16000, padding=True, truncation=False, return_tensors="pt")
+            for sound in sounds
+        ]
+        features = [one["input_features"][0].T for one in made]
+        masks = [torch.ones(len(one), dtype=torch.long) for one in features]
+        pad = torch.nn.utils.rnn.pad_sequence
+        return pad(features, batch_first=True).transpose(1, 2), pad(masks, batch_first=True)
 
     def history_ids(self, history=None) -> list[int]:
         """Tokens of past positions [N, 2] in metres, oldest first; None is standing still."""
@@ -89,6 +135,27 @@ class ThinkerReference:
         """Image rows, then the deepstack rows of each level, [R, H] each."""
         out = self.model.model.get_image_features(prompt.pixel_values, prompt.grid, return_dict=True)
         return [torch.cat(part) for part in (out.pooler_output, *out.deepstack_features)]
+
+    def audio(self, prompt: Prompt) -> Tensor:
+        """Rows of all sounds, [A, H]."""
+        return self.model.model.get_audio_features(
+            prompt.input_features, prompt.feature_mask, return_dict=True
+        ).last_hidden_state
+
+    def audio_inputs(self, prompt: Prompt) -> dict[str, Tensor]:
+        """What the audio graph takes, from the functions that the model itself uses."""
+        config = self.model.config.audio_config
+        features = prompt.input_features.transpose(1, 2)[prompt.feature_mask.bool()].T
+        chunks, lengths = omni.chunk_and_pad_features(features, prompt.frames, config.n_window)
+        index = omni.get_valid_indices(lengths, config.n_window)
+        bounds = omni.get_audio_cu_seqlens(lengths, prompt.frames, config.n_window_infer, config.n_window)
+        windows = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff())
+        return {
+            "input_features": chunks,
+            "token_index": index,
+            "position_index": index % -(-chunks.shape[2] // 8),
+            "attention_mask": (windows[:, None] == windows)[None, None],
+        }
 
     def vision_inputs(self, prompt: Prompt) -> dict[str, Tensor]:
         """What the vision graph takes besides the pixels, from the functions that the model itself uses."""
@@ -116,7 +183,9 @@ class ThinkerReference:
     def positions(self, prompt: Prompt) -> tuple[Tensor, int]:
         """mRoPE positions [3, 1, S] of the prompt, and the delta of what follows."""
         mask = torch.ones_like(prompt.input_ids)
-        positions, delta = self.model.get_rope_index(prompt.input_ids, prompt.grid, attention_mask=mask)
+        positions, delta = self.model.get_rope_index(
+            prompt.input_ids, prompt.grid, attention_mask=mask, audio_seqlens=prompt.frames
+        )
         return positions, int(delta)
 
     def prefill_logits(self, prompt: Prompt) -> Tensor:
@@ -149,9 +218,19 @@ class ThinkerReference:
         inputs = {"input_ids": prompt.input_ids, "attention_mask": torch.ones_like(prompt.input_ids)}
         if prompt.pixel_values is not None:
             inputs |= {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.grid}
+        if prompt.input_features is not None:
+            inputs |= {
+                "input_features": prompt.input_features,
+                "feature_attention_mask": prompt.feature_mask,
+            }
         return inputs
 
 
-def _replace(ids: list[int], placeholder: int, replacement: list[int]) -> list[int]:
-    index = ids.index(placeholder)
-    return [*ids[:index], *replacement, *ids[index + 1 :]]
+def _replace(ids: list[int], placeholder: int, *replacements: list[int]) -> list[int]:
+    """The i-th placeholder becomes the i-th replacement."""
+    waiting = list(replacements)
+    replaced: list[int] = []
+    for token in ids:
+        replaced += waiting.pop(0) if token == placeholder else [token]
+    assert not waiting
+    return replaced

@@ -27,6 +27,7 @@ from std_msgs.msg import String
 TIMEOUT_S = 30.0  # for whatever should happen at once; generous, for computers that are busy
 RETRY_S = 3.0
 OUTPUTS = {
+    "utterance": AudioChunk,
     "generation": Generation,
     "text": String,
     "text_stream": String,
@@ -55,7 +56,7 @@ class Peer:
         self._image = self.node.create_publisher(image_type, "/edgellm/image", 10)
         self._command = self.node.create_publisher(String, "/edgellm/command", 10)
         self._odom = self.node.create_publisher(Odometry, "/edgellm/odom", 10)
-        self._audio = self.node.create_publisher(AudioChunk, "/edgellm/audio", 10)
+        self._audio = self.node.create_publisher(AudioChunk, "/edgellm/audio", 100)
         self._plan = ActionClient(self.node, Plan, "/edgellm/plan")
         self._clients: dict[str, Any] = {}
 
@@ -143,9 +144,13 @@ class Peer:
         message.twist.twist.linear.x = float(speed)
         self._odom.publish(message)
 
-    def sound(self, samples: bytes) -> None:
-        """Publish a piece of sound."""
-        self._audio.publish(AudioChunk(encoding=AudioChunk.S16LE, sample_rate=16000, data=samples))
+    def sound(self, data: bytes, stamp: Any = None, **fields: Any) -> AudioChunk:
+        """Publish a piece of sound, 16 kHz S16LE mono unless `fields` say otherwise. Returns the message."""
+        message = AudioChunk(**{"encoding": AudioChunk.S16LE, "sample_rate": 16000, **fields}, data=data)
+        if stamp is not None:
+            message.header.stamp = stamp
+        self._audio.publish(message)
+        return message
 
     def status(self, name: str) -> Any:
         """The next status of this name on /diagnostics."""
@@ -192,13 +197,14 @@ class Peer:
         """The lifecycle state."""
         return self.call(GetState, "get_state").current_state.label
 
-    def set_parameter(self, name: str, value: bool | int | float | str) -> Any:
+    def set_parameter(self, name: str, value: bool | int | float | str | list[str]) -> Any:
         """Set one parameter; returns the node's verdict."""
         kinds = {
             bool: (ParameterType.PARAMETER_BOOL, "bool_value"),
             int: (ParameterType.PARAMETER_INTEGER, "integer_value"),
             float: (ParameterType.PARAMETER_DOUBLE, "double_value"),
             str: (ParameterType.PARAMETER_STRING, "string_value"),
+            list: (ParameterType.PARAMETER_STRING_ARRAY, "string_array_value"),
         }
         kind, field = kinds[type(value)]
         parameter = Parameter(name=name, value=ParameterValue(type=kind, **{field: value}))

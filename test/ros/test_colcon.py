@@ -71,6 +71,12 @@ def test_the_node_is_an_executable_of_the_package(install):
     assert done.stderr.strip() == "edgellm_node: error: plan_on must be one of command, image, got 'whistle'"
 
 
+def test_the_replay_is_an_executable_of_the_package(install):
+    done = in_workspace(install, "edgellm_ros/lib/edgellm_ros/replay_node /nowhere --out /nowhere/out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("edgellm replay: error: ")
+
+
 def test_launch_and_parameter_files_are_installed(install):
     share = install / "edgellm_ros" / "share" / "edgellm_ros"
     for folder in ("launch", "config"):

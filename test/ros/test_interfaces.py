@@ -12,8 +12,8 @@ FIELDS = {
     msg.AudioChunk: "header encoding sample_rate channels data",
     msg.SamplingParams: "temperature top_p top_k min_p repetition_penalty max_tokens stop seed",
     msg.Generation: "header request_id text token_count token_ids prompt_token_count finish_reason lora "
-    "action_chunk_count queue_latency vision_latency prefill_latency first_token_latency decode_latency "
-    "action_latency total_latency",
+    "action_chunk_count queue_latency vision_latency audio_latency prefill_latency first_token_latency "
+    "decode_latency action_latency total_latency",
     msg.ActionChunk: "header request_id dt horizon names units values sample_index noise_seed",
     srv.SwitchLora.Request: "name",
     srv.ListLoras.Response: "success message names active",
@@ -37,6 +37,13 @@ def test_fields(message_type):
 )
 def test_every_response_has_success_and_message(service):
     assert {"success", "message"} <= set(service.Response.get_fields_and_field_types())
+
+
+def test_feedback_names_every_stage_of_the_runtime():
+    stages = [
+        getattr(action.Plan.Feedback, name) for name in ("VISION", "AUDIO", "PREFILL", "DECODE", "ACTION")
+    ]
+    assert stages == ["vision", "audio", "prefill", "decode", "action"]
 
 
 def test_a_default_goal_is_greedy_and_asks_for_one_trajectory():

@@ -105,13 +105,12 @@ class TestConfigure:
 
 
 class TestStates:
-    def test_a_goal_sent_while_inactive_is_rejected_and_the_reason_logged(
-        self, active, manual_node, peer, goal
-    ):
+    def test_a_goal_sent_while_inactive_ends_in_an_error_that_says_so(self, active, peer, goal):
         assert peer.plan(goal).termination_reason == R.COMPLETED
         assert peer.transition("deactivate")
-        assert not peer.send(goal).handle.accepted
-        assert "goal rejected: the node is not active" in manual_node.log.read_text()
+        result = peer.plan(goal)
+        assert result.termination_reason == R.ERROR
+        assert result.message == "the node is not active"
         assert peer.transition("activate")
         assert peer.plan(goal).termination_reason == R.COMPLETED
 

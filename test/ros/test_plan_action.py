@@ -187,14 +187,14 @@ class TestQueue:
         peer.wait(lambda: len(ends) == 3, "three results")
         assert ends == [0, 1, 2]
 
-    def test_rejects_what_does_not_fit_and_says_so_in_the_diagnostics(self, peer, long_goal):
+    def test_a_goal_that_does_not_fit_ends_in_an_error(self, peer, long_goal):
         running = peer.send(long_goal)
         running.wait_for_stage("action")
         waiting = [peer.send(long_goal) for _ in range(4)]
-        assert all(call.handle.accepted for call in waiting)
-        assert not peer.send(long_goal).handle.accepted
+        result = peer.plan(long_goal)
+        assert result.termination_reason == R.ERROR
+        assert result.message == "4 goals wait already (parameter queue_size)"
         values = {pair.key: pair.value for pair in peer.status("plans").values}
-        assert values["last_rejection"] == "4 goals wait already (parameter queue_size)"
         assert values["goals_waiting"] == "4"
         for call in (*waiting, running):
             call.cancel()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
-from edgellm_ros.srv import ListLoras, SaveSystemPrompt, SetNoiseSeed, SwitchLora
+from edgellm_ros.srv import ListLoras, SetNoiseSeed, SwitchLora
 
 QUIET_S = 0.5  # long enough for a plan that should not be made to be noticed
 
@@ -193,7 +193,7 @@ class TestServices:
     def test_switch_to_an_unknown_adapter_fails_and_changes_nothing(self, peer):
         response = peer.call(SwitchLora, "switch_lora", name="polite")
         assert not response.success
-        assert response.message == "unknown adapter 'polite'; loaded are: none"
+        assert response.message == "unknown LoRA adapter 'polite'; loaded: none"
         assert peer.call(ListLoras, "list_loras").active == ""
 
     def test_switch_to_the_base_model_succeeds(self, peer):
@@ -222,11 +222,6 @@ class TestServices:
         assert not response.success
         assert "got -1" in response.message
 
-    def test_system_prompts_cannot_be_kept_yet_and_it_says_so(self, peer):
-        response = peer.call(SaveSystemPrompt, "save_system_prompt", system_prompt="you are polite")
-        assert not response.success
-        assert "cannot keep system prompts" in response.message
-
     def test_metrics_count_plans_and_time_them(self, peer, sight):
         before = peer.metrics()
         peer.frame(sight.pixels)
@@ -238,6 +233,23 @@ class TestServices:
         assert tokens == generation.token_count
         assert after["total_latency_median"] > 0
         assert after["memory_resident"] > 1e7
+
+    def test_metrics_tell_when_nothing_is_left_to_do_and_what_was_published(self, peer, sight):
+        before = peer.metrics()
+        peer.frame(sight.pixels)
+        peer.command(sight.command)
+        peer.wait(lambda: peer.metrics()["jobs_pending"] == 1, "plan that runs")
+        peer.wait(lambda: peer.metrics()["jobs_pending"] == 0, "end of the plan")
+        after = peer.metrics()
+        names = ("generation", "text", "action_chunk", "path", "overlay")
+        assert [after[f"{n}_published"] - before[f"{n}_published"] for n in names] == [1] * 5
+        assert after["text_stream_published"] > before["text_stream_published"]
+        assert after["clock"] == pytest.approx(peer.now().sec, abs=5)
+
+    def test_metrics_tell_who_is_connected(self, peer):
+        metrics = peer.metrics()
+        assert metrics["inputs_connected"] == 4
+        assert metrics["outputs_connected"] == 7
 
 
 class TestDiagnostics:
@@ -254,8 +266,10 @@ class TestDiagnostics:
         status = peer.wait(lambda: (s := peer.status("inputs")).level == s.WARN and s, "warning")
         assert "no camera frame" in status.message
 
-    def test_sound_is_counted_and_refused(self, peer):
+    def test_sound_is_counted_and_refused_by_an_engine_that_cannot_hear(self, node, peer):
         before = peer.metrics()["audio_refused"]
         peer.sound(b"\0\0")
         peer.wait(lambda: peer.metrics()["audio_refused"] == before + 1, "refused sound")
-        assert "audio_refused" in [pair.key for pair in peer.status("inputs").values]
+        status = peer.status("inputs")
+        assert "~/audio: this engine has no audio encoder, sound is not used" in status.message
+        assert "audio_refused" in [pair.key for pair in status.values]

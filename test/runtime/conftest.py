@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A runtime on the tiny engine, and engines like it with something changed."""
+"""A runtime on the tiny engine, and engines like it with something changed.
+
+These runtimes compute every prompt anew; test_prefix_reuse.py is about those that do not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 @pytest.fixture(scope="session")
 def runtime(tiny_engine):
-    with LLMInferenceRuntime(tiny_engine) as runtime:
+    with LLMInferenceRuntime(tiny_engine, prefix_cache_bytes=0) as runtime:
         yield runtime
 
 
@@ -46,5 +49,5 @@ def acting_engine(tiny_engine, words, announcing, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def acting_runtime(acting_engine):
-    with LLMInferenceRuntime(acting_engine) as runtime:
+    with LLMInferenceRuntime(acting_engine, prefix_cache_bytes=0) as runtime:
         yield runtime

@@ -6,12 +6,15 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from reference_inputs import make_image
+from reference_inputs import make_image, make_sound
 
+from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 IMAGE = make_image(48, 64)
 OTHER_IMAGE = make_image(60, 50)
+SOUND = Sound(make_sound(2.5, 16000), 16000)
+OTHER_SOUND = Sound(make_sound(0.7, 44100), 44100)
 
 
 def request(prompt="go to the red box", max_tokens=12, **parameters) -> LLMGenerationRequest:

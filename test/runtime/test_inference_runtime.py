@@ -9,11 +9,13 @@ import threading
 
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+from requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.runtime.config import EngineConfig, list_files
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.engine_files import list_files
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 DIFFERENT_REQUESTS = [
@@ -22,6 +24,8 @@ DIFFERENT_REQUESTS = [
     request("", images=(OTHER_IMAGE, IMAGE), temperature=0.8, top_p=0.9, seed=4, repetition_penalty=1.3),
     request(images=(IMAGE,), action_samples=1, noise_seed=6, denoise_steps=7, speed=0.4, max_tokens=30),
     request("stop", system_prompt="be brief", min_p=0.05, temperature=1.5, stop=("a", "q"), max_tokens=20),
+    request("", images=(IMAGE,), audio=(SOUND,), action_samples=1, noise_seed=2, logprobs=1, max_tokens=20),
+    request("and now?", audio=(OTHER_SOUND, SOUND), temperature=1.0, seed=5, max_tokens=15),
 ]
 
 
@@ -34,7 +38,8 @@ def test_the_same_request_gives_the_same_answer_in_every_batch(acting_runtime):
     alone = [acting_runtime.handle_request(one) for one in DIFFERENT_REQUESTS]
     assert alone[0].actions is not None
     for size in (2, 3, 4):
-        for chosen in itertools.islice(itertools.permutations(range(5), size), 0, None, 7):
+        chosen_ones = itertools.permutations(range(len(DIFFERENT_REQUESTS)), size)
+        for chosen in itertools.islice(chosen_ones, 0, None, 17):
             answers = acting_runtime.handle_request([DIFFERENT_REQUESTS[index] for index in chosen])
             for index, answer in zip(chosen, answers, strict=True):
                 assert_same_answer(answer, alone[index])
@@ -54,6 +59,20 @@ def test_a_batch_of_one_is_a_list(runtime):
 def test_images_matter(runtime):
     answers = [runtime.handle_request(request(images=images)) for images in [(), (IMAGE,), (OTHER_IMAGE,)]]
     assert len({tuple(answer.token_ids) for answer in answers}) == 3
+
+
+def test_sounds_and_their_order_matter(runtime):
+    choices = [(), (SOUND,), (OTHER_SOUND,), (SOUND, OTHER_SOUND), (OTHER_SOUND, SOUND)]
+    answers = [runtime.handle_request(request("", audio=sounds, logprobs=1)) for sounds in choices]
+    assert len({str(answer.logprobs) for answer in answers}) == len(choices)
+
+
+def test_a_sound_after_an_image_is_heard_as_without_any_request_before(tiny_engine, runtime):
+    """Rows and deepstack features of earlier images must not reach the rows of a sound."""
+    spoken = request("", images=(IMAGE,), audio=(SOUND,), logprobs=1)
+    runtime.handle_request([request(images=(OTHER_IMAGE, IMAGE))] * 4)
+    with LLMInferenceRuntime(tiny_engine) as other:
+        assert_same_answer(runtime.handle_request(spoken), other.handle_request(spoken))
 
 
 def test_seeds_matter_if_the_temperature_does(runtime):
@@ -76,7 +95,7 @@ def test_the_cache_s_capacity_ends_with_length(runtime):
         one = dataclasses.replace(never, sampling=dataclasses.replace(never.sampling, seed=seed))
         answer = runtime.handle_request(one)
         if answer.finish_reason == "length":
-            assert answer.prompt_tokens + len(answer.token_ids) == config.builder.max_kv_cache_capacity - 1
+            assert answer.prompt_tokens + len(answer.token_ids) == config.builder.max_kv_cache_capacity
             return
     pytest.fail("no answer was long enough")
 
@@ -114,14 +133,15 @@ def test_progress_shows_growing_text_that_is_never_taken_back(runtime):
 
 def test_progress_names_the_stages_in_order(acting_runtime):
     seen = []
-    one = request(
-        images=(IMAGE, IMAGE), action_samples=1, denoise_steps=3, max_tokens=30, on_progress=seen.append
-    )
-    single = dataclasses.replace(one, images=(IMAGE,))
-    acting_runtime.handle_request(single)
+    one = request(images=(IMAGE,), action_samples=1, denoise_steps=3, max_tokens=30, on_progress=seen.append)
+    acting_runtime.handle_request(one)
     stages = [stage for stage, _ in itertools.groupby(progress.stage for progress in seen)]
     assert stages == ["vision", "prefill", "decode", "action"]
     assert [progress.step for progress in seen if progress.stage == "action"] == [0, 1, 2]
+    seen.clear()
+    acting_runtime.handle_request(dataclasses.replace(one, audio=(SOUND, OTHER_SOUND)))
+    stages = [(progress.stage, progress.step) for progress in seen if progress.stage != "decode"]
+    assert stages[:4] == [("vision", 0), ("audio", 0), ("audio", 1), ("prefill", 0)]
 
 
 def test_log_probabilities_come_with_every_token(runtime):
@@ -196,11 +216,27 @@ class TestActions:
 
     def test_the_announcing_token_is_in_the_cache_before_the_head_reads_it(self, acting_runtime):
         answer = self.act(acting_runtime, action_samples=1)
-        cache = acting_runtime._runner.kv_cache
-        assert cache.lengths.tolist() == [answer.prompt_tokens + len(answer.token_ids)]
+        sequence = acting_runtime._pipeline.runner.kv_cache.sequence(0)
+        assert sequence.length.array.tolist() == [answer.prompt_tokens + len(answer.token_ids)]
 
 
 class TestCancel:
+    def test_a_request_cancelled_while_its_sounds_are_encoded_ends_there(self, runtime):
+        cancel = threading.Event()
+        seen = []
+
+        def on_progress(progress):
+            seen.append((progress.stage, progress.step))
+            if progress.stage == "audio":
+                cancel.set()
+
+        one = request("", audio=(SOUND, SOUND))
+        cancelled = dataclasses.replace(one, on_progress=on_progress, cancel=cancel)
+        answers = runtime.handle_request([cancelled, one])
+        assert answers[0].finish_reason == "cancelled"
+        assert seen == [("audio", 0)]
+        assert_same_answer(answers[1], runtime.handle_request(one))
+
     @pytest.mark.parametrize("stage", ["vision", "prefill", "decode", "action"])
     def test_a_request_can_be_cancelled_in_every_stage_while_others_go_on(self, acting_runtime, stage):
         cancel = threading.Event()
@@ -245,9 +281,15 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("parameters", "message"),
         [
-            ({"prompt": "word " * 10_000}, r"the prompt has \d{5} tokens; this engine takes at most 256"),
-            ({"audio": (np.zeros(16),)}, "no audio encoder"),
-            ({"lora": "racing"}, "unknown LoRA adapter 'racing'; available: none"),
+            ({"prompt": "word " * 10_000}, r"the prompt has \d{5} tokens; this engine takes at most 320"),
+            ({"audio": (np.zeros(16),)}, "audio must be Sound objects, got ndarray"),
+            (
+                {"audio": (Sound(np.zeros(16_000 * 600, np.float32), 16_000),)},
+                r"a sound of 600\.00 s becomes 7800 tokens, the .* at most 320 \(less than 24\.65 s\)",
+            ),
+            ({"audio": (Sound(np.zeros(100, np.float32), 8_000),)}, r"a sound of 0\.013 s is too short"),
+            ({"prompt": "word " * 40, "audio": (SOUND,) * 12}, r"the prompt has \d{3} tokens"),
+            ({"lora": "racing"}, "unknown LoRA adapter 'racing'; loaded: none"),
             ({"action_samples": 10_000}, r"action_samples is 10000; this engine takes at most \d+"),
             ({"images": (np.zeros((4, 4), np.uint8),)}, r"got uint8 \[4, 4\]"),
             ({"images": (np.zeros((0, 4, 3), np.uint8),)}, "must not be empty"),
@@ -273,8 +315,15 @@ class TestRefusals:
         runtime = LLMInferenceRuntime(tiny_engine)
         runtime.close()
         runtime.close()
-        with pytest.raises(EngineError, match="closed"):
-            runtime.handle_request(request())
+        for call in (
+            lambda: runtime.handle_request(request()),
+            lambda: runtime.embedding_table,
+            lambda: runtime.base_model_hidden_states(0),
+            lambda: runtime.base_model_input_token_ids,
+            lambda: runtime.base_model_prefill_length,
+        ):
+            with pytest.raises(EngineError, match="closed"):
+                call()
 
 
 class TestEnginesWithoutSomething:
@@ -296,12 +345,20 @@ class TestEnginesWithoutSomething:
                 with pytest.raises(ValueError, match="no action head"):
                     runtime.handle_request(request(**parameters))
 
+    def test_without_an_audio_encoder_sounds_are_refused(self, deaf_engine):
+        with LLMInferenceRuntime(deaf_engine) as runtime:
+            assert runtime.config.audio is None
+            assert runtime.handle_request(request()).token_ids
+            with pytest.raises(ValueError, match="this engine has no audio encoder"):
+                runtime.handle_request(request(audio=(SOUND,)))
+
     def test_in_half_precision_answers_are_as_independent_of_the_batch(self, tiny_checkpoint, tmp_path):
         from edgellm_ros.builder import export
 
         export(tiny_checkpoint, tmp_path / "engine", precision="fp16")
         with LLMInferenceRuntime(tmp_path / "engine") as runtime:
-            one, other = request(images=(IMAGE,)), request("what do you see?", max_tokens=20)
+            one = request(images=(IMAGE,), audio=(SOUND,))
+            other = request("what do you see?", audio=(OTHER_SOUND,), max_tokens=20)
             alone = runtime.handle_request(one)
             for answer in runtime.handle_request([one, other, one])[::2]:
                 assert_same_answer(answer, alone)
@@ -343,17 +400,19 @@ class TestEnginesWithoutSomething:
 
 def test_metrics_count_what_was_done(tiny_engine):
     with LLMInferenceRuntime(tiny_engine) as runtime:
-        answers = runtime.handle_request([request(images=(IMAGE,)), request("hello")])
+        requests = [request(images=(IMAGE,)), request("hello", audio=(SOUND,))]
+        answers = runtime.handle_request(requests)
         assert runtime.prefill_metrics.computed_tokens == sum(answer.prompt_tokens for answer in answers)
         assert runtime.prefill_metrics.total_runs == 1
         assert runtime.generation_metrics.generated_tokens == sum(len(answer.token_ids) for answer in answers)
-        assert (runtime.multimodal_metrics.total_images, runtime.multimodal_metrics.total_image_tokens) == (
-            1,
-            12,
-        )
+        multimodal = runtime.multimodal_metrics
+        assert (multimodal.total_images, multimodal.total_image_tokens) == (1, 12)
+        assert (multimodal.total_sounds, multimodal.total_audio_tokens) == (1, 33)  # 2.5 s: 2 x 13 + 7
         assert runtime.action_metrics.trajectories == 0
         metrics = answers[0].metrics
-        stages = [metrics[f"{stage}_s"] for stage in ("tokenize", "vision", "prefill", "decode", "action")]
+        names = ("tokenize", "vision", "audio", "prefill", "decode", "action", "keep")
+        stages = [metrics[f"{stage}_s"] for stage in names]
+        assert metrics["audio_s"] > 0
         assert metrics["total_s"] == pytest.approx(sum(stages))
         assert 0 < metrics["first_token_s"] < metrics["total_s"]
 

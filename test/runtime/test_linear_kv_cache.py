@@ -3,14 +3,15 @@ import numpy as np
 import pytest
 
 from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.kernels import load_kernels
 from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
 
 
 @pytest.fixture
 def cache() -> LinearKVCache:
-    return LinearKVCache(
-        CpuDevice(), layers=2, max_batch_size=3, kv_heads=2, capacity=16, head_dim=4, dtype=np.float32
-    )
+    device = CpuDevice()
+    shape = {"layers": 2, "max_batch_size": 3, "kv_heads": 2, "capacity": 16, "head_dim": 4}
+    return LinearKVCache(device, load_kernels(device), **shape, dtype=np.float32)
 
 
 def test_lengths_are_the_same_on_host_and_device(cache):
@@ -43,12 +44,51 @@ def test_a_sequence_is_a_window_on_its_rows(cache):
     assert (sequence.length.array.tolist(), sequence.rope_delta.array.tolist()) == ([7], [-1])
 
 
-def test_a_smaller_batch_goes_on_with_the_first_sequences(cache):
-    cache.reset_for_new_sequences([3, 7, 9], [0, 0, 0])
-    cache.set_active_batch_size(1)
-    cache.commit_sequence_length(np.array([1]))
-    assert cache.lengths.tolist() == [4]
-    assert cache.sequence(2).length.array.tolist() == [9]
+def mark(cache) -> None:
+    """Fill every sequence's rows with a number of its own: its place, and the layer's in the hundreds."""
+    for layer in (0, 1):
+        for place in range(cache.active_batch_size):
+            cache.bindings()[f"key_cache_{layer}"].array[place] = 100 * layer + place
+            cache.bindings()[f"value_cache_{layer}"].array[place] = -100 * layer - place
+
+
+def marks(cache, place) -> set[float]:
+    """The numbers in the committed rows of a sequence."""
+    sequence = cache.sequence(place)
+    length = int(sequence.length.array[0])
+    rows = [tensor.array[0, :, :length] for tensor in (*sequence.keys, *sequence.values)]
+    return {float(value) for array in rows for value in array.ravel()}
+
+
+def test_when_a_sequence_ends_those_after_it_move_up(cache):
+    cache.reset_for_new_sequences([3, 7, 9], [0, -1, -2])
+    mark(cache)
+    cache.evict(0)
+    assert cache.lengths.tolist() == cache.device_lengths.array.tolist() == [7, 9]
+    assert cache.device_rope_deltas.array.tolist() == [-1, -2]
+    assert marks(cache, 0) == {1, 101, -1, -101}
+    assert marks(cache, 1) == {2, 102, -2, -102}
+
+
+def test_a_sequence_that_has_ended_can_be_read_while_the_others_go_on(cache):
+    cache.reset_for_new_sequences([9, 7, 3], [-2, -1, 0])
+    mark(cache)
+    for index, remaining in ((1, 2), (0, 1)):
+        cache.evict(index)
+        cache.commit_sequence_length(np.ones(remaining, np.int64))
+    cache.evict(0)
+    for place, (length, delta, number) in enumerate([(5, 0, 2), (10, -2, 0), (7, -1, 1)]):
+        assert cache.sequence(place).length.array.tolist() == [length]
+        assert cache.sequence(place).rope_delta.array.tolist() == [delta]
+        assert number in marks(cache, place)
+    assert cache.active_batch_size == 0
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_sequence_that_is_not_active_cannot_end(cache, index):
+    cache.reset_for_new_sequences([3, 7], [0, 0])
+    with pytest.raises(ValueError, match=f"sequence {index} is not among the 2"):
+        cache.evict(index)
 
 
 def test_more_rows_than_there_are_is_an_error_that_names_both(cache):
@@ -61,8 +101,6 @@ def test_more_rows_than_there_are_is_an_error_that_names_both(cache):
 def test_a_batch_that_does_not_fit_is_an_error(cache, batch):
     with pytest.raises(ValueError, match=f"{batch} sequences, the cache holds 1 to 3"):
         cache.reset_for_new_sequences([0] * batch, [0] * batch)
-    with pytest.raises(ValueError, match=f"from 1 to 3, got {batch}"):
-        cache.set_active_batch_size(batch)
 
 
 def test_clearing_leaves_zeros_everywhere(cache):

@@ -58,7 +58,7 @@ def test_rotary_rows_equal_those_of_transformers(tiny_engine):
         torch.zeros(1), torch.tensor(positions)[:, None]
     )
 
-    table = make_rope_table(config, 64, DEVICE)
+    table = make_rope_table(config.rope, config.head_dim, 64, DEVICE)
     cos, sin = (DEVICE.empty((1, len(ids), half), np.float32) for _ in "cs")
     load_kernels(DEVICE).mrope_rows(
         table, Tensor.from_array(positions[None]), config.rope.mrope_section, cos, sin

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What places for LoRA adapters cost while none is bound, what adapters cost, and what a switch costs.
+
+Regime: decoding only, in this process, engines loaded and warm, ONNX Runtime with one thread per core. The
+checkpoint is exported twice, without and with places for adapters; adapters of rank 8 and 16 on all layers
+have random weights. An answer of --tokens tokens (drawn at a high temperature, so that it does not end) is
+decoded in turns by all of them, alone and in batches of three: with one adapter, and with three. Times are
+per decode step; the ratios are medians over the turns, each against the engine without places in its turn.
+
+A switch: `switch_lora_weights`, and what the first step after it takes longer because it binds other
+addresses.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks import common
+from benchmarks.shrinking_batch import endless_request
+from edgellm_ros.builder import export, inspect
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.lora import adapter_targets
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+
+RANKS = (8, 16)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = common.parser(__doc__)
+    parser.add_argument("--tokens", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--runs", type=int, default=25, help="default: %(default)s")
+    args = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        export(args.checkpoint, root / "without", max_lora_rank=0)
+        export(args.checkpoint, root / "with", max_lora_rank=max(RANKS))
+        with LLMInferenceRuntime(root / "without") as plain, LLMInferenceRuntime(root / "with") as adapted:
+            for name, rank in {"a": 8, "b": 16, "c": 16}.items():
+                write_adapter(root / name, root / "with", rank)
+                adapted.add_lora(name, root / name)
+            result = compare(plain, adapted, args.tokens, args.runs)
+            result["switch_seconds"], result["step_after_switch_seconds"] = switch(adapted)
+    return common.finish("adapter_cost", tokens=args.tokens, **result)
+
+
+def compare(
+    plain: LLMInferenceRuntime, adapted: LLMInferenceRuntime, tokens: int, runs: int
+) -> dict[str, Any]:
+    """Milliseconds per decode step, and ratios to the engine without places at the same batch size."""
+    one = endless_request(plain, tokens)
+    requests = {"": one}
+    for name in "abc":
+        adapted.switch_lora_weights(name)
+        requests[name] = replace(endless_request(adapted, tokens), lora=name)
+    adapted.switch_lora_weights("")
+    cases = {
+        "without": (plain, [one]),
+        "none_bound": (adapted, [one]),
+        "rank_8": (adapted, [requests["a"]]),
+        "rank_16": (adapted, [requests["b"]]),
+        "three_without": (plain, [one] * 3),
+        "three_none_bound": (adapted, [one] * 3),
+        "three_rank_8": (adapted, [requests["a"]] * 3),
+        "three_different": (adapted, [one, requests["a"], requests["b"]]),
+    }
+    steps: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(runs):
+        for name, (runtime, batch) in cases.items():
+            seconds = runtime.handle_request(batch)[0].metrics["decode_s"]
+            steps[name].append(seconds / (tokens - 1))
+    ratios = {}
+    for name, values in steps.items():
+        base = steps["three_without" if name.startswith("three") else "without"]
+        ratios[name] = statistics.median(a / b for a, b in zip(values, base, strict=True))
+    milliseconds = {name: 1e3 * statistics.median(values) for name, values in steps.items()}
+    return {"step_ms": milliseconds, "ratio_to_without": ratios}
+
+
+def switch(runtime: LLMInferenceRuntime, runs: int = 200) -> tuple[float, float]:
+    """Medians: seconds of a switch, and how much longer a short request takes after one."""
+    one = LLMGenerationRequest("stop", sampling=SamplingParams(max_tokens=2))
+    switches: list[float] = []
+    requests: dict[bool, list[float]] = {True: [], False: []}
+    for run in range(runs):
+        for changed in (True, False):
+            start = time.perf_counter()
+            runtime.switch_lora_weights("bc"[run % 2])  # both of rank 16
+            switched = time.perf_counter()
+            runtime.handle_request(one)
+            switches.append(switched - start)
+            requests[changed].append(time.perf_counter() - switched)
+    runtime.switch_lora_weights("")
+    longer = [a - b for a, b in zip(requests[True], requests[False], strict=True)]
+    return statistics.median(switches), statistics.median(longer)
+
+
+def write_adapter(directory: Path, engine: Path, rank: int) -> None:
+    """A PEFT adapter on all layers that an engine has places for, with small random weights."""
+    rng = np.random.default_rng(rank)
+    inputs = {binding.name: binding.shape for binding in inspect(engine).parts[0].inputs}
+    tensors = {}
+    for module, (fan_in, fan_out) in adapter_targets(inputs).items():
+        for matrix, shape in (("A", (rank, fan_in)), ("B", (fan_out, rank))):
+            values = 0.05 * rng.standard_normal(shape)
+            tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = values.astype(np.float32)
+    directory.mkdir()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "adapter_model.safetensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A day of being spoken to: whether the node loses answers, gives two, grows, or leaves threads behind.
+
+Regime: the node in its own process, 8 hours of simulated time as fast as they run. The microphone is on all
+the time; every 14.4 s somebody whom training never heard says a command of one of 20 episodes, in rooms with
+noise, until 2,000 plans are made; camera frames and odometry come beside. The first half fills pools and
+caches (it takes about 700 cycles until the memory stays); then the median of the last 50 readings of the
+resident memory is compared with that of the 50 in the middle. Targets: at most one command in 20 is not
+heard, every utterance has one answer, the same sound, frame and seed have the same tokens, memory grows by
+less than 2 MB, no thread more at the end, and the node ends with exit code 0.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from edgellm_ros.msg import AudioChunk, Generation
+from edgellm_ros.srv import GetMetrics
+from nav_msgs.msg import Odometry
+from rclpy.qos import QoSProfile
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import Image
+
+from benchmarks import common
+from benchmarks.node_process import NodeProcess
+from edgellm_ros.arena.episode import World, make_episode
+from edgellm_ros.arena.person import person_of
+from edgellm_ros.arena.rooms import hear
+from edgellm_ros.arena.voice import speak
+from edgellm_ros.ros.arena_link import to_image
+from edgellm_ros.ros.microphone import to_s16
+from edgellm_ros.ros.stamps import NANOSECONDS, to_nanoseconds, to_time
+from edgellm_ros.runtime.config import EngineConfig
+
+CYCLE_S, PIECE_S, BEFORE_S = 14.4, 0.4, 1.0  # of a command, of a piece of sound, until somebody speaks
+FRAME_EVERY, IDLE_EVERY = 6, 4  # pieces; the node is never further behind than 1.6 s
+MOMENTS = 20
+WINDOW = 50
+MAX_GROWTH_MB = 2.0
+ANSWER_S = 60.0
+START = 10 * NANOSECONDS
+RATE = 16000
+
+
+class Moment:
+    """What the robot sees, and what its microphone records in the cycle in which it is spoken to."""
+
+    def __init__(self, seed: int) -> None:
+        world, person = World(make_episode(seed)), person_of(seed)
+        spoken = speak(world.episode.command.text, person.voice)
+        rng = np.random.default_rng(seed)
+        after = CYCLE_S - BEFORE_S - spoken.seconds
+        samples = to_s16(hear(spoken, person.room, rng, BEFORE_S, after))[: round(CYCLE_S * RATE)]
+        size = round(PIECE_S * RATE)
+        self.pieces = [samples[start : start + size].tobytes() for start in range(0, len(samples), size)]
+        self.frame = world.camera()
+        self.answers: list[list[int]] | None = None
+
+
+class Day:
+    """The robot's senses in simulated time, and the answers that came."""
+
+    def __init__(self, process: NodeProcess) -> None:
+        self.process = process
+        self.stamp = START
+        self.answers: list[Generation] = []
+        self.heard = 0
+        self.sent = 0
+        node, reliable = process.node, QoSProfile(depth=100)
+        self._clock = node.create_publisher(Clock, "/clock", reliable)
+        self._odometry = node.create_publisher(Odometry, "edgellm/odom", reliable)
+        self._image = node.create_publisher(Image, "edgellm/image", reliable)
+        self._audio = node.create_publisher(AudioChunk, "edgellm/audio", reliable)
+        self._metrics = node.create_client(GetMetrics, "edgellm/get_metrics")
+        node.create_subscription(Generation, "edgellm/generation", self.answers.append, reliable)
+        node.create_subscription(AudioChunk, "edgellm/utterance", self._on_utterance, reliable)
+        needed = (self._odometry, self._image, self._audio)
+        if not process.spin_until(lambda: all(p.get_subscription_count() for p in needed), ANSWER_S):
+            raise RuntimeError("the node does not listen")
+
+    def is_over(self, plans: int, hours: float) -> bool:
+        """Whether it was as long, and brought as many answers, as it should."""
+        return len(self.answers) >= plans and self.hours >= hours
+
+    @property
+    def hours(self) -> float:
+        """How long it has been, in simulated time."""
+        return (self.stamp - START) / NANOSECONDS / 3600
+
+    def live(self, moment: Moment) -> list[Generation]:
+        """One cycle; returns the answers that came in it."""
+        before = len(self.answers)
+        for index, piece in enumerate(moment.pieces):
+            if index % FRAME_EVERY == 0:
+                self._image.publish(to_image(self.stamp, moment.frame))
+            chunk = AudioChunk(encoding=AudioChunk.S16LE, sample_rate=RATE, data=piece)
+            chunk.header.stamp = to_time(self.stamp)
+            self.stamp += round(PIECE_S * NANOSECONDS)
+            self._clock.publish(Clock(clock=to_time(self.stamp)))
+            odometry = Odometry()
+            odometry.header.stamp = to_time(self.stamp)
+            odometry.pose.pose.orientation.w = 1.0
+            self._odometry.publish(odometry)
+            self._audio.publish(chunk)
+            self.sent += 1
+            if self.sent % IDLE_EVERY == 0:
+                self._wait_until_idle()
+        return self.answers[before:]
+
+    def _wait_until_idle(self) -> None:
+        """Until the node has taken everything in and answered, and we have what it published."""
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            response = self.process.call(self._metrics, GetMetrics.Request())
+            values = Counter(dict(zip(response.names, response.values, strict=True)))
+            if values["audio_received"] >= self.sent and values["jobs_pending"] == 0:
+                break
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the node has taken in {values['audio_received']:.0f} of {self.sent} pieces"
+                )
+            self.process.spin_until(lambda: False, 0.005)
+        self.process.spin_until(
+            lambda: (
+                self.heard >= values["utterance_published"]
+                and len(self.answers) >= values["generation_published"]
+            ),
+            5.0,
+        )
+
+    def _on_utterance(self, utterance: AudioChunk) -> None:
+        self.heard += 1
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = common.parser(__doc__)
+    parser.add_argument("--plans", type=int, default=2000, help="at least (default: %(default)s)")
+    parser.add_argument("--hours", type=float, default=8.0, help="of simulated time (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="end after so much real time (default: %(default)s)"
+    )
+    args = parser.parse_args(arguments)
+    if args.plans < 4 * WINDOW:
+        parser.error(f"--plans must be at least {4 * WINDOW}, got {args.plans}")
+    engine = common.engine(args)
+    if EngineConfig.load(engine).audio is None:
+        parser.error(f"{engine} has no audio encoder: nobody can speak to the robot")
+    moments = [Moment(common.SEED + number) for number in range(MOMENTS)]
+    parameters = {"use_sim_time": True, "input_reliability": "reliable", "max_input_age": 60.0}
+    count: Counter[str] = Counter()
+    sizes: list[int] = []
+    threads: list[int] = []
+    start = time.monotonic()
+    with NodeProcess(engine, **parameters) as process:
+        day = Day(process)
+        while not day.is_over(args.plans, args.hours) and time.monotonic() < start + 60 * args.minutes:
+            moment = moments[len(sizes) % MOMENTS]
+            heard = day.heard
+            answers = day.live(moment)
+            heard = day.heard - heard
+            count["unheard"] += heard == 0
+            count["lost"] += max(0, heard - len(answers))
+            count["doubled"] += max(0, len(answers) - heard)
+            tokens = [list(answer.token_ids) for answer in answers]
+            if len(sizes) >= MOMENTS:  # the first round begins in silence, the others in what was before
+                moment.answers = tokens if moment.answers is None else moment.answers
+                count["changed"] += moment.answers != tokens
+            sizes.append(process.resident_bytes())
+            threads.append(process.threads())
+        ids = [answer.request_id for answer in day.answers]
+        count["doubled"] += len(ids) - len(set(ids))
+        stamps = [to_nanoseconds(answer.header.stamp) for answer in day.answers]
+        over, hours = day.is_over(args.plans, args.hours), day.hours
+        ended_with = process.child.stop()
+    half = len(sizes) // 2
+    warm = statistics.median(sizes[half : half + WINDOW])
+    end = statistics.median(sizes[-WINDOW:])
+    faults = {name: count[name] for name in ("lost", "doubled", "changed")}
+    passed = (
+        over
+        and not any(faults.values())
+        and count["unheard"] <= len(sizes) / 20
+        and stamps == sorted(stamps)
+        and (end - warm) / 1e6 < MAX_GROWTH_MB
+        and threads[-1] <= threads[half]
+        and ended_with == 0
+    )
+    return common.finish(
+        "soak",
+        passed=passed,
+        commands=len(sizes),
+        unheard=count["unheard"],
+        utterances=day.heard,
+        plans=len(day.answers),
+        simulated_hours=hours,
+        real_minutes=(time.monotonic() - start) / 60,
+        **faults,
+        start_mb=sizes[0] / 1e6,
+        warm_mb=warm / 1e6,
+        end_mb=end / 1e6,
+        growth_mb=(end - warm) / 1e6,
+        threads_warm=threads[half],
+        threads_end=threads[-1],
+        exit_code=ended_with,
+    )
+
+
+if __name__ == "__main__":
+    main()

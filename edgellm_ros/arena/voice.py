@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""People's voices: sentences spoken by the espeak-ng synthesiser, by many speakers.
+
+A speaker is one of espeak-ng's English accents with one of its voice variants, at some speed and pitch, and
+played faster or slower, which makes a smaller or larger person. The variants, and one accent, are shared out
+between the splits: training never hears a speaker of the split "test". espeak-ng comes as the wheel
+`espeakng-loader`, which is imported when somebody speaks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from edgellm_ros.arena.language import SPLITS
+from edgellm_ros.multimodal.sound import Sound
+
+ACCENTS = {
+    "train": ("en", "en-us", "en-us", "en-gb-x-rp", "en-gb-scotland", "en-029", "en-gb-x-gbclan"),
+    "test": ("en", "en-us", "en-gb-x-rp", "en-gb-scotland", "en-us-nyc"),
+}
+# Variants that differ in little more than their name are on the same side.
+VARIANTS = {
+    "train": (
+        *("m1", "m2", "m3", "m4", "m6", "m7", "f1", "f2", "f3", "f5"),
+        *("klatt", "klatt2", "klatt4", "klatt5", "klatt6", "benjamin", "edward", "david", "caleb"),
+        *("Alex", "Mike", "max", "robert", "quincy", "paul", "Andy", "Diogo", "travis", "pedro", "sandro"),
+        *("linda", "aunty", "anika", "shelby", "grandma", "victor", "Henrique", "Storm"),
+    ),
+    "test": (
+        *("m5", "m8", "f4", "klatt3", "adam", "Michael", "gustave", "Gene", "antonio", "grandpa"),
+        *("Annie", "Andrea", "steph"),
+    ),
+}
+ESPEAK_RATE = 22050  # Hz
+SMALLEST, LARGEST = 24500, 20000  # Hz: playing rates of the smallest and of the largest person
+_RATE, _PITCH, _RANGE, _WORD_GAP = 1, 3, 4, 7  # espeak_PARAMETER
+_SYNCHRONOUS, _DO_NOT_EXIT, _UTF8 = 2, 0x8000, 1
+_NOISE_SEED = 1
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A speaker.
+
+    accent: espeak-ng's name of the language; variant: of the voice; words_per_minute from 80 to 450; pitch
+    and pitch_range from 0 to 99 (espeak-ng's own scale, 50 is usual); word_gap in units of 10 ms; sample_rate
+    in Hz, at which the synthesiser's samples are played: ESPEAK_RATE is as synthesised, more is a smaller
+    person who speaks faster.
+    """
+
+    accent: str = "en-us"
+    variant: str = "m3"
+    words_per_minute: int = 175
+    pitch: int = 50
+    pitch_range: int = 50
+    word_gap: int = 0
+    sample_rate: int = ESPEAK_RATE
+
+    def __post_init__(self) -> None:
+        limits = {
+            "words_per_minute": (80, 450),
+            "pitch": (0, 99),
+            "pitch_range": (0, 99),
+            "word_gap": (0, 50),
+            "sample_rate": (16000, 32000),
+        }
+        for name, (low, high) in limits.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must be from {low} to {high}, got {getattr(self, name)}")
+
+
+def sample_voice(rng: Generator, split: str = "train") -> Voice:
+    """A speaker of the split; no speaker is of both."""
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is not train or test")
+    return Voice(
+        accent=str(rng.choice(ACCENTS[split])),
+        variant=str(rng.choice(VARIANTS[split])),
+        words_per_minute=int(rng.integers(145, 206)),
+        pitch=int(rng.integers(30, 71)),
+        pitch_range=int(rng.integers(30, 81)),
+        word_gap=int(rng.choice((0, 0, 0, 1, 2))),
+        sample_rate=500 * int(rng.integers(LARGEST // 500, SMALLEST // 500 + 1)),
+    )
+
+
+def speak(text: str, voice: Voice) -> Sound:
+    """The sentence, spoken in a silent room straight into the ear: the same samples for the same arguments.
+
+    ValueError for a text of nothing that can be said and for an accent or a variant that espeak-ng lacks.
+    """
+    samples = _synthesise(text, voice)
+    if not samples.any():
+        raise ValueError(f"there is nothing to say in {text!r}")
+    return Sound(samples.astype(np.float32) / 32768.0, voice.sample_rate)
+
+
+_synthesiser = threading.Lock()  # the library keeps its state in globals
+
+
+def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
+    """The synthesiser's samples at ESPEAK_RATE.
+
+    What it leaves behind from one sentence (the phase of the voice, echoes, noise) would change the next one,
+    and espeak_Terminate does not clear it. So each sentence gets a library loaded afresh: 3 ms of about 7.
+    """
+    import espeakng_loader
+
+    parts: list[NDArray[np.int16]] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+    def keep(samples, count, _events) -> int:
+        if samples and count > 0:
+            parts.append(np.ctypeslib.as_array(samples, (count,)).copy())
+        return 0
+
+    data = espeakng_loader.get_data_path()
+    if not Path(data, "voices", "!v", voice.variant).is_file():  # it would speak with a voice of its own
+        raise ValueError(f"espeak-ng has no voice variant {voice.variant!r}")
+    with _synthesiser:
+        library = ctypes.CDLL(espeakng_loader.get_library_path())
+        try:
+            if library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _DO_NOT_EXIT) != ESPEAK_RATE:
+                raise RuntimeError(f"espeak-ng cannot use its data in {data}")
+            library.espeak_SetSynthCallback(keep)
+            library.espeak_ng_SetRandSeed(ctypes.c_long(_NOISE_SEED))
+            name = f"{voice.accent}+{voice.variant}"
+            if library.espeak_SetVoiceByName(name.encode()) != 0:
+                raise ValueError(f"espeak-ng has no accent {voice.accent!r}")
+            settings = (
+                (_RATE, voice.words_per_minute),
+                (_PITCH, voice.pitch),
+                (_RANGE, voice.pitch_range),
+                (_WORD_GAP, voice.word_gap),
+            )
+            for parameter, value in settings:
+                library.espeak_SetParameter(parameter, value, 0)
+            said = text.encode() + b"\0"
+            status = library.espeak_Synth(
+                said, ctypes.c_size_t(len(said)), 0, 0, 0, ctypes.c_uint(_UTF8), None, None
+            )
+            if status != 0:
+                raise RuntimeError(f"espeak-ng ended with status {status}")
+            library.espeak_Terminate()
+        finally:
+            _unload(library)
+    return np.concatenate(parts) if parts else np.zeros(0, np.int16)
+
+
+def _unload(library: ctypes.CDLL) -> None:
+    import _ctypes
+
+    _ctypes.dlclose(library._handle)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters that come with a checkpoint, in its folder `lora`: checked against the graph and copied."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgellm_ros.runtime.lora import FOLDER, adapter_targets
+from edgellm_ros.runtime.peft_adapter import CONFIG_FILE, WEIGHTS_FILE, PeftAdapter, read_peft_adapter
+
+
+def read_adapters(
+    adapters: Mapping[str, Path], inputs: Mapping[str, Sequence[Any]], max_rank: int | None
+) -> dict[str, PeftAdapter]:
+    """The adapters, name -> directory, read for a language model with these inputs, name -> shape.
+
+    max_rank None = any. Errors as of `read_peft_adapter`.
+    """
+    targets = adapter_targets(inputs)
+    return {
+        name: read_peft_adapter(path, targets, max_rank or sys.maxsize) for name, path in adapters.items()
+    }
+
+
+def copy_adapters(adapters: Mapping[str, Path], engine: Path) -> None:
+    """Put the adapters into the engine directory, in place of others of the same names."""
+    for name, path in adapters.items():
+        target = engine / FOLDER / name
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for file in (CONFIG_FILE, WEIGHTS_FILE):
+            shutil.copyfile(path / file, target / file)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audio encoder of Qwen3-Omni: the log-mel chunks of one sound to rows for the language model.
+
+Everything that depends only on the sound's length (which rows are sound and not padding, where each stands in
+its chunk, who sees whom) comes in as tensors, so that one graph serves all lengths.
+
+Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeAudioEncoder.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.architecture import AudioArchitecture
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.multimodal.config import halved_three_times
+
+EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code leaves as it is
+MAX_TIMESCALE = 10000.0  # of the sinusoids; a constant in the model code
+FP16_BOUND = 64504.0  # the model code keeps hidden states within this in fp16
+
+
+# input_features -- conv2d1..3 -- Gather -- conv_out --(+)-- layers.0 -- ... -- ln_post -- proj1 -- proj2
+#                                    |                  |
+#                               token_index    positions of position_index
+def build_audio(architecture: AudioArchitecture, weights: Weights, precision: str) -> ModelBuilder:
+    """The graph of `audio/model.onnx`: N chunks of T frames each, which hold A tokens.
+
+    Inputs:
+    - input_features [N,M,T] fp32: log-mel values; the last chunk is filled up with zeros
+    - token_index [A] i64: which of the N * ceil(T/8) rows after the convolutions stand for sound
+    - position_index [A] i64: place of each of these rows in its chunk
+    - attention_mask [1,1,A,A] bool: true where a token sees another
+
+    Output: audio_embeds [A,H] in the precision's type.
+    """
+    graph = ModelBuilder("audio", weights, precision)
+    config, channels = architecture.config, architecture.downsample_hidden_size
+    hidden, bands = config.d_model, halved_three_times(config.num_mel_bins)
+    features = graph.input("input_features", FLOAT, ["N", config.num_mel_bins, "T"])
+    token_index, position_index = (
+        graph.input(name, INT64, ["A"]) for name in ("token_index", "position_index")
+    )
+    mask = graph.input("attention_mask", BOOL, [1, 1, "A", "A"])
+
+    with graph.module("audio_tower", nodes=""):
+        x = graph.op("Unsqueeze", graph.from_fp32(features), graph.constant([1]))
+        for i in (1, 2, 3):
+            x = graph.conv2d(f"conv2d{i}", x, 1 if i == 1 else channels, channels)
+            x = graph.op("Gelu", x, approximate="none")
+        with graph.scope("tokens"):
+            x = graph.reshape(graph.transpose(x, 0, 3, 1, 2), [-1, channels * bands])
+            x = graph.op("Gather", x, token_index, axis=0)
+        x = graph.linear("conv_out", x, channels * bands, hidden)
+        with graph.scope("positional_embedding"):
+            shape = (config.chunk_tokens, hidden)
+            table = graph.weight("positional_embedding", shape, lambda: sinusoids(*shape))
+            x = graph.op("Add", x, graph.op("Gather", table, position_index, axis=0))
+        for i in range(config.encoder_layers):
+            with graph.module(f"layers.{i}"):
+                x = _layer(graph, architecture, x, mask)
+        x = graph.layer_norm("ln_post", x, hidden, EPSILON)
+        x = graph.op("Gelu", graph.linear("proj1", x, hidden, hidden, bias=True), approximate="none")
+        x = graph.linear("proj2", x, hidden, config.output_dim, bias=True)
+    graph.output(x, "audio_embeds", graph.dtype, ["A", config.output_dim])
+    return graph
+
+
+def sinusoids(length: int, channels: int) -> np.ndarray:
+    """Fixed position embeddings [length, channels] float32: sines, then cosines, of falling frequencies."""
+    step = np.log(MAX_TIMESCALE) / (channels // 2 - 1)
+    frequencies = np.exp(np.float32(-step) * np.arange(channels // 2, dtype=np.float32))
+    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
+# x --+-- self_attn_layer_norm -- self_attn --(+)--+-- final_layer_norm -- fc1 -- Gelu -- fc2 --(+)-->
+#     +----------------------------------------+   +-------------------------------------------+
+def _layer(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
+    """One transformer layer, x [A,hidden] -> the same."""
+    hidden, inner = architecture.config.d_model, architecture.encoder_ffn_dim
+    normed = graph.layer_norm("self_attn_layer_norm", x, hidden, EPSILON)
+    x = graph.op("Add", x, _attention(graph, architecture, normed, mask))
+    normed = graph.layer_norm("final_layer_norm", x, hidden, EPSILON)
+    raised = graph.op("Gelu", graph.linear("fc1", normed, hidden, inner, bias=True), approximate="none")
+    x = graph.op("Add", x, graph.linear("fc2", raised, inner, hidden, bias=True))
+    if graph.dtype == ir.DataType.FLOAT16:
+        bounds = (graph.constant(bound, graph.dtype) for bound in (-FP16_BOUND, FP16_BOUND))
+        x = graph.op("Clip", x, *bounds)
+    return x
+
+
+# x --+-- q_proj -- Reshape, Transpose --+
+#     +-- k_proj -- Reshape, Transpose --+-- Attention -- Transpose, Reshape -- out_proj -->
+#     +-- v_proj -- Reshape, Transpose --+
+def _attention(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
+    """Tokens see the tokens of their window, x [A,hidden] -> the same."""
+    config = architecture.config
+    hidden, heads = config.d_model, config.encoder_attention_heads
+
+    def heads_of(name: str) -> ir.Value:
+        rows = graph.linear(name, x, hidden, hidden, bias=True)
+        return graph.transpose(graph.reshape(rows, [1, -1, heads, config.head_dim]), 0, 2, 1, 3)
+
+    with graph.module("self_attn"):
+        q, k, v = (heads_of(name) for name in ("q_proj", "k_proj", "v_proj"))
+        attended = graph.op("Attention", q, k, v, mask, scale=config.head_dim**-0.5)
+        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
+        return graph.linear("out_proj", attended, hidden, hidden, bias=True)

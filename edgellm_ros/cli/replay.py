@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm replay`: a recorded bag through the live node, and its outputs compared with earlier ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from edgellm_ros.cli import arguments
+
+DEFAULT_ENGINE = Path("engines/arena")
+FAILED = 3  # exit code; 1: the outputs differ, 2: bad input
+STORAGES = ("mcap", "sqlite3")  # as in replay.recording, which `edgellm --help` does not import
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the subcommand to `edgellm`."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="play a recorded bag into the node and compare what it answers",
+        description="Play a rosbag2 bag (sqlite3 or mcap) into the edgellm node, one message at a time, by "
+        "the bag's clock, write what the node answers to another bag, and compare that with an earlier one. "
+        "Exit code 0: done, and equal if compared; 1: they differ; 2: bad input; 3: the replay failed (the "
+        "node died, its outputs got lost, or with --attach it is not as the replay needs it).",
+    )
+    parser.add_argument("bag", type=Path, metavar="BAG", help="what the robot recorded")
+    parser.add_argument("--out", type=Path, required=True, metavar="BAG", help="bag to write; must not exist")
+    parser.add_argument("--expect", type=Path, metavar="BAG", help="earlier output bag to compare with")
+    parser.add_argument(
+        "--tolerance",
+        type=arguments.number(0.0),
+        default=1e-3,
+        metavar="T",
+        help="how much numbers of actions and paths may differ, in their units (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--remap",
+        action="append",
+        default=[],
+        metavar="FROM:=TO",
+        help="topic of the bag that is an input of the node, e.g. /camera/image_raw:=~/image; without it "
+        "/edgellm/image, /edgellm/odom, /edgellm/command and /edgellm/audio are played",
+    )
+    parser.add_argument(
+        "--no-odometry", action="store_true", help="the bag has none: take the robot to stand still"
+    )
+    parser.add_argument(
+        "--engine",
+        type=Path,
+        metavar="DIR",
+        help=f"engine directory (default: {DEFAULT_ENGINE}, exported when it is missing or outdated)",
+    )
+    parser.add_argument("--params", type=Path, metavar="FILE", help="YAML file of the node's parameters")
+    parser.add_argument(
+        "--noise-seed",
+        type=arguments.integer(0, 2**63 - 1),
+        metavar="N",
+        help="action noise (default: the node's parameter)",
+    )
+    parser.add_argument(
+        "--lora",
+        default="",
+        metavar="NAME[=DIR]",
+        help="LoRA adapter that answers: one that the node loads anyway, or a PEFT directory "
+        "(default: as in the node's parameters)",
+    )
+    parser.add_argument(
+        "--storage", choices=STORAGES, default=STORAGES[0], help="of the output bag (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--attach",
+        action="store_true",
+        help="play into the node that runs already, as launch/replay.launch.py starts it",
+    )
+    parser.add_argument(
+        "--overlay", action="store_true", help="record ~/overlay too, to look at; it is not compared"
+    )
+    arguments.add_device(parser)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, and say what came out and how it compares."""
+    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT, export_if_needed
+    from edgellm_ros.replay.inputs import parse_remappings
+    from edgellm_ros.ros.replay import ReplayError, ReplayOptions, attach_replay, run_replay
+
+    def status(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    remappings = parse_remappings(args.remap)
+    if args.engine is None:
+        export_if_needed(
+            ARENA_CHECKPOINT, DEFAULT_ENGINE, lambda: status(f"exporting to {DEFAULT_ENGINE} ...")
+        )
+    options = ReplayOptions(
+        bag=args.bag,
+        out=args.out,
+        engine_dir=args.engine or DEFAULT_ENGINE,
+        device=args.device,
+        remappings=remappings,
+        expect=args.expect,
+        tolerance=args.tolerance,
+        noise_seed=args.noise_seed,
+        params=args.params,
+        lora=args.lora,
+        storage=args.storage,
+        overlay=args.overlay,
+        standing=args.no_odometry,
+    )
+    start = time.perf_counter()
+    try:
+        result = attach_replay(options, status) if args.attach else run_replay(options, status)
+    except ReplayError as error:
+        print(f"edgellm replay: error: {error}", file=sys.stderr)
+        return FAILED
+    comparison = result.comparison
+    if args.json:
+        summary = {
+            "out": str(args.out),
+            "seconds": time.perf_counter() - start,
+            "inputs": result.inputs,
+            "became": result.became,
+            "outputs": result.outputs,
+            "comparison": asdict(comparison) if comparison is not None else None,
+        }
+    else:
+        print(result.report(str(args.out)))
+    if comparison is not None:
+        print(
+            comparison.report(str(args.expect), args.tolerance), file=sys.stderr if args.json else sys.stdout
+        )
+    if args.json:
+        arguments.print_json(summary)
+    return 1 if comparison is not None and comparison.first is not None else 0

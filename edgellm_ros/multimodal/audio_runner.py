@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AudioRunner: one sound through the audio encoder, into rows that the language model's embedding takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.multimodal.audio_processor import AudioProcessor
+from edgellm_ros.multimodal.config import AudioConfig
+from edgellm_ros.multimodal.sound import Sound
+
+
+class AudioRunner:
+    """Owns the audio engine's inputs. One sound per run, so that a sound's rows depend on that sound alone.
+
+    `max_tokens`: the most rows that one sound may become (prompts cannot be longer).
+    """
+
+    def __init__(
+        self, executor: EngineExecutor, config: AudioConfig, device: Device, max_tokens: int
+    ) -> None:
+        self._executor = executor
+        self._config = config
+        self._device = device
+        self._max_tokens = max_tokens
+        self._processor = AudioProcessor(config)
+        chunks = -(-max_tokens // config.chunk_tokens)
+        self._features = device.empty((chunks, config.num_mel_bins, config.chunk_frames), np.float32)
+        self._mask = device.empty((max_tokens, max_tokens), np.bool_)
+        # Only the last chunk of a sound is filled up, so its tokens are the first rows, whatever its length.
+        self._token_index = device.empty((max_tokens,), np.int64)
+        self._position_index = device.empty((max_tokens,), np.int64)
+        device.upload(self._token_index, np.arange(max_tokens))
+        device.upload(self._position_index, np.arange(max_tokens) % config.chunk_tokens)
+
+    def num_tokens(self, sound: Sound) -> int:
+        """Rows that a sound becomes, known from its length.
+
+        ValueError if it is no Sound, too short for a frame of features, or becomes more than max_tokens.
+        """
+        tokens = self._config.num_tokens(self._processor.num_frames(sound))
+        if tokens > self._max_tokens:
+            raise ValueError(
+                f"a sound of {sound.seconds:.2f} s becomes {tokens} tokens, the engine takes at most "
+                f"{self._max_tokens} (less than {self._config.max_seconds(self._max_tokens):.2f} s)"
+            )
+        return tokens
+
+    def encode(self, sound: Sound, audio_rows: Tensor) -> None:
+        """Sound -> log-mel features -> audio encoder, which writes audio_rows [tokens, H]."""
+        chunks = split_chunks(self._processor.process(sound), self._config.chunk_frames)
+        tokens = audio_rows.shape[0]
+        features = self._features.view(*chunks.shape)
+        self._device.upload(features, chunks)
+        mask = self._mask.view(1, 1, tokens, tokens)
+        self._device.upload(mask, window_mask(tokens, self._config)[None, None])
+        tensors = {
+            "input_features": features,
+            "token_index": self._token_index.rows(0, tokens),
+            "position_index": self._position_index.rows(0, tokens),
+            "attention_mask": mask,
+            "audio_embeds": audio_rows,
+        }
+        dims = {"N": chunks.shape[0], "T": chunks.shape[2], "A": tokens}
+        self._executor.prepare(0, dims, tensors, self._device.stream)
+        self._executor.execute(self._device.stream)
+
+
+def split_chunks(features: np.ndarray, chunk_frames: int) -> np.ndarray:
+    """Features [M, frames] to chunks [N, M, chunk_frames], the last one filled up with zeros.
+
+    A single chunk keeps its own length, as in the reference: the convolutions see the difference.
+    """
+    bins, frames = features.shape
+    if frames <= chunk_frames:
+        return features[None]
+    count = -(-frames // chunk_frames)
+    padded = np.pad(features, ((0, 0), (0, count * chunk_frames - frames)))
+    return np.ascontiguousarray(padded.reshape(bins, count, chunk_frames).transpose(1, 0, 2))
+
+
+def window_mask(tokens: int, config: AudioConfig) -> np.ndarray:
+    """Who sees whom, [tokens, tokens] bool: the tokens of one window of n_window_infer frames each other."""
+    window = config.chunk_tokens * (config.n_window_infer // config.chunk_frames)
+    windows = np.arange(tokens) // window
+    return windows[:, None] == windows

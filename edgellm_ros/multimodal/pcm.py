@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw sound, as drivers send it, to samples. Every claim of the sender is checked before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgellm_ros.multimodal.sound import MAX_AMPLITUDE, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, Sound
+
+# Type of a sample, and the value that is full scale.
+ENCODINGS: dict[str, tuple[np.dtype, float]] = {
+    "S16LE": (np.dtype("<i2"), 32768.0),
+    "F32LE": (np.dtype("<f4"), 1.0),
+}
+
+
+@dataclass(frozen=True)
+class PcmFormat:
+    """How raw bytes are to be read: encoding (a key of ENCODINGS), sample_rate in Hz, 1 or 2 channels.
+
+    ValueError for anything else.
+    """
+
+    encoding: str
+    sample_rate: int
+    channels: int
+
+    def __post_init__(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise ValueError(
+                f"sound encoding {self.encoding!r} is not supported; use one of {', '.join(ENCODINGS)}"
+            )
+        if not MIN_SAMPLE_RATE <= self.sample_rate <= MAX_SAMPLE_RATE:
+            raise ValueError(
+                f"sample_rate must be from {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz, got {self.sample_rate}"
+            )
+        if self.channels not in (1, 2):
+            raise ValueError(f"channels must be 1 (mono) or 2 (stereo), got {self.channels}")
+
+    def __str__(self) -> str:
+        return f"{self.encoding} at {self.sample_rate} Hz with {self.channels} channel(s)"
+
+    def decode(self, data: Any) -> np.ndarray:
+        """Samples [N] float32, full scale -1..1, of raw bytes (any buffer); stereo is mixed down to its mean.
+
+        ValueError for a part of a sample, for NaN or infinity, and for another scale.
+        """
+        dtype, full_scale = ENCODINGS[self.encoding]
+        data = memoryview(data)
+        frame = dtype.itemsize * self.channels
+        if data.nbytes % frame:
+            raise ValueError(
+                f"sound has {data.nbytes} bytes, not a multiple of {frame}: "
+                f"{self.channels} channel(s) of {dtype.itemsize} bytes"
+            )
+        values = np.frombuffer(data, dtype).astype(np.float32)
+        if self.encoding == "F32LE" and values.size:
+            peak = max(-float(values.min()), float(values.max()))
+            if not peak <= MAX_AMPLITUDE:  # false for NaN as well
+                raise ValueError(f"F32LE sound must be finite, with full scale -1..1, got a peak of {peak:g}")
+        values /= np.float32(full_scale)
+        return values if self.channels == 1 else (values[0::2] + values[1::2]) / np.float32(2)
+
+
+def join(pieces: Sequence[tuple[PcmFormat, Any]]) -> Sound:
+    """One sound of its pieces (format and raw bytes), in their order.
+
+    ValueError for pieces of several formats, for one that cannot be read, and if there is nothing to hear.
+    """
+    if not pieces:
+        raise ValueError("a sound needs at least one piece")
+    first = pieces[0][0]
+    samples = []
+    for index, (pcm, data) in enumerate(pieces):
+        if pcm != first:
+            raise ValueError(f"piece {index} is {pcm}, but piece 0 is {first}: pieces of one sound are alike")
+        samples.append(pcm.decode(data))
+    joined = np.concatenate(samples)
+    if not joined.size:
+        raise ValueError("the sound is empty: 0 bytes of data")
+    return Sound(joined, first.sample_rate)

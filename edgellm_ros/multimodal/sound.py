@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sound: what a microphone recorded, as every part of the runtime passes it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_SAMPLE_RATE = 4000
+MAX_SAMPLE_RATE = 192000
+MAX_AMPLITUDE = 4.0  # filters overshoot full scale a little; beyond this it is another scale
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """One recording: samples [N] float32, mono, full scale -1..1; sample_rate in Hz.
+
+    Silence and clipped samples are allowed. ValueError for samples of another shape or type, none at all,
+    values that are not finite or far from full scale (16-bit integers must be divided by 32768), or a rate
+    outside 4000..192000 Hz.
+    """
+
+    samples: np.ndarray
+    sample_rate: int
+
+    def __post_init__(self) -> None:
+        samples, rate = self.samples, self.sample_rate
+        if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
+            raise ValueError(f"sample_rate must be an integer in Hz, got {rate!r}")
+        if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
+            raise ValueError(
+                f"sample_rate must be from {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz, got {rate}"
+            )
+        if not isinstance(samples, np.ndarray) or samples.dtype != np.float32 or samples.ndim != 1:
+            described = (
+                f"{samples.dtype} {list(samples.shape)}"
+                if isinstance(samples, np.ndarray)
+                else type(samples).__name__
+            )
+            raise ValueError(f"samples must be a float32 array [N], mono, got {described}")
+        if not samples.size:
+            raise ValueError("samples must not be empty")
+        peak = max(-float(samples.min()), float(samples.max()))
+        if not peak <= MAX_AMPLITUDE:  # false for NaN as well
+            raise ValueError(f"samples must be finite, with full scale -1..1, got a peak of {peak:g}")
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return len(self.samples) / self.sample_rate

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of raw sound of any size, as a microphone's driver sends them, to utterances.
+
+    piece (bytes, format, stamp) -> samples, mono -> 16 kHz -> UtteranceCutter -> Utterance
+
+Utterances follow from the pieces and their stamps alone: no clock is read, and resampling is streaming, so
+that the same sound gives the same samples whatever its cutting into pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import soxr
+
+from edgellm_ros.multimodal.pcm import PcmFormat
+from edgellm_ros.multimodal.sound import MAX_AMPLITUDE, Sound
+from edgellm_ros.multimodal.utterance import Cut, UtteranceCutter, UtteranceSettings, VoiceDetector
+from edgellm_ros.multimodal.voice_activity import VOICE_RATE
+
+NANOSECONDS = 1_000_000_000
+MAX_PIECE_S = 30.0  # work that a callback may be given at once: about 0.2 s
+# A piece's stamp may be off by so much from the end of the piece before; beyond it, another stream begins.
+MAX_JUMP_NS = NANOSECONDS // 2
+MAX_LATENCY_NS = NANOSECONDS  # by which a piece may come later than other sensors' messages
+
+
+@dataclass(frozen=True, eq=False)
+class Utterance:
+    """What somebody said: the sound at 16 kHz, and why it ended (`silence`, `max_length` or `stream_end`).
+
+    stamp: of its first sample; until: of the end of the piece that ended it; both in nanoseconds, 0 if the
+    stream is not stamped.
+    """
+
+    sound: Sound
+    stamp: int
+    until: int
+    reason: str
+
+
+def utterances_in(recording: Sound, voice: VoiceDetector, settings: UtteranceSettings) -> list[Utterance]:
+    """What is said in a whole recording: what a microphone's stream with it gives, however it is cut."""
+    stream = SoundStream(voice, settings)
+    size = int(MAX_PIECE_S * recording.sample_rate)
+    pieces = (recording.samples[start : start + size] for start in range(0, len(recording.samples), size))
+    heard = [u for piece in pieces for u in stream.add("F32LE", recording.sample_rate, 1, piece.tobytes(), 0)]
+    return heard + stream.add("F32LE", recording.sample_rate, 1, b"", 0)
+
+
+class SoundStream:
+    """One microphone. After a jump of the stamps and after an error the next piece begins a new stream."""
+
+    def __init__(self, voice: VoiceDetector, settings: UtteranceSettings) -> None:
+        self._cutter = UtteranceCutter(voice, settings)
+        self._begin(None)
+
+    @property
+    def settings(self) -> UtteranceSettings:
+        """When an utterance begins and ends; may be replaced at any time."""
+        return self._cutter.settings
+
+    @settings.setter
+    def settings(self, settings: UtteranceSettings) -> None:
+        self._cutter.settings = settings
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a stream which just stopped is waited for, before what was said counts as complete."""
+        return self.settings.hang_over + 2 * MAX_LATENCY_NS / NANOSECONDS
+
+    @property
+    def dropped(self) -> int:
+        """Utterances with too little speech in them, so far."""
+        return self._cutter.dropped
+
+    def add(self, encoding: str, sample_rate: int, channels: int, data: Any, stamp: int) -> list[Utterance]:
+        """The utterances that end with this piece; stamp in nanoseconds, 0 = not stamped.
+
+        A piece without data, whatever else it says, ends the stream: what was being said is complete.
+        ValueError for a piece that cannot be read, is too long, or differs in format from the one before: the
+        stream ends there, and an utterance that had begun is lost, because half a sentence may mean something
+        else.
+        """
+        if not len(data):
+            return self._end()
+        try:
+            pcm = PcmFormat(encoding, sample_rate, channels)
+            samples = pcm.decode(data)
+            seconds = len(samples) / sample_rate
+            if seconds > MAX_PIECE_S:
+                raise ValueError(f"a piece of {seconds:.1f} s of sound; at most {MAX_PIECE_S:g} s at once")
+            jumped = self._jumped(stamp)
+            if self._format not in (None, pcm) and not jumped:
+                raise ValueError(f"the format changed within the stream from {self._format} to {pcm}")
+        except ValueError as error:
+            raise ValueError(f"{error}{self._break_off()}") from None
+        ended = self._end() if jumped else []
+        if self._format is None:
+            self._begin(pcm)
+        self._received += len(samples)
+        self._piece = round(seconds * NANOSECONDS)
+        self._until = stamp + self._piece if stamp else 0
+        self._overdue = False
+        if self._resampler is not None:
+            samples = self._resampler.resample_chunk(samples)
+        return ended + [self._utterance(cut) for cut in self._cutter.add(samples)]
+
+    def time_passed(self, stamp: int) -> list[Utterance]:
+        """What was being said when the pieces stopped coming.
+
+        `stamp` (ns) is another sensor's. Two in a row that are far beyond the newest piece tell that no more
+        will come; one alone may have overtaken pieces that wait.
+        """
+        if not self._cutter.speaking or not self._until:
+            return []
+        silence = stamp - self._until - self._piece  # a piece is sent when it is over
+        if silence <= self.settings.hang_over * NANOSECONDS + MAX_LATENCY_NS:
+            return []
+        overdue, self._overdue = self._overdue, True
+        return self._end() if overdue else []
+
+    def forget(self) -> None:
+        """Start again, as if nothing had been heard."""
+        self._break_off()
+
+    def _begin(self, pcm: PcmFormat | None) -> None:
+        self._format = pcm
+        self._received = 0  # samples of the stream
+        self._until = 0  # stamp of the end of what was received
+        self._piece = 0  # duration of the newest piece, ns
+        self._overdue = False  # another sensor is far beyond it
+        self._resampler = None
+        if pcm is not None and pcm.sample_rate != VOICE_RATE:
+            self._resampler = soxr.ResampleStream(pcm.sample_rate, VOICE_RATE, 1, dtype=np.float32)
+
+    def _jumped(self, stamp: int) -> bool:
+        return bool(stamp and self._until) and abs(stamp - self._until) > MAX_JUMP_NS
+
+    def _end(self) -> list[Utterance]:
+        """What was being said when the stream ended."""
+        cuts = []
+        if self._resampler is not None and self._received:
+            cuts = self._cutter.add(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+        ended = [self._utterance(cut) for cut in cuts + self._cutter.end()]
+        self._begin(None)
+        return ended
+
+    def _break_off(self) -> str:
+        """Forget the stream; says so if somebody was speaking."""
+        lost = self._cutter.drop()
+        self._begin(None)
+        return "; the utterance that it interrupts is dropped" if lost else ""
+
+    def _utterance(self, cut: Cut) -> Utterance:
+        stamp = 0
+        if self._until and self._format is not None:
+            heard = self._received * NANOSECONDS // self._format.sample_rate  # since the stream's start
+            stamp = max(0, self._until - heard + cut.start * NANOSECONDS // VOICE_RATE)
+        samples = np.clip(cut.samples, -MAX_AMPLITUDE, MAX_AMPLITUDE)  # resampling overshoots a little
+        return Utterance(Sound(samples, VOICE_RATE), stamp, self._until, cut.reason)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics of a bag go into which inputs of the node, checked before anything is played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgellm_ros.replay.bag import Bag, BagError, BagMessage, Topic, reason
+from edgellm_ros.replay.message_types import typestore
+
+NODE = "/edgellm"
+CLOCK = "/clock"
+CLOCK_TYPE = "rosgraph_msgs/msg/Clock"
+COMPRESSED = "sensor_msgs/msg/CompressedImage"
+MAX_TIME = 2**31 * 10**9  # ns; the seconds of a ROS time are an int32
+# The node's input topics with the message types that they may have, in the order of reports.
+INPUT_TYPES: dict[str, tuple[str, ...]] = {
+    "image": ("sensor_msgs/msg/Image", COMPRESSED),
+    "odom": ("nav_msgs/msg/Odometry",),
+    "command": ("std_msgs/msg/String",),
+    "audio": ("edgellm_ros/msg/AudioChunk",),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class InputMessage:
+    """A message for the node's topic ~/`name`.
+
+    Nanoseconds: `stamp` is the message's own, or the bag's time if it has none; `clock` is the time that the
+    node is to have when it comes.
+    """
+
+    name: str
+    type: str
+    data: bytes
+    stamp: int
+    clock: int
+
+
+class Inputs:
+    """The part of a bag that the node gets to hear."""
+
+    def __init__(self, bag: Bag, topics: Mapping[str, Topic]) -> None:
+        self._bag = bag
+        self._names = {topic.name: name for name, topic in topics.items()}
+        # The bag's topics by the node's names for them.
+        self.topics = dict(topics)
+        # A robot in a simulation records its own clock, and its stamps belong to that one.
+        self._has_clock = CLOCK in bag.topics and bag.topics[CLOCK].type == CLOCK_TYPE
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Message types by the node's names."""
+        return {name: topic.type for name, topic in self.topics.items()}
+
+    def check(self) -> None:
+        """Read and decode every message once. BagError for the first that is broken."""
+        for _ in self:
+            pass
+
+    def __len__(self) -> int:
+        return sum(topic.count for topic in self.topics.values())
+
+    def __iter__(self) -> Iterator[InputMessage]:
+        clock: int | None = None
+        for message in self._bag.messages([*self._names, *([CLOCK] if self._has_clock else [])]):
+            decoded = self._decode(message)
+            if message.topic.name == CLOCK:
+                clock = nanoseconds(decoded.clock)
+                continue
+            topic, header = message.topic, getattr(decoded, "header", None)
+            stamp = nanoseconds(header.stamp) if header is not None else 0
+            now = message.time
+            if self._has_clock:  # before its first tick it is taken to show the message's own time
+                now = clock if clock is not None else stamp or now
+            for time, words in ((now, "at"), (stamp, "with the stamp")):
+                if not 0 <= time < MAX_TIME:
+                    raise BagError(
+                        f"{self._bag.path}: a message of {topic.name} {words} {time} ns: not a time"
+                    )
+            yield InputMessage(self._names[topic.name], topic.type, message.data, stamp or now, now)
+
+    def _decode(self, message: BagMessage) -> Any:
+        try:
+            return message.decode()
+        except Exception as error:  # the library's generated code raises whatever broken data leads to
+            raise BagError(
+                f"{self._bag.path}: damaged: the message of {message.topic.name} at {message.time} ns is no "
+                f"{message.topic.type}: {reason(error)}"
+            ) from error
+
+
+def find_inputs(
+    bag: Bag, remappings: Mapping[str, str], needs_image: bool, needs_odometry: bool, hears: bool
+) -> Inputs:
+    """The bag's topics for the node's inputs: /edgellm/image and so on, or those that are remapped to them.
+
+    `remappings`: topic of the bag -> topic of the node, as `parse_remapping` returns it. BagError for a topic
+    that is missing and needed (a command, or sound for a model that `hears`, always is), or of another type.
+    """
+    for source, name in remappings.items():
+        if source not in bag.topics:
+            raise BagError(f"{bag.path}: no topic {source} to remap to ~/{name}; {_listing(bag)}")
+    sources = {name: f"{NODE}/{name}" for name in INPUT_TYPES}
+    sources |= {name: source for source, name in remappings.items()}
+    topics = {
+        name: bag.topics[source]
+        for name, source in sources.items()
+        if source in bag.topics and bag.topics[source].count and remappings.get(source, name) == name
+    }
+    needed = [("image",)] * needs_image + [("odom",)] * needs_odometry
+    needed.append(("command", "audio") if hears else ("command",))
+    for names in needed:
+        if not any(name in topics for name in names):
+            wanted = " or ".join(f"~/{name} ({sources[name]})" for name in names)
+            raise BagError(
+                f"{bag.path}: no messages for {wanted}: name the topic with --remap; {_listing(bag)}"
+            )
+    for name, topic in topics.items():
+        _check_type(bag, name, topic)
+    return Inputs(bag, topics)
+
+
+def parse_remapping(text: str) -> tuple[str, str]:
+    """FROM:=TO as (topic of the bag, name of the node's input). ValueError if it is none.
+
+    TO is ~/image, image or /edgellm/image, and likewise odom, command and audio.
+    """
+    source, separator, target = text.partition(":=")
+    name = target.removeprefix("~/").removeprefix(f"{NODE}/")
+    if not separator or not source.startswith("/") or name not in INPUT_TYPES:
+        choices = ", ".join(f"~/{name}" for name in INPUT_TYPES)
+        raise ValueError(f"expected /TOPIC:=TO, TO one of {choices}, got {text!r}")
+    return source, name
+
+
+def parse_remappings(texts: Iterable[str]) -> dict[str, str]:
+    """Several FROM:=TO. ValueError for one that is none, or for two that contradict each other."""
+    remappings: dict[str, str] = {}
+    for text in texts:
+        source, name = parse_remapping(text)
+        if source in remappings or name in remappings.values():
+            raise ValueError(f"{text!r} contradicts another remapping")
+        remappings[source] = name
+    return remappings
+
+
+def nanoseconds(stamp: Any) -> int:
+    """A decoded builtin_interfaces/Time."""
+    return stamp.sec * 10**9 + stamp.nanosec
+
+
+def _check_type(bag: Bag, name: str, topic: Topic) -> None:
+    expected = INPUT_TYPES[name]
+    if topic.type not in expected:
+        raise BagError(
+            f"{bag.path}: {topic.name} has type {topic.type}, expected {' or '.join(expected)} for ~/{name}"
+        )
+    ours = typestore().hash_rihs01(topic.type)
+    if topic.type_hash and topic.type_hash != ours:
+        raise BagError(
+            f"{bag.path}: {topic.name} was recorded with another definition of {topic.type}: "
+            f"{topic.type_hash}, expected {ours}"
+        )
+
+
+def _listing(bag: Bag) -> str:
+    return "the bag has " + ", ".join(sorted(f"{t.name} ({t.type}, {t.count})" for t in bag.topics.values()))

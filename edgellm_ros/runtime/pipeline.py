@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipeline: the engines of a directory and what happens between them, stage by stage.
+
+`LLMInferenceRuntime.handle_request` says in which order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import load_kernels
+from edgellm_ros.multimodal.audio_runner import AudioRunner
+from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.chat_template import ChatTemplate
+from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.hidden_states import HiddenStates
+from edgellm_ros.runtime.input_embedder import MIN_PREFILL, InputEmbedder
+from edgellm_ros.runtime.intake import RequestIntake
+from edgellm_ros.runtime.llm_engine_runner import LM_HEAD, LLMEngineRunner
+from edgellm_ros.runtime.llm_engine_runner_config import LLMEngineRunnerConfig
+from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
+from edgellm_ros.runtime.metrics import RuntimeMetrics
+from edgellm_ros.runtime.prefix_cache import PrefixCache
+from edgellm_ros.runtime.prefix_key import prefix_keys
+from edgellm_ros.runtime.prompt import PromptBuilder
+from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.sequence import GenerationSequence
+from edgellm_ros.runtime.tensor_file import read_tensor, read_vocab_map
+from edgellm_ros.runtime.token_sampler import TokenSampler
+from edgellm_ros.runtime.tokenizer import Tokenizer
+
+
+class Pipeline:
+    """Everything that a batch passes through. Not to be used by two threads at once.
+
+    Parameters and errors are those of `LLMInferenceRuntime`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: EngineConfig,
+        metrics: RuntimeMetrics,
+        device: str,
+        threads: int,
+        lora_dirs: Mapping[str, str | Path] | None,
+        prefix_cache_bytes: int | None,
+    ) -> None:
+        llm, builder = config.llm, config.builder
+        self.device = open_device(device)
+        kernels = load_kernels(self.device)
+        self._metrics = metrics
+
+        def engine(part: str) -> EngineExecutor:
+            return EngineExecutor.open(root / part / "model.onnx", self.device, threads)
+
+        horizon = config.action.action_space.horizon if config.action else 0
+        runner_config = LLMEngineRunnerConfig.from_engine(config)
+        self.runner = LLMEngineRunner(engine("llm"), runner_config, self.device, kernels, horizon)
+        self.loras = self.runner.loras
+        if lora_dirs is None:
+            lora_dirs = find_adapters(root) if builder.max_lora_rank else {}
+        for name, directory in lora_dirs.items():
+            self.loras.add(name, directory)
+        dtype = self.runner.embeds_dtype
+        self.embedder = InputEmbedder(root / "embedding.safetensors", config, self.device, kernels, dtype)
+        vocab_map = read_vocab_map(root, llm) if llm.reduced_vocab_size else None
+        self.sampler = TokenSampler(self.device, kernels, builder.max_batch_size, llm.vocab_size, vocab_map)
+        self.logits = self.device.empty((builder.max_batch_size, 1, llm.output_vocab_size), np.float32)
+        if builder.lm_head_input:
+            shape = (llm.hidden_size, llm.output_vocab_size)
+            self.set_lm_head(LM_HEAD, read_tensor(root / "lm_head.safetensors", LM_HEAD, shape))
+        sizes = (builder.max_batch_size, builder.max_input_len, llm.hidden_size)
+        self.hidden_states = HiddenStates(self.device, builder.hidden_state_layers, *sizes, dtype)
+        self.input_token_ids: list[list[int]] = []
+        shape = (runner_config.num_attention_layers, runner_config.num_kv_heads, runner_config.head_dim)
+        cache = self.runner.kv_cache
+        prefix_bytes = cache.nbytes if prefix_cache_bytes is None else prefix_cache_bytes
+        self.prefixes = PrefixCache(self.device, kernels, *shape, cache.dtype, prefix_bytes)
+        self._removed: deque[LoraAdapter] = deque()
+        self._special_tokens = config.special_tokens
+        self._image_token = config.special_tokens.image_token_id
+        self._audio_token = config.special_tokens.audio_token_id
+        self.vision: VisionRunner | None = None
+        if config.vision is not None:
+            self.vision = VisionRunner(engine("visual"), config.vision, self.device, builder.max_input_len)
+        self.audio: AudioRunner | None = None
+        if config.audio is not None:
+            self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
+        self.action: ActionRunner | None = None
+        if config.action is not None:
+            table, samples = self.runner.rope_table, builder.max_action_samples
+            self.action = ActionRunner(engine("action"), config.action, self.device, kernels, table, samples)
+        tokenizer = Tokenizer(root / "tokenizer.json")
+        prompts = PromptBuilder(tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
+        self.intake = RequestIntake(
+            config, tokenizer, prompts, self.loras, self.vision, self.audio, self.action
+        )
+
+    def admit(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
+        """Requests -> prompts with placeholders. ValueError for what cannot be served."""
+        self.forget_removed()
+        self.hidden_states.clear()
+        self.input_token_ids = []
+        return self.intake.admit(requests, noise_seed)
+
+    def admit_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
+        """What all prompts of a system prompt begin with, as a sequence. ValueError."""
+        self.forget_removed()
+        self.hidden_states.clear()
+        self.input_token_ids = []
+        return self.intake.admit_system_prompt(system_prompt, lora)
+
+    def find_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
+        """Earlier prompts -> how much of each prompt need not be computed again."""
+        if not self.prefixes.capacity_bytes:
+            return
+        for sequence in sequences:
+            ids, images, sounds = sequence.token_ids, sequence.image_tokens, sequence.audio_tokens
+            keys = prefix_keys(ids, sequence.request, images, sounds, self._special_tokens)
+            sequence.prefix_keys = keys
+            if reuse:
+                sequence.prefix = self.prefixes.match(sequence.adapter.key, keys)
+        # Each is padded to the longest rest, for which its cache must have room behind what it reuses.
+        new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
+        room = self.runner.kv_cache.capacity - max(MIN_PREFILL, new_tokens)
+        for sequence in sequences:
+            sequence.reused_tokens = min(sequence.prefix.length, room)
+
+    def keep_prefixes(self, sequences: list[GenerationSequence]) -> None:
+        """KV cache -> prompts for later requests. `sequences`: as they stand in the KV cache."""
+        for row, sequence in enumerate(sequences):
+            if sequence.prefix_keys:
+                rows = self.runner.kv_cache.sequence(row)
+                self.prefixes.insert(sequence.adapter.key, sequence.prefix_keys, rows)
+
+    def remove_loras(self, names: Sequence[str]) -> None:
+        """See `LLMInferenceRuntime.remove_lora`. From any thread: the prefixes may be in use until the next
+        batch.
+        """
+        self._removed.extend(self.loras.remove(*names))
+
+    def forget_removed(self) -> None:
+        """Forget the prompts of adapters that were removed."""
+        while self._removed:
+            self.prefixes.remove(self._removed.popleft().key)
+
+    def forget_after(self, error: BaseException) -> None:
+        """What went wrong must not reach the next request.
+
+        An engine's numbers that are not finite may come from the rows of an earlier prompt: so these go too.
+        """
+        self.runner.kv_cache.clear()
+        if isinstance(error, EngineError):
+            self.prefixes.clear()
+
+    def encode_images(self, sequences: list[GenerationSequence]) -> None:
+        """Camera frames -> rows of embeddings, one image at a time, until a sequence is cancelled."""
+        if self.vision is None:
+            return
+        for sequence in sequences:
+            row, first_new = sequence.image_row, sequence.image_row + sequence.reused(self._image_token)
+            for index, (height, width) in enumerate(sequence.image_grids):
+                if not sequence.go_on("vision", index):
+                    break
+                start, row = row, row + height * width
+                if row > first_new:
+                    image_rows, deepstack_rows = self.embedder.image_rows(start, height * width)
+                    self.vision.encode(sequence.request.images[index], image_rows, deepstack_rows)
+                    self._metrics.multimodal.total_images += 1
+                    self._metrics.multimodal.total_image_tokens += height * width
+
+    def encode_audio(self, sequences: list[GenerationSequence]) -> None:
+        """Sound -> rows of embeddings, one sound at a time, until a sequence is cancelled."""
+        if self.audio is None:
+            return
+        for sequence in sequences:
+            row, first_new = sequence.audio_row, sequence.audio_row + sequence.reused(self._audio_token)
+            for index, tokens in enumerate(sequence.audio_tokens):
+                if not sequence.go_on("audio", index):
+                    break
+                start, row = row, row + tokens
+                if row > first_new:
+                    self.audio.encode(sequence.request.audio[index], self.embedder.audio_rows(start, tokens))
+                    self._metrics.multimodal.total_sounds += 1
+                    self._metrics.multimodal.total_audio_tokens += tokens
+
+    def prefill(self, sequences: list[GenerationSequence]) -> Tensor:
+        """Prompts and rows -> KV cache -> first tokens. Returns what the language model read, [B,S,H].
+
+        What is reused of a prompt is copied to the KV cache; the rest is computed.
+        """
+        for row, sequence in enumerate(sequences):
+            rows = self.runner.kv_cache.sequence(row)
+            self.prefixes.load(sequence.prefix, rows, sequence.reused_tokens)
+        prompts = [sequence.token_ids[sequence.reused_tokens :] for sequence in sequences]
+        first_rows = [
+            (
+                sequence.image_row + sequence.reused(self._image_token),
+                sequence.audio_row + sequence.reused(self._audio_token),
+            )
+            for sequence in sequences
+        ]
+        embeds, deepstack = self.embedder.embed_prompts(prompts, first_rows)
+        positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.int64)
+        for row, sequence in enumerate(sequences):
+            positions[row, :, : len(prompts[row])] = sequence.positions[:, sequence.reused_tokens :]
+        lengths = [len(prompt) for prompt in prompts]
+        reused = [sequence.reused_tokens for sequence in sequences]
+        deltas = [sequence.rope_delta for sequence in sequences]
+        logits = self.logits.rows(0, len(prompts))
+        hidden_states = self.hidden_states.outputs(*embeds.shape[:2])
+        adapters = [sequence.adapter for sequence in sequences]
+        self.runner.execute_prefill_step(
+            embeds, lengths, positions, deltas, deepstack, logits, hidden_states, adapters, reused
+        )
+        self.input_token_ids = [sequence.token_ids for sequence in sequences]
+        self._metrics.prefill.total_runs += 1
+        self._metrics.prefill.computed_tokens += sum(lengths)
+        self._metrics.prefill.reused_tokens += sum(reused)
+        self.sampler.begin(sequences)
+        self.sampler.draw(logits, sequences)
+        return embeds
+
+    def decode(self, sequences: list[GenerationSequence]) -> list[GenerationSequence]:
+        """Tokens -> KV cache -> next tokens, until every sequence has ended.
+
+        One that has ended leaves the batch. Returns the sequences in the order in which the KV cache then has
+        them.
+        """
+        batch, active, steps = list(sequences), len(sequences), 0
+        while True:
+            for sequence in batch[:active]:
+                sequence.go_on("decode", steps)
+            active = self._evict_ended(batch, active)
+            if not active:
+                break
+            embeds = self.embedder.embed_tokens(self.sampler.tokens(active))
+            logits = self.logits.rows(0, active)
+            adapters = [sequence.adapter for sequence in batch[:active]]
+            self.runner.execute_vanilla_decoding_step(embeds, logits, adapters)
+            self.sampler.draw(logits, batch[:active])
+            steps += 1
+        self._metrics.generation.total_runs += steps
+        self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in sequences)
+        return batch
+
+    def _evict_ended(self, batch: list[GenerationSequence], active: int) -> int:
+        """Put those of the first `active` sequences that have ended behind the others; returns their number.
+
+        The KV cache and the sampler do the same.
+        """
+        for index in reversed(range(active)):
+            if not batch[index].decoding:
+                active -= 1
+                self.runner.kv_cache.evict(index)
+                self.sampler.evict(index, active)
+                batch.insert(active, batch.pop(index))
+        return active
+
+    def sample_actions(self, sequences: list[GenerationSequence]) -> None:
+        """Noise and KV cache -> trajectories -> paths, for the sequences that announced them."""
+        if self.action is None:
+            return
+        space = self.action.action_space
+        for row, sequence in enumerate(sequences):
+            if not sequence.announced_actions:
+                continue
+            samples = sequence.request.action_samples
+            steps = sequence.request.denoise_steps or self.action.default_steps
+            cache = self.runner.kv_cache.sequence(row)
+            go_on = partial(sequence.go_on, "action")
+            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, go_on)
+            if normalised is not None:
+                sequence.actions = space.denormalise(normalised)
+                sequence.paths = space.integrate(sequence.actions, sequence.speed)
+                self._metrics.action.trajectories += samples
+                self._metrics.action.total_runs += steps
+
+    def capture_decoding_cuda_graph(self) -> bool:
+        """See `LLMInferenceRuntime`."""
+        return all(
+            self.runner.capture_vanilla_decoding_cuda_graph(
+                self.embedder.token_embeds(batch), self.logits.rows(0, batch), adapter
+            )
+            for adapter in (self.loras.base, *map(self.loras.get, self.loras.names()))
+            for batch in range(1, self.runner.config.max_supported_batch_size + 1)
+        )
+
+    def set_lm_head(self, name: str, weights: np.ndarray) -> None:
+        """See `LLMInferenceRuntime.set_lm_head_weights`."""
+        tensor = self.device.empty(weights.shape, self.runner.embeds_dtype)
+        self.device.upload(tensor, weights.astype(self.runner.embeds_dtype))
+        self.runner.set_lm_head_weights(name, tensor)

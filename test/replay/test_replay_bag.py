@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading bags, whole and damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from made_bags import ARENA, copy_bag, string, write_bag
+
+from edgellm_ros.replay.bag import Bag, BagError
+
+STORAGES = ("MCAP", "SQLITE3")
+
+
+def read(path: Path) -> list[tuple[str, int, bytes]]:
+    with Bag(path) as bag:
+        return [(m.topic.name, m.time, m.data) for m in bag.messages(list(bag.topics))]
+
+
+def storage_file(bag: Path) -> Path:
+    (path,) = (path for path in bag.iterdir() if path.suffix in (".mcap", ".db3"))
+    return path
+
+
+def test_both_storages_and_single_files_give_the_same_messages(tmp_path):
+    messages = read(ARENA)
+    assert [time for _, time, _ in messages] == sorted(time for _, time, _ in messages)
+    for storage in STORAGES:
+        copy = copy_bag(tmp_path / storage, storage=storage)
+        assert read(copy) == messages
+        assert read(storage_file(copy)) == messages
+
+
+@pytest.mark.parametrize(
+    "storage, compression",
+    [("MCAP", "STORAGE"), ("MCAP", "FILE"), ("SQLITE3", "MESSAGE"), ("SQLITE3", "FILE")],
+)
+def test_compressed_bags_give_the_same_messages(tmp_path, storage, compression):
+    copy = copy_bag(tmp_path / "bag", storage=storage, compression=compression)
+    assert read(copy) == read(ARENA)
+
+
+def test_topics_have_their_types_and_counts():
+    with Bag(ARENA) as bag:
+        topic = bag.topics["/edgellm/odom"]
+        assert topic.type == "nav_msgs/msg/Odometry"
+        assert topic.count == len(list(bag.messages(["/edgellm/odom"])))
+
+
+def test_a_bag_that_is_not_there(tmp_path):
+    with pytest.raises(BagError, match="no such bag"):
+        Bag(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["bag.mcap", "bag.db3", "bag.txt"])
+@pytest.mark.parametrize("content", [b"", b"this is no bag"])
+def test_a_file_that_is_no_bag(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BagError, match=f"{name}: not a readable bag: "):
+        Bag(tmp_path / name)
+
+
+def test_a_folder_without_metadata(tmp_path):
+    with pytest.raises(BagError, match=r"not a readable bag: .*metadata"):
+        Bag(tmp_path)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_bag_without_messages(tmp_path, storage):
+    bag = copy_bag(tmp_path / "empty", keep=lambda message: False, storage=storage)
+    with pytest.raises(BagError, match="the bag is empty"):
+        Bag(bag)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_bag_that_was_cut_short(tmp_path, storage, share):
+    bag = copy_bag(tmp_path / "bag", storage=storage)
+    path = storage_file(bag)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(BagError, match="not a readable bag"):
+        read(bag)
+
+
+@pytest.mark.parametrize("start", [0.2, 0.5])
+def test_a_chunk_that_lacks_a_piece(tmp_path, start):
+    bag = Path(shutil.copytree(ARENA, tmp_path / "bag"))
+    path = storage_file(bag)
+    data = path.read_bytes()
+    at = int(start * len(data))
+    path.write_bytes(data[:at] + data[at + 1000 :])
+    with pytest.raises(BagError, match="not a readable bag"):
+        read(bag)
+
+
+def test_messages_that_are_fewer_than_the_index_says(tmp_path):
+    bag = copy_bag(tmp_path / "bag", storage="SQLITE3")
+    metadata = bag / "metadata.yaml"
+    metadata.write_text(metadata.read_text().replace("message_count: 13\n", "message_count: 14\n"))
+    with pytest.raises(BagError, match="/edgellm/image has 13 messages, expected 14"):
+        read(bag)
+
+
+def test_a_topic_of_two_types(tmp_path):
+    texts = [("/a", "std_msgs/msg/String", 1, string("x")), ("/a", "std_msgs/msg/Bool", 2, b"\0\1\0\0\1")]
+    bag = write_bag(tmp_path / "bag", texts)
+    with pytest.raises(BagError, match=r"/a has several types: std_msgs/msg/Bool, std_msgs/msg/String"):
+        Bag(bag)

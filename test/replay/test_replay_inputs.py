@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a bag the node gets to hear, and bags that lack what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_bags import ARENA, copy_bag, header, make, string, write_bag
+
+from edgellm_ros.replay.bag import Bag, BagError
+from edgellm_ros.replay.inputs import COMPRESSED, InputMessage, find_inputs, parse_remappings
+
+STRING = "std_msgs/msg/String"
+COMMAND = ("/edgellm/command", STRING, 6, string("go"))
+
+
+def inputs_of(path: Path, **options) -> list[InputMessage]:
+    needs = {"remappings": {}, "needs_image": True, "needs_odometry": True, "hears": False} | options
+    with Bag(path) as bag:
+        return list(find_inputs(bag, **needs))
+
+
+def without(path: Path, *names: str) -> Path:
+    return copy_bag(path, keep=lambda message: message.topic.name.removeprefix("/edgellm/") not in names)
+
+
+def test_the_arena_topics_are_played_by_default():
+    assert {(m.name, m.type) for m in inputs_of(ARENA)} == {
+        ("image", "sensor_msgs/msg/CompressedImage"),
+        ("odom", "nav_msgs/msg/Odometry"),
+        ("command", STRING),
+        ("audio", "edgellm_ros/msg/AudioChunk"),
+    }
+
+
+def test_messages_come_in_the_order_of_the_bag_with_their_own_stamps():
+    messages = inputs_of(ARENA)
+    assert [m.clock for m in messages] == sorted(m.clock for m in messages)
+    sound = next(m for m in messages if m.name == "audio")
+    assert sound.stamp < sound.clock  # its first sample was taken before it was sent
+    command = next(m for m in messages if m.name == "command")
+    assert command.stamp == command.clock  # it has none of its own
+
+
+def test_other_topics_are_played_where_they_are_remapped(tmp_path):
+    bag = copy_bag(tmp_path / "bag", rename={"/edgellm/image": "/camera/image_raw/compressed"})
+    remappings = parse_remappings(["/camera/image_raw/compressed:=~/image"])
+    played = inputs_of(bag, remappings=remappings)
+    assert [(m.name, m.data) for m in played] == [(m.name, m.data) for m in inputs_of(ARENA)]
+
+
+def test_a_remapped_topic_replaces_the_one_of_the_default_name(tmp_path):
+    messages = [("/edgellm/command", STRING, 1, string("a")), ("/other", STRING, 2, string("b"))]
+    bag = write_bag(tmp_path / "bag", messages)
+    played = inputs_of(bag, remappings={"/other": "command"}, needs_image=False, needs_odometry=False)
+    assert [m.clock for m in played] == [2]
+
+
+@pytest.mark.parametrize("target", ["~/odom", "odom", "/edgellm/odom"])
+def test_remappings_name_inputs_in_three_ways(target):
+    assert parse_remappings([f"/a/b:={target}"]) == {"/a/b": "odom"}
+
+
+@pytest.mark.parametrize("text", ["", "/a", "/a:=", "/a:=~/pose", "a:=~/image", "/a:=/image"])
+def test_a_remapping_that_is_none(text):
+    with pytest.raises(ValueError, match="expected /TOPIC:=TO"):
+        parse_remappings([text])
+
+
+@pytest.mark.parametrize("texts", [["/a:=image", "/b:=image"], ["/a:=image", "/a:=odom"]])
+def test_remappings_that_contradict_each_other(texts):
+    with pytest.raises(ValueError, match="contradicts"):
+        parse_remappings(texts)
+
+
+def test_a_remapping_of_a_topic_that_is_not_there(tmp_path):
+    with pytest.raises(BagError, match=r"no topic /nowhere to remap to ~/image; the bag has /edgellm/audio"):
+        inputs_of(ARENA, remappings={"/nowhere": "image"})
+
+
+@pytest.mark.parametrize("name", ["image", "odom", "command"])
+def test_a_topic_that_the_node_needs_is_missing(tmp_path, name):
+    bag = without(tmp_path / "bag", name)
+    with pytest.raises(BagError, match=rf"no messages for ~/{name} \(/edgellm/{name}\)"):
+        inputs_of(bag)
+
+
+def test_sound_takes_the_place_of_commands_for_a_model_that_hears(tmp_path):
+    bag = without(tmp_path / "bag", "command")
+    assert "audio" in {m.name for m in inputs_of(bag, hears=True)}
+    with pytest.raises(BagError, match=r"no messages for ~/command \(.*\) or ~/audio \(.*\)"):
+        inputs_of(without(tmp_path / "silent", "command", "audio"), hears=True)
+
+
+def test_what_the_model_does_not_need_may_be_missing(tmp_path):
+    bag = without(tmp_path / "bag", "image", "odom")
+    assert {m.name for m in inputs_of(bag, needs_image=False, needs_odometry=False)} == {"command", "audio"}
+
+
+@pytest.mark.parametrize("kind", ["std_msgs/msg/Header", "foo_msgs/msg/Pose"])
+def test_a_topic_of_another_or_an_unknown_type(tmp_path, kind):
+    bag = copy_bag(tmp_path / "bag")
+    data = (bag / "bag.mcap").read_bytes()
+    # Of the same length, so that the file keeps its structure.
+    other = kind.encode().ljust(len(b"nav_msgs/msg/Odometry"), b"X")
+    (bag / "bag.mcap").write_bytes(data.replace(b"nav_msgs/msg/Odometry", other))
+    with pytest.raises(BagError, match=rf"type {other.decode()}, expected nav_msgs/msg/Odometry for ~/odom"):
+        inputs_of(bag / "bag.mcap")
+
+
+def test_a_type_that_was_defined_otherwise_when_the_bag_was_recorded(tmp_path):
+    bag = copy_bag(tmp_path / "bag")
+    with Bag(bag) as opened:
+        ours = opened.topics["/edgellm/audio"].type_hash
+    metadata = bag / "metadata.yaml"
+    metadata.write_text(metadata.read_text().replace(ours, "RIHS01_" + "0" * 64))
+    with pytest.raises(BagError, match="another definition of edgellm_ros/msg/AudioChunk: RIHS01_0000"):
+        inputs_of(bag)
+
+
+def test_a_message_that_is_not_of_its_type(tmp_path):
+    messages = [("/edgellm/command", STRING, 5, string("go")), ("/edgellm/command", STRING, 6, b"\0\1\0\0\7")]
+    bag = write_bag(tmp_path / "bag", messages)
+    with pytest.raises(BagError, match=r"damaged: the message of /edgellm/command at 6 ns is no std_msgs"):
+        inputs_of(bag, needs_image=False, needs_odometry=False)
+
+
+def test_a_time_that_is_none(tmp_path):
+    bag = write_bag(tmp_path / "bag", [("/edgellm/command", STRING, 2**62, string("go"))])
+    with pytest.raises(BagError, match="not a time"):
+        inputs_of(bag, needs_image=False, needs_odometry=False)
+
+
+def test_a_stamp_before_the_beginning_of_time(tmp_path):
+    image = make(COMPRESSED, header=header(-1), format="jpeg", data=np.zeros(1, np.uint8))
+    bag = write_bag(tmp_path / "bag", [("/edgellm/image", COMPRESSED, 5, image), COMMAND])
+    with pytest.raises(BagError, match=r"/edgellm/image with the stamp -1 ns: not a time"):
+        inputs_of(bag, needs_odometry=False)
+
+
+def test_the_clock_of_a_simulation_is_the_clock(tmp_path):
+    """Recorded without use_sim_time: the bag's times are those of the computer, the stamps are simulated."""
+
+    def clock(stamp: int):
+        return make("rosgraph_msgs/msg/Clock", clock=header(stamp).stamp)
+
+    def odometry(stamp: int) -> bytes:
+        return next(m.data for m in inputs_of(ARENA) if m.name == "odom" and m.stamp == stamp)
+
+    now = 1_700_000_000 * 10**9
+    first, second = (m.stamp for m in inputs_of(ARENA)[:2])
+    messages = [
+        ("/edgellm/odom", "nav_msgs/msg/Odometry", now, odometry(first)),
+        ("/clock", "rosgraph_msgs/msg/Clock", now + 1, clock(second)),
+        ("/edgellm/odom", "nav_msgs/msg/Odometry", now + 2, odometry(second)),
+        ("/edgellm/command", STRING, now + 3, string("go")),
+    ]
+    played = inputs_of(write_bag(tmp_path / "bag", messages), needs_image=False)
+    assert [m.clock for m in played] == [first, second, second]
+    assert [m.stamp for m in played] == [first, second, second]

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm replay` as people run it: the command, the real node in a process of its own, real topics."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+from made_bags import ARENA, EXPECTED, ROOT, copy_bag, make, string, write_bag
+from tiny_adapter import write_adapter
+
+from edgellm_ros.builder import export
+from edgellm_ros.builder.freshness import ARENA_CHECKPOINT
+from edgellm_ros.replay.bag import Bag, BagMessage
+from edgellm_ros.replay.inputs import COMPRESSED
+
+pytest.importorskip("rclpy")
+pytest.importorskip("edgellm_ros.msg")
+
+SHORT = (13.6e9, 16.0e9)  # the part of the bag in which the robot starts to drive, on two commands
+FRAMES = (14_500_000_000, 15_300_000_000)  # the stamps of their frames
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.out.splitlines()[-1])
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first difference."""
+        return self.json["comparison"]["first"]
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "edgellm_ros", "replay", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
+    )
+
+
+def finish(process: subprocess.Popen) -> Run:
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return Run(process.returncode, out, err)
+
+
+@pytest.fixture
+def replay(arena_engine, tmp_path):
+    """`replay(bag, arguments...)`: with the demo's engine unless another is named; writes to tmp_path/out."""
+
+    def run(bag: Path, *arguments: object, out: str = "out") -> Run:
+        engine = () if "--engine" in arguments else ("--engine", arena_engine)
+        return finish(start(bag, "--out", tmp_path / out, "--json", *engine, *arguments))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory) -> Path:
+    """A few seconds of the shipped bag, without sound."""
+
+    def is_in(message: BagMessage) -> bool:
+        return SHORT[0] < message.time < SHORT[1] and message.topic.name != "/edgellm/audio"
+
+    return copy_bag(tmp_path_factory.mktemp("short") / "bag", keep=is_in)
+
+
+@pytest.fixture(scope="module")
+def expected(short, arena_engine, tmp_path_factory) -> Path:
+    """What the node makes of it."""
+    out = tmp_path_factory.mktemp("expected") / "bag"
+    run = finish(start(short, "--out", out, "--engine", arena_engine))
+    assert run.code == 0, run.err
+    return out
+
+
+def files(bag: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in bag.iterdir()}
+
+
+def stamps(bag: Path, topic: str) -> list[int]:
+    with Bag(bag) as opened:
+        return [message.time for message in opened.messages([topic])]
+
+
+@pytest.fixture
+def busy_computer() -> Iterator[None]:
+    """Twice as many processes that only compute as there are cores."""
+    burners = [multiprocessing.get_context("fork").Process(target=burn) for _ in range(2 * os.cpu_count())]
+    for burner in burners:
+        burner.start()
+    yield
+    for burner in burners:
+        burner.kill()
+        burner.join()
+
+
+def burn() -> None:
+    while True:
+        pass
+
+
+class TestShippedBag:
+    def test_gives_the_outputs_that_are_shipped_with_it(self, replay):
+        """After a change of the demo's checkpoint, `make expected` makes them again."""
+        run = replay(ARENA, "--expect", EXPECTED)
+        assert run.code == 0, run.err
+        assert run.json["comparison"]["first"] is None
+        assert run.json["comparison"]["messages"] > 150
+        assert run.json["became"]["plans_completed"] >= 8
+
+    def test_is_small(self):
+        sizes = [path.stat().st_size for bag in (ARENA, EXPECTED) for path in bag.iterdir()]
+        assert sum(sizes) < 1.5e6
+
+
+class TestDeterminism:
+    def test_a_second_replay_on_a_busy_computer_gives_the_same_files(
+        self, replay, short, expected, busy_computer, tmp_path
+    ):
+        assert replay(short, "--expect", expected).code == 0
+        assert files(tmp_path / "out") == files(expected)
+
+    def test_another_storage_and_other_topics_give_the_same_files(self, replay, short, expected, tmp_path):
+        names = {"/edgellm/image": "/camera/image_raw", "/edgellm/odom": "/odom"}
+        other = copy_bag(tmp_path / "bag", rename=names, storage="SQLITE3", source=short)
+        remappings = ("--remap", "/camera/image_raw:=~/image", "--remap", "/odom:=~/odom")
+        assert replay(other, *remappings).code == 0
+        assert files(tmp_path / "out") == files(expected)
+
+
+class TestDifferences:
+    def test_another_noise_seed(self, replay, short, expected):
+        run = replay(short, "--expect", expected, "--noise-seed", 5)
+        assert run.code == 1
+        assert run.first == {
+            "topic": "~/action_chunk", "stamp": FRAMES[0], "field": "noise_seed", "expected": "0", "got": "5",
+        }  # fmt: skip
+        assert "  topic     ~/action_chunk\n  stamp     14.500000000\n" in run.err
+
+    def test_an_altered_weight(self, replay, short, expected, arena_engine, tmp_path):
+        engine = Path(shutil.copytree(arena_engine, tmp_path / "engine"))
+        model = onnx_ir.load(engine / "action" / "model.onnx")
+        weight = model.graph.initializers["out_proj.weight"].const_value
+        data = np.memmap(engine / "action" / "model.onnx.data", np.float32, "r+", weight.offset, weight.shape)
+        data[0, 0] += 1
+        data.flush()
+        run = replay(short, "--expect", expected, "--engine", engine)
+        assert run.code == 1
+        first = run.first
+        assert (first["topic"], first["stamp"]) == ("~/action_chunk", FRAMES[0])
+        assert first["field"].startswith("values[")
+        assert run.json["comparison"]["engine_files"] == ["action/model.onnx.data"]
+
+    def test_a_dropped_frame(self, replay, short, expected, tmp_path):
+        def others(message: BagMessage) -> bool:
+            return not (message.topic.name == "/edgellm/image" and message.time == FRAMES[1])
+
+        run = replay(copy_bag(tmp_path / "bag", keep=others, source=short), "--expect", expected)
+        assert run.code == 1
+        assert (run.first["topic"], run.first["stamp"]) == ("~/image", FRAMES[1])
+        assert run.first["got"] == "nothing"
+        assert run.json["became"]["plans_completed"] == 2  # the command was answered to the frame before
+
+
+class TestNode:
+    def test_parameters_come_from_a_file_and_a_replay_keeps_its_own(self, replay, short, tmp_path):
+        """On "image", the command of the first frame stands: the second command is no news."""
+        params = tmp_path / "params.yaml"
+        values = "plan_on: image, action_samples: 3, plan_timeout: 0.01, use_sim_time: false"
+        values += f", prefix_cache_file: {tmp_path / 'prefixes'}"
+        params.write_text(f"edgellm: {{ros__parameters: {{{values}}}}}")
+        run = replay(short, "--params", params)
+        assert run.code == 0, run.err
+        assert stamps(tmp_path / "out", "/edgellm/generation") == list(FRAMES)
+        assert stamps(tmp_path / "out", "/edgellm/path") == [FRAMES[0]] * 3 + [FRAMES[1]] * 3
+        assert not (tmp_path / "prefixes").exists()
+
+    def test_a_frame_that_cannot_be_planned_on_is_recorded_as_such(self, replay, short, expected, tmp_path):
+        messages = []
+        with Bag(short) as bag:
+            for m in bag.messages(list(bag.topics)):
+                content = m.data
+                if m.topic.name == "/edgellm/image" and m.time == FRAMES[0]:
+                    frame = m.decode()
+                    content = make(COMPRESSED, header=frame.header, format="jpeg", data=frame.data[:5000])
+                messages.append((m.topic.name, m.topic.type, m.time, content))
+        run = replay(write_bag(tmp_path / "bag", messages), "--expect", expected)
+        assert run.code == 1
+        assert run.json["became"] == {"plans_completed": 1, "plans_error": 1}
+        assert (run.first["topic"], run.first["field"]) == ("~/image", "sha256")
+
+    def test_frames_that_are_older_than_the_bag_says_are_refused_by_the_bags_clock(
+        self, replay, short, tmp_path
+    ):
+        """The command comes 1.5 s after the last frame: stale, however fast it is played."""
+        with Bag(short) as bag:
+            messages = [(m.topic.name, m.topic.type, m.time, m.data) for m in bag.messages(list(bag.topics))]
+        messages = [m for m in messages if m[0] != "/edgellm/command"]
+        messages.append(("/edgellm/command", "std_msgs/msg/String", FRAMES[1] + 1_500_000_000, string("go")))
+        run = replay(write_bag(tmp_path / "bag", messages))
+        assert run.code == 0, run.err
+        assert run.json["became"] == {"plans_stale_input": 1}
+
+    def test_a_robot_without_odometry(self, replay, short, tmp_path):
+        bag = copy_bag(tmp_path / "bag", keep=lambda m: m.topic.name != "/edgellm/odom", source=short)
+        run = replay(bag, "--no-odometry", "--overlay", "--storage", "sqlite3")
+        assert run.code == 0, run.err
+        assert run.json["inputs"] == {"image": 3, "command": 2}
+        assert run.json["outputs"]["overlay"] == 2
+
+
+def test_what_is_said_in_the_bag_is_heard_and_answered(replay, tiny_engine, tmp_path):
+    """By a model that hears, with random weights."""
+    bag = copy_bag(tmp_path / "bag", keep=lambda message: message.topic.name != "/edgellm/command")
+    run = replay(bag, "--engine", tiny_engine)
+    assert run.code == 0, run.err
+    assert run.json["became"] == {"plans_completed": 1, "utterances": 1}
+    with Bag(tmp_path / "out") as out:
+        (heard,) = (m.decode() for m in out.messages(["/edgellm/utterance"]))
+        (answer,) = (m.decode() for m in out.messages(["/edgellm/generation"]))
+    assert heard.encoding == "F32LE"
+    assert 1.0 < heard.data.nbytes / 4 / heard.sample_rate < 4.0
+    assert answer.request_id == "utterance-1"
+
+
+def test_an_adapter_answers(replay, short, tmp_path_factory, tmp_path):
+    """One with random weights, by the engine's folder and from elsewhere: the same answers."""
+    engine, adapter = tmp_path_factory.mktemp("engine"), tmp_path_factory.mktemp("adapter") / "wild"
+    write_adapter(adapter, ARENA_CHECKPOINT, seed=0, strength=0.8)
+    export(ARENA_CHECKPOINT, engine, max_lora_rank=8)
+    first = replay(short, "--engine", engine, "--lora", f"wild={adapter}")
+    assert first.code == 0, first.err
+    shutil.copytree(adapter, engine / "lora" / "wild")
+    second = replay(short, "--engine", engine, "--lora", "wild", "--expect", tmp_path / "out", out="second")
+    assert second.code == 0, second.err
+    with Bag(tmp_path / "out") as out:
+        assert {m.decode().lora for m in out.messages(["/edgellm/generation"])} == {"wild"}
+
+
+class TestRefusedByTheNode:
+    """Exit code 2, one line, no output bag. What is found without the node: test/cli/test_cli_replay.py"""
+
+    def assert_refused(self, run: Run, words: str, out: Path) -> None:
+        assert run.code == 2, run.err
+        assert len(run.err.splitlines()) == 1, run.err
+        assert run.err.startswith("edgellm replay: error: ")
+        assert words in run.err
+        assert not out.exists()
+
+    def test_a_value_in_the_parameters_file(self, replay, short, tmp_path):
+        params = tmp_path / "params.yaml"
+        params.write_text("/**: {ros__parameters: {plan_on: whistle}}")
+        run = replay(short, "--params", params)
+        self.assert_refused(run, "plan_on must be one of command, image, got 'whistle'", tmp_path / "out")
+
+    @pytest.mark.parametrize(
+        "lora, words", [("pirate", "'pirate'"), ("pirate=/nowhere", "takes no adapters")]
+    )
+    def test_an_adapter_that_is_not_there(self, replay, short, tmp_path, lora, words):
+        self.assert_refused(replay(short, "--lora", lora), words, tmp_path / "out")
+
+
+def test_ctrl_c_ends_everything_and_leaves_nothing(arena_engine, tmp_path):
+    process = start(ARENA, "--out", tmp_path / "out", "--engine", arena_engine)
+    for line in process.stderr:
+        if line.startswith("playing"):
+            break
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 1
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    run = finish(process)
+    assert run.code == 130
+    assert "Traceback" not in run.err
+    assert not Path(f"/proc/{children[0]}").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestAttached:
+    """With a node that runs already, as launch/replay.launch.py starts both."""
+
+    @pytest.fixture
+    def run_beside(self, short, arena_engine, tmp_path):
+        """The outcome of scripts/replay_node beside a node whose parameters were changed so."""
+        from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
+        from edgellm_ros.ros.replay import Replay, ReplayOptions
+
+        def run(*more: object, **changes: object) -> Run:
+            options = ReplayOptions(short, tmp_path / "out", arena_engine, "cpu", {})
+            with Replay(options) as replay:
+                arguments = ["-m", NODE_MODULE, *ros_arguments({**replay.node_parameters, **changes})]
+            with own_domain() as domain:
+                environment = ros_environment(domain)
+                node = Child("edgellm node", arguments, tmp_path / "node.log", environment)
+                try:
+                    words = [short, "--out", tmp_path / "out", "--engine", arena_engine, "--json", *more]
+                    command = [ROOT / "scripts" / "replay_node", *words, "--ros-args", "-r", "__node:=player"]
+                    done = subprocess.run(
+                        [sys.executable, *map(str, command)],
+                        env=environment,
+                        capture_output=True,
+                        text=True,
+                        timeout=TIMEOUT_S,
+                    )
+                finally:
+                    node.stop()
+            return Run(done.returncode, done.stdout, done.stderr)
+
+        return run
+
+    def test_the_outputs_are_the_same(self, run_beside, expected, tmp_path):
+        run = run_beside()
+        assert run.code == 0, run.err
+        assert files(tmp_path / "out") == files(expected)
+
+    def test_the_noise_seed_is_set_whatever_the_node_was_started_with(self, run_beside, tmp_path):
+        run = run_beside("--noise-seed", 5, noise_seed=3)
+        assert run.code == 0, run.err
+        with Bag(tmp_path / "out") as out:
+            assert {m.decode().noise_seed for m in out.messages(["/edgellm/action_chunk"])} == {5}
+
+    def test_a_node_whose_active_adapter_is_another_is_refused(self, run_beside):
+        run = run_beside("--lora", "wild")
+        assert run.code == 3
+        assert "the node's active adapter is '', expected 'wild' for this replay" in run.err
+
+    def test_a_node_with_other_parameters_is_refused(self, run_beside):
+        run = run_beside(plan_timeout=10.0)
+        assert run.code == 3
+        assert "the node's parameter plan_timeout is 10.0, expected 3600.0" in run.err

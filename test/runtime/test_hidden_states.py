@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client may learn about the inside of the language model, and how long it may look."""
+
+import threading
+
+import numpy as np
+import pytest
+from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+from safetensors.numpy import load_file
+
+from edgellm_ros.builder import export
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+LAST = 3  # of the tiny model's layers
+
+
+@pytest.fixture(scope="module")
+def open_runtime(tiny_checkpoint, tmp_path_factory):
+    """A runtime whose engine puts out hidden states of the first and the last layer."""
+    engine = tmp_path_factory.mktemp("hidden_states")
+    export(tiny_checkpoint, engine, hidden_state_layers=(1, LAST))
+    with LLMInferenceRuntime(engine) as runtime:
+        yield runtime
+
+
+def checkpoint_tensor(checkpoint, name) -> np.ndarray:
+    (tensor,) = [
+        load_file(path)[name] for path in checkpoint.glob("*.safetensors") if name in load_file(path)
+    ]
+    return tensor.astype(np.float32)
+
+
+def test_layer_0_of_words_is_their_embedding(open_runtime):
+    open_runtime.handle_request(request("what do you see?"), output_thinker_embeddings=True)
+    (token_ids,) = open_runtime.base_model_input_token_ids
+    found = open_runtime.base_model_hidden_states(0).array
+    np.testing.assert_array_equal(found, open_runtime.embedding_table.array[token_ids][None])
+
+
+def test_layer_0_of_an_image_is_what_the_encoder_made_of_it(open_runtime):
+    seen = []
+    for image in (IMAGE, OTHER_IMAGE):
+        open_runtime.handle_request(request(images=(image,)), output_thinker_embeddings=True)
+        (token_ids,) = open_runtime.base_model_input_token_ids
+        places = np.array(token_ids) == open_runtime.config.special_tokens.image_token_id
+        embeds = open_runtime.base_model_hidden_states(0).array[0]
+        words = np.array(token_ids)[~places]
+        np.testing.assert_array_equal(embeds[~places], open_runtime.embedding_table.array[words])
+        seen.append(embeds[places])
+    assert seen[0].shape == (12, 48)
+    assert np.abs(seen[0][:12] - seen[1][:12]).min() > 0
+
+
+def test_the_last_layer_s_hidden_states_make_the_logits(open_runtime, tiny_checkpoint):
+    one = request(images=(IMAGE,), logprobs=50)
+    answer = open_runtime.handle_request(one, output_thinker_embeddings=True)
+    last = open_runtime.base_model_hidden_states(LAST).array[0, -1]
+    logits = checkpoint_tensor(tiny_checkpoint, "lm_head.weight") @ last
+    expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    for token, value in answer.logprobs[0]:
+        assert value == pytest.approx(expected[token], abs=1e-5)
+
+
+def test_hidden_states_change_no_answer(open_runtime, runtime):
+    for one in (request(images=(IMAGE,)), request("stop", temperature=1.3, seed=5, logprobs=2)):
+        expected = runtime.handle_request(one)
+        assert_same_answer(open_runtime.handle_request(one), expected)
+        assert_same_answer(open_runtime.handle_request(one, output_thinker_embeddings=True), expected)
+
+
+def test_they_stay_as_they_were_while_the_answer_is_decoded(open_runtime):
+    kept = {}
+
+    def keep(progress):
+        if progress.stage == "decode" and progress.step == 0:
+            kept.update(
+                {layer: open_runtime.base_model_hidden_states(layer).array.copy() for layer in (0, 1, 3)}
+            )
+
+    one = request("what do you see?", max_tokens=20, on_progress=keep)
+    answer = open_runtime.handle_request(one, output_thinker_embeddings=True)
+    assert len(answer.token_ids) > 5
+    for layer in (0, 1, 3):
+        np.testing.assert_array_equal(open_runtime.base_model_hidden_states(layer).array, kept[layer])
+
+
+def test_a_row_for_each_prompt_of_a_batch(open_runtime):
+    prompts = [request("hello there"), request(images=(IMAGE,))]
+    alone = []
+    for one in prompts:
+        open_runtime.handle_request(one, output_thinker_embeddings=True)
+        ids = open_runtime.base_model_input_token_ids[0]
+        assert open_runtime.base_model_prefill_length == len(ids)
+        alone.append((ids, open_runtime.base_model_hidden_states(1).array[0].copy()))
+    open_runtime.handle_request(prompts, output_thinker_embeddings=True)
+    together = open_runtime.base_model_hidden_states(1).array
+    assert open_runtime.base_model_prefill_length == max(len(ids) for ids, _ in alone) == together.shape[1]
+    for row, (ids, states) in enumerate(alone):
+        assert open_runtime.base_model_input_token_ids[row] == ids
+        np.testing.assert_array_equal(together[row, : len(ids)], states)
+
+
+def test_there_are_none_unless_the_last_request_asked(open_runtime):
+    open_runtime.handle_request(request(), output_thinker_embeddings=True)
+    assert open_runtime.base_model_hidden_states(1) is not None
+    open_runtime.handle_request(request("hello"))
+    assert open_runtime.base_model_hidden_states(0) is None
+    assert open_runtime.base_model_hidden_states(1) is None
+    assert open_runtime.base_model_prefill_length == 0
+    assert len(open_runtime.base_model_input_token_ids) == 1
+
+
+def test_a_request_that_is_refused_or_cancelled_leaves_none_behind(open_runtime):
+    cancel = threading.Event()
+    cancel.set()
+    for bad in (request("word " * 1000), request(cancel=cancel)):
+        open_runtime.handle_request(request(), output_thinker_embeddings=True)
+        try:
+            open_runtime.handle_request(bad, output_thinker_embeddings=True)
+        except ValueError:
+            assert bad.cancel is None
+        assert open_runtime.base_model_hidden_states(0) is None
+        assert open_runtime.base_model_input_token_ids == []
+
+
+def test_an_engine_without_hidden_states_has_its_input_only(runtime):
+    runtime.handle_request(request(), output_thinker_embeddings=True)
+    assert runtime.base_model_hidden_states(0) is not None
+    assert runtime.base_model_hidden_states(1) is None
+    assert not any(name.startswith("hidden_states") for name in runtime._pipeline.runner._executor.bindings)
+
+
+def test_a_layer_that_is_not_put_out_is_none(open_runtime):
+    open_runtime.handle_request(request(), output_thinker_embeddings=True)
+    assert open_runtime.base_model_hidden_states(2) is None
+    assert open_runtime.base_model_hidden_states(-1) is None
+
+
+def test_an_engine_with_places_for_adapters_has_the_same_hidden_states(
+    open_runtime, tiny_checkpoint, tmp_path
+):
+    options = {"hidden_state_layers": (1, LAST), "max_lora_rank": 4, "lm_head_input": True}
+    export(tiny_checkpoint, tmp_path, **options)
+    requests = [request("hello there"), request(images=(IMAGE,))]
+    open_runtime.handle_request(requests, output_thinker_embeddings=True)
+    with LLMInferenceRuntime(tmp_path) as other:
+        other.handle_request(requests, output_thinker_embeddings=True)
+        for layer in (0, 1, LAST):
+            expected = open_runtime.base_model_hidden_states(layer).array
+            np.testing.assert_array_equal(other.base_model_hidden_states(layer).array, expected)
+
+
+def test_the_embedding_table_is_the_checkpoint_s(runtime, tiny_checkpoint):
+    expected = checkpoint_tensor(tiny_checkpoint, "model.embed_tokens.weight")
+    np.testing.assert_array_equal(runtime.embedding_table.array, expected)

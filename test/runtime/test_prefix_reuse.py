@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts that begin like earlier ones: computed in part, answered to the bit as if computed in whole."""
+
+import dataclasses
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
+from tiny_adapter import write_adapter
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+SYSTEM = "you are a small robot on a floor with coloured solids. " * 2
+REQUESTS = [
+    request("go to the red box", system_prompt=SYSTEM, max_tokens=8, logprobs=3),
+    request("go to the blue box", system_prompt=SYSTEM, temperature=1.2, seed=3, max_tokens=10),
+    request(images=(IMAGE,), action_samples=2, noise_seed=5, max_tokens=30),
+    request("what do you see?", system_prompt=SYSTEM, images=(IMAGE,), max_tokens=6, logprobs=1),
+    request("what do you see?", system_prompt=SYSTEM, images=(OTHER_IMAGE, IMAGE), max_tokens=6),
+    request("", system_prompt=SYSTEM, images=(IMAGE,), audio=(SOUND,), max_tokens=6, logprobs=2),
+    request("", system_prompt=SYSTEM, images=(IMAGE,), audio=(OTHER_SOUND,), max_tokens=6),
+    request("and now?", audio=(SOUND,), temperature=1.0, seed=5, max_tokens=12, repetition_penalty=1.4),
+    request(images=(IMAGE,), action_samples=1, noise_seed=9, temperature=0.1, max_tokens=30),
+    request("x" * 200, max_tokens=5),
+    request("x" * 210 + "y", max_tokens=5, logprobs=1),
+]
+
+
+@pytest.fixture(scope="module")
+def lora_engine(tiny_lora_engine, tiny_checkpoint, words, announcing, tmp_path_factory):
+    """An engine with two adapters, whose base model announces a trajectory (`acting_engine`)."""
+    directory = tmp_path_factory.mktemp("reuse") / "engine"
+    shutil.copytree(tiny_lora_engine, directory)
+    data = json.loads((directory / "config.json").read_text())
+    data["action"]["future_start_token_id"] = words[announcing]
+    data["stop_token_ids"] = [*data["stop_token_ids"], words[announcing]]
+    (directory / "config.json").write_text(json.dumps(data))
+    for seed, name in enumerate(("one", "two")):
+        write_adapter(directory / "lora" / name, tiny_checkpoint, seed=seed, r=4)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def anew(lora_engine):
+    """A runtime that computes every prompt anew."""
+    with LLMInferenceRuntime(lora_engine, prefix_cache_bytes=0) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def kept_runtime(lora_engine):
+    with LLMInferenceRuntime(lora_engine) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def reusing(kept_runtime):
+    """A runtime that keeps prompts, and has none yet."""
+    kept_runtime.clear_prefix_cache()
+    return kept_runtime
+
+
+def prefix_of(runtime, one, other) -> int:
+    """How many tokens two prompts of words have in common at their beginning."""
+    ids = []
+    for prompt in (one, other):
+        runtime.handle_request(dataclasses.replace(prompt, sampling=request(max_tokens=1).sampling))
+        ids += runtime.base_model_input_token_ids
+    differing = [i for i, (a, b) in enumerate(zip(*ids, strict=False)) if a != b]
+    return differing[0] if differing else min(map(len, ids))
+
+
+class TestAnswersAreTheSame:
+    def test_when_a_request_is_repeated(self, reusing, anew):
+        for one in REQUESTS:
+            expected = anew.handle_request(one)
+            for _ in range(3):
+                answer = reusing.handle_request(one)
+                assert_same_answer(answer, expected)
+            assert answer.reused_tokens == answer.prompt_tokens - 1
+        assert anew.handle_request(REQUESTS[2]).actions is not None
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_for_random_batches_of_random_adapters_in_a_cache_that_is_too_small(
+        self, lora_engine, anew, seed
+    ):
+        rng = np.random.default_rng(seed)
+        requests = [dataclasses.replace(one, lora=name) for one in REQUESTS for name in ("", "one", "two")]
+        expected: dict[int, object] = {}
+        reused = 0
+        with LLMInferenceRuntime(lora_engine, prefix_cache_bytes=25 * 24576) as runtime:
+            for _ in range(15):
+                chosen = rng.choice(len(requests), rng.integers(1, 5), replace=False)
+                answers = runtime.handle_request([requests[index] for index in chosen])
+                for index, answer in zip(chosen, answers, strict=True):
+                    if index not in expected:
+                        expected[index] = anew.handle_request(requests[index])
+                    assert_same_answer(answer, expected[index])
+                    reused += answer.reused_tokens
+        assert reused > 500
+
+    def test_after_an_answer_that_was_cancelled(self, reusing, anew):
+        cancel = threading.Event()
+
+        def on_progress(progress):
+            if progress.stage == "decode" and progress.step == 2:
+                cancel.set()
+
+        reusing.handle_request(dataclasses.replace(REQUESTS[2], cancel=cancel, on_progress=on_progress))
+        answer = reusing.handle_request(REQUESTS[2])
+        assert answer.reused_tokens > 0
+        assert_same_answer(answer, anew.handle_request(REQUESTS[2]))
+
+    def test_after_a_client_s_callback_failed(self, reusing, anew):
+        def fail(progress):
+            if progress.stage == "decode":
+                raise RuntimeError("client bug")
+
+        reusing.handle_request(REQUESTS[0])
+        with pytest.raises(RuntimeError, match="client bug"):
+            reusing.handle_request(dataclasses.replace(REQUESTS[1], on_progress=fail))
+        answer = reusing.handle_request(REQUESTS[1])
+        assert answer.reused_tokens > 0
+        assert_same_answer(answer, anew.handle_request(REQUESTS[1]))
+
+    def test_where_a_long_rest_leaves_less_room_for_what_could_be_reused(self, reusing, anew):
+        long, other = request("x" * 280, max_tokens=4), request("y" * 285, max_tokens=4)
+        reusing.handle_request(long)
+        answers = reusing.handle_request([long, other])
+        room = reusing.config.builder.max_kv_cache_capacity
+        room -= answers[1].prompt_tokens - answers[1].reused_tokens
+        assert answers[0].reused_tokens == room < answers[0].prompt_tokens - 1
+        for answer, one in zip(answers, (long, other), strict=True):
+            assert_same_answer(answer, anew.handle_request(one))
+
+
+class TestWhatIsReused:
+    def test_the_longest_common_beginning_of_two_prompts(self, reusing):
+        common = prefix_of(reusing, *REQUESTS[:2])
+        assert common > len(SYSTEM)
+        reusing.clear_prefix_cache()
+        assert reusing.handle_request(REQUESTS[0]).reused_tokens == 0
+        assert reusing.handle_request(REQUESTS[1]).reused_tokens == common
+
+    def test_an_image_that_was_seen_before_is_not_encoded_again(self, reusing):
+        one = request("what?", images=(IMAGE,))
+        other = request("stop", images=(IMAGE.copy(),))
+        reusing.handle_request(one)
+        before = dataclasses.replace(reusing.multimodal_metrics)
+        answer = reusing.handle_request(other)
+        assert answer.reused_tokens > 12
+        assert reusing.multimodal_metrics.total_images == before.total_images
+        assert reusing.handle_request(request("what?", images=(OTHER_IMAGE,))).reused_tokens < 12
+        assert reusing.multimodal_metrics.total_images == before.total_images + 1
+
+    def test_one_pixel_makes_another_image(self, reusing):
+        changed = IMAGE.copy()
+        changed[0, 0, 0] ^= 1
+        first = reusing.handle_request(request(images=(IMAGE,)))
+        other = reusing.handle_request(request(images=(changed,)))
+        assert first.reused_tokens == 0
+        assert other.reused_tokens < 12
+
+    def test_a_sound_that_was_heard_before_is_not_encoded_again(self, reusing):
+        reusing.handle_request(request("what?", audio=(SOUND,)))
+        before = reusing.multimodal_metrics.total_sounds
+        again = Sound(SOUND.samples.copy(), SOUND.sample_rate)
+        assert reusing.handle_request(request("stop", audio=(again,))).reused_tokens > 33
+        assert reusing.multimodal_metrics.total_sounds == before
+
+    def test_the_same_samples_at_another_rate_are_another_sound(self, reusing):
+        reusing.handle_request(request("what?", audio=(SOUND,)))
+        faster = Sound(SOUND.samples, SOUND.sample_rate + 100)
+        reused = reusing.handle_request(request("what?", audio=(faster,))).reused_tokens
+        assert reused == reusing.handle_request(request("what?", audio=(OTHER_SOUND,))).reused_tokens
+
+    def test_adapters_do_not_share(self, reusing):
+        one = dataclasses.replace(REQUESTS[0], lora="one")
+        reusing.handle_request(one)
+        assert reusing.handle_request(REQUESTS[0]).reused_tokens == 0
+        assert reusing.handle_request(dataclasses.replace(one, lora="two")).reused_tokens == 0
+        assert reusing.handle_request(one).reused_tokens > 0
+
+    def test_an_adapter_of_the_same_name_with_other_contents_does_not_share(
+        self, lora_engine, tiny_checkpoint, tmp_path
+    ):
+        one = dataclasses.replace(REQUESTS[0], lora="new")
+        with LLMInferenceRuntime(lora_engine) as runtime:
+            for seed in (7, 8):
+                runtime.add_lora("new", write_adapter(tmp_path / str(seed), tiny_checkpoint, seed=seed, r=2))
+                answer = runtime.handle_request(one)
+                assert answer.reused_tokens == 0
+                runtime.remove_lora("new")
+                shutil.rmtree(tmp_path / str(seed))
+
+    def test_prompts_of_an_adapter_that_was_removed_make_room(self, lora_engine, tmp_path):
+        with LLMInferenceRuntime(lora_engine) as runtime:
+            prefixes = runtime._pipeline.prefixes
+            runtime.handle_request(REQUESTS[0])
+            kept = prefixes.used_bytes
+
+            def remove(progress):  # while the batch runs that keeps a prompt of it at its end
+                if progress.stage == "decode" and "one" in runtime.lora_names():
+                    runtime.remove_lora("one")
+
+            runtime.handle_request(dataclasses.replace(REQUESTS[0], lora="one", on_progress=remove))
+            assert prefixes.used_bytes == 2 * kept
+            runtime.save_prefix_cache(tmp_path / "prompts")
+            assert prefixes.used_bytes == kept
+            answer = runtime.handle_request(REQUESTS[0])
+            assert answer.reused_tokens == answer.prompt_tokens - 1
+
+    def test_prompts_of_one_batch_are_there_for_the_next(self, reusing):
+        reusing.handle_request(REQUESTS[:4])
+        answers = reusing.handle_request(REQUESTS[:4])
+        for answer in answers:
+            assert answer.reused_tokens == answer.prompt_tokens - 1
+
+    def test_nothing_of_an_answer_is(self, reusing):
+        answer = reusing.handle_request(REQUESTS[2])
+        pages = [page for _, page in reusing._pipeline.prefixes.pages()]
+        assert sum(len(page.keys) for page in pages) == answer.prompt_tokens
+
+    def test_hidden_states_are_those_of_the_whole_prompt(self, reusing, anew):
+        for _ in range(2):
+            answer = reusing.handle_request(REQUESTS[0], output_thinker_embeddings=True)
+            assert answer.reused_tokens == 0
+        anew.handle_request(REQUESTS[0], output_thinker_embeddings=True)
+        np.testing.assert_array_equal(
+            reusing.base_model_hidden_states(0).array, anew.base_model_hidden_states(0).array
+        )
+
+    def test_metrics_tell_reused_and_computed_tokens(self, reusing):
+        before = dataclasses.replace(reusing.prefill_metrics)
+        answers = [reusing.handle_request(one) for one in REQUESTS[:2]]
+        reused = reusing.prefill_metrics.reused_tokens - before.reused_tokens
+        computed = reusing.prefill_metrics.computed_tokens - before.computed_tokens
+        assert reused == sum(answer.reused_tokens for answer in answers) > 0
+        assert reused + computed == sum(answer.prompt_tokens for answer in answers)
+
+    def test_the_tokens_of_a_prompt_are_reported_in_full(self, reusing):
+        first = reusing.handle_request(REQUESTS[0])
+        reusing.handle_request(REQUESTS[0])
+        assert len(reusing.base_model_input_token_ids[0]) == first.prompt_tokens
+
+
+class TestSystemPrompt:
+    def test_a_saved_system_prompt_is_reused_by_every_request_with_it(self, reusing, anew):
+        tokens = reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
+        assert tokens > len(SYSTEM)
+        for index in (0, 1, 3, 5):
+            answer = reusing.handle_request(REQUESTS[index])
+            assert answer.reused_tokens >= tokens
+            assert_same_answer(answer, anew.handle_request(REQUESTS[index]))
+
+    def test_it_is_for_the_adapter_that_it_was_saved_for(self, reusing, anew):
+        tokens = reusing.gen_and_save_system_prompt_kv_cache(SYSTEM, "one")
+        assert reusing.handle_request(REQUESTS[0]).reused_tokens == 0
+        answer = reusing.handle_request(dataclasses.replace(REQUESTS[0], lora="one"))
+        assert answer.reused_tokens == tokens
+        assert_same_answer(answer, anew.handle_request(dataclasses.replace(REQUESTS[0], lora="one")))
+
+    def test_saving_it_again_computes_next_to_nothing(self, reusing):
+        first = reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
+        before = reusing.prefill_metrics.computed_tokens
+        assert reusing.gen_and_save_system_prompt_kv_cache(SYSTEM) == first
+        assert reusing.prefill_metrics.computed_tokens == before + 1
+
+    @pytest.mark.parametrize(
+        ("system_prompt", "lora", "message"),
+        [
+            ("", "", "the system prompt is empty"),
+            ("word " * 100, "", r"the prompt has \d{3} tokens; this engine takes at most 320"),
+            (SYSTEM, "nobody", "unknown LoRA adapter 'nobody'"),
+        ],
+    )
+    def test_what_cannot_be_saved_is_an_error(self, reusing, system_prompt, lora, message):
+        with pytest.raises(ValueError, match=message):
+            reusing.gen_and_save_system_prompt_kv_cache(system_prompt, lora)
+
+    def test_a_cache_without_room_for_it_is_an_error(self, lora_engine, anew):
+        with pytest.raises(ValueError, match=r"the prefix cache of 0 bytes has room for 0 of \d+ tokens"):
+            anew.gen_and_save_system_prompt_kv_cache(SYSTEM)
+        with (
+            LLMInferenceRuntime(lora_engine, prefix_cache_bytes=2 * 24576) as runtime,
+            pytest.raises(ValueError, match=r"49152 bytes has room for 64 of \d+ tokens"),
+        ):
+            runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
+
+
+class TestOnDisk:
+    def test_another_process_goes_on_where_one_ended(self, reusing, lora_engine, anew, tmp_path):
+        reusing.handle_request(REQUESTS[3])
+        reusing.gen_and_save_system_prompt_kv_cache(SYSTEM, "two")
+        reusing.save_prefix_cache(tmp_path / "prompts")
+        with LLMInferenceRuntime(lora_engine) as runtime:
+            assert runtime.load_prefix_cache(tmp_path / "prompts") > 0
+            for one in (REQUESTS[3], REQUESTS[5], dataclasses.replace(REQUESTS[0], lora="two")):
+                answer = runtime.handle_request(one)
+                assert answer.reused_tokens > len(SYSTEM)
+                assert_same_answer(answer, anew.handle_request(one))
+
+    def test_what_another_engine_saved_is_refused(self, reusing, tiny_checkpoint, tmp_path):
+        reusing.handle_request(REQUESTS[0])
+        reusing.save_prefix_cache(tmp_path / "prompts")
+        export(tiny_checkpoint, tmp_path / "other", max_lora_rank=8, max_batch_size=2)
+        with LLMInferenceRuntime(tmp_path / "other") as other:
+            before = other.handle_request(REQUESTS[0])
+            with pytest.raises(ValueError, match="made for another engine"):
+                other.load_prefix_cache(tmp_path / "prompts")
+            answer = other.handle_request(REQUESTS[0])
+            assert answer.reused_tokens == answer.prompt_tokens - 1
+            assert_same_answer(answer, before)
+
+
+def test_rows_that_are_not_finite_fail_one_request_and_are_forgotten(lora_engine, anew):
+    with LLMInferenceRuntime(lora_engine) as runtime:
+        runtime.handle_request(REQUESTS[0])
+        for pool in runtime._pipeline.prefixes.pools:
+            pool.array[:] = np.nan
+        with pytest.raises(EngineError, match="not finite"):
+            runtime.handle_request(REQUESTS[0])
+        answer = runtime.handle_request(REQUESTS[0])
+        assert answer.reused_tokens == 0
+        assert_same_answer(answer, anew.handle_request(REQUESTS[0]))
+
+
+def test_the_time_to_save_a_system_prompt_counts_as_prefill(reusing):
+    before = reusing.prefill_metrics.seconds
+    reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
+    assert reusing.prefill_metrics.seconds > before
+
+
+def test_an_engine_in_half_precision_reuses_too(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path, precision="fp16")
+    with (
+        LLMInferenceRuntime(tmp_path, prefix_cache_bytes=0) as anew,
+        LLMInferenceRuntime(tmp_path) as reusing,
+    ):
+        for index in (0, 1, 3, 4, 5, 7, 0, 3):
+            assert_same_answer(reusing.handle_request(REQUESTS[index]), anew.handle_request(REQUESTS[index]))
+        assert reusing.prefill_metrics.reused_tokens > 400
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_does_not_matter_to_reuse(lora_engine, threads):
+    with (
+        LLMInferenceRuntime(lora_engine, threads=threads, prefix_cache_bytes=0) as anew,
+        LLMInferenceRuntime(lora_engine, threads=threads) as reusing,
+    ):
+        for one in (*REQUESTS[:6], *REQUESTS[:6]):
+            assert_same_answer(reusing.handle_request(one), anew.handle_request(one))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Situations in other styles, as training writes them; no PyTorch needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from edgellm_ros.arena.unicycle import State, rollout
+from training.data import FIELDS, STYLE_SHARE, situation_writer
+from training.stream import new_chunk
+from training.styles import STYLES
+from training.tokenizer import corpus, train_tokenizer
+
+ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_tokenizer(corpus(0, count=800), 900, 1000).save(str(file))
+    return file
+
+
+def written(tokenizer_file: Path, style, rows: int = ROWS) -> list[tuple[str, str, np.ndarray]]:
+    """(prompt, answer, actions) of what a worker writes."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    write, chunk = situation_writer(tokenizer_file, style, seed=0), new_chunk(FIELDS, rows)
+    for i in range(rows):
+        write(chunk, i)
+    found = []
+    for ids, start, end, actions in zip(
+        chunk["ids"], chunk["prompt_length"], chunk["length"], chunk["actions"], strict=True
+    ):
+        found.append((*(tokenizer.decode(x) for x in (ids[:start], ids[start:end])), actions))
+    return found
+
+
+def test_an_adapter_learns_its_style_without_being_asked(tokenizer_file):
+    for prompt, answer, _ in written(tokenizer_file, STYLES["german"]):
+        assert not any(style.prompt in prompt for style in STYLES.values())
+        assert STYLES["german"].read(answer)
+    speeds = []
+    for _, answer, actions in written(tokenizer_file, STYLES["cautious"]):
+        if "i drive" in answer:
+            assert "carefully" in answer
+            speeds.append(rollout(State(), actions)[:, 3].max())
+    assert np.mean(speeds) < 0.45
+
+
+def test_the_base_model_learns_them_where_the_system_prompt_asks(tokenizer_file):
+    rows = written(tokenizer_file, None, 8 * ROWS)
+    asked = {name: 0 for name in STYLES}
+    for prompt, answer, _ in rows:
+        german = STYLES["german"].prompt in prompt
+        careful = STYLES["cautious"].prompt in prompt
+        asked["german"] += german
+        asked["cautious"] += careful
+        assert bool(STYLES["german"].read(answer)) == german
+        assert ("carefully" in answer) <= careful
+    for count in asked.values():
+        assert count == pytest.approx(STYLE_SHARE * len(rows), rel=0.6)

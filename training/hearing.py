@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sound for training: log-mel features and the audio encoder's forward pass, batched over padded clips.
+
+Both are transformers' own computations (`WhisperFeatureExtractor`, `Qwen3OmniMoeAudioEncoder`), which run one
+clip at a time, written for clips of different lengths side by side. `python -m training.check` compares them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.audio_utils import mel_filter_bank
+
+SAMPLE_RATE = 16000
+WINDOW, HOP, MEL_BINS = 400, 160, 128
+CHUNK_FRAMES, CHUNK_TOKENS = 100, 13
+
+
+def token_count(samples: Tensor) -> Tensor:
+    """Audio tokens of clips of so many samples: 13 per second of 100 frames, and what the convolutions leave
+    of the rest.
+    """
+    frames = samples // HOP
+    rest = frames % CHUNK_FRAMES
+    for _ in range(3):
+        rest = (rest + 1) // 2
+    return frames // CHUNK_FRAMES * CHUNK_TOKENS + rest
+
+
+def vary(samples: Tensor, count: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Recordings that begin up to 0.1 s later, end up to 0.2 s earlier, and half of which run up to 7% faster
+    or slower: int16 samples [B, N], count [B] on the host, like those given.
+
+    Each sound is heard many times in training, and where it happens to be cut into chunks and tokens should
+    not be learned.
+    """
+    batch, most = samples.shape
+    start = rng.integers(0, SAMPLE_RATE // 10, batch)
+    left = count.numpy() - start - rng.integers(0, SAMPLE_RATE // 5, batch)
+    speed = np.where(rng.random(batch) < 0.5, 1.0, rng.uniform(0.93, 1.07, batch))
+    counts = torch.from_numpy(np.minimum(left / speed, most).astype(np.int64))
+    speed = np.maximum(speed, left / most)
+    to_device = lambda x: torch.from_numpy(x).float().to(samples.device)[:, None]  # noqa: E731
+    index = torch.arange(most, device=samples.device)
+    place = to_device(start) + index * to_device(speed)
+    before = place.floor().long().clamp(0, most - 2)
+    x = torch.lerp(
+        samples.gather(1, before).float(), samples.gather(1, before + 1).float(), (place - before).clamp(0, 1)
+    )
+    inside = index < counts.to(samples.device)[:, None]
+    return torch.where(inside, x.round(), 0).to(torch.int16), counts
+
+
+class LogMel(nn.Module):
+    """Whisper's log-mel features of a batch of clips."""
+
+    def __init__(self):
+        super().__init__()
+        filters = mel_filter_bank(
+            num_frequency_bins=1 + WINDOW // 2,
+            num_mel_filters=MEL_BINS,
+            min_frequency=0.0,
+            max_frequency=SAMPLE_RATE / 2,
+            sampling_rate=SAMPLE_RATE,
+            norm="slaney",
+            mel_scale="slaney",
+        )
+        self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
+        self.register_buffer("window", torch.hann_window(WINDOW), persistent=False)
+
+    @torch.no_grad()
+    def forward(self, samples: Tensor, count: Tensor) -> Tensor:
+        """int16 samples [B, N], count [B] of them valid -> [B, 128, N / 160] float32, zero after count // 160
+        frames. Each clip is reflected at its own end, and its floor lies 8 below its own loudest frame.
+        """
+        x = samples.float() / 32768.0
+        last = count[:, None] - 1
+        index = (torch.arange(-WINDOW // 2, x.shape[1] + WINDOW // 2, device=x.device)).abs()[None]
+        index = torch.where(index > last, 2 * last - index, index).clamp(min=0)
+        spectrum = torch.stft(
+            x.gather(1, index), WINDOW, HOP, window=self.window, center=False, return_complex=True
+        )
+        power = spectrum[..., : x.shape[1] // HOP].abs().square()
+        log = (self.filters.T @ power).clamp(min=1e-10).log10()
+        frames = torch.arange(log.shape[2], device=x.device)
+        valid = (frames < (count // HOP)[:, None])[:, None]
+        loudest = log.masked_fill(~valid, -torch.inf).amax((1, 2), keepdim=True)
+        return torch.where(valid, (torch.maximum(log, loudest - 8.0) + 4.0) / 4.0, 0.0)
+
+
+class AudioForward(nn.Module):
+    """Batched forward of transformers' audio encoder for clips of at most 8 s, its attention window.
+
+    A clip of less than one chunk is padded to one chunk, as transformers does when it meets a longer clip in
+    the same call; alone, its last token differs a little.
+    """
+
+    def __init__(self, tower: nn.Module):
+        super().__init__()
+        self.tower = tower
+        table = tower.positional_embedding.positional_embedding
+        self.register_buffer("positions", table[:CHUNK_TOKENS].clone(), persistent=False)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """features [B, 128, 100 n], valid tokens [B] -> embeddings [B, 13 n, H]; rows after `tokens` are
+        meaningless.
+        """
+        tower = self.tower
+        batch, bins, frames = features.shape
+        chunks = frames // CHUNK_FRAMES
+        x = features.view(batch, bins, chunks, CHUNK_FRAMES).transpose(1, 2)
+        x = x.reshape(batch * chunks, 1, bins, CHUNK_FRAMES)
+        for conv in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
+            x = F.gelu(conv(x))
+        x = tower.conv_out(x.permute(0, 3, 1, 2).flatten(2)) + self.positions
+        x = x.view(batch, chunks * CHUNK_TOKENS, -1)
+        seen = (torch.arange(x.shape[1], device=x.device) < tokens[:, None])[:, None, None]
+        for layer in tower.layers:
+            x = x + self._attend(layer.self_attn, layer.self_attn_layer_norm(x), seen)
+            x = x + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(x))))
+        return tower.proj2(tower.act(tower.proj1(tower.ln_post(x))))
+
+    @staticmethod
+    def _attend(attention: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
+        heads = lambda y: y.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)  # noqa: E731
+        q, k, v = heads(attention.q_proj(x)), heads(attention.k_proj(x)), heads(attention.v_proj(x))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen.expand(-1, 1, x.shape[1], -1))
+        return attention.out_proj(y.transpose(1, 2).flatten(2))
+
+
+class WordHead(nn.Module):
+    """What only training needs: says which word each audio token belongs to, for the CTC loss (Graves et al.
+    2006). Word 0 is the blank.
+    """
+
+    def __init__(self, hidden: int, vocabulary: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.out = nn.Linear(hidden, vocabulary + 1)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Embeddings [B, T, H] -> log-probabilities [T, B, vocabulary + 1] float32."""
+        return self.out(self.norm(embeddings)).float().log_softmax(-1).transpose(0, 1)
+
+
+def ctc_loss(log_probabilities: Tensor, tokens: Tensor, words: Tensor, word_counts: Tensor) -> Tensor:
+    """CTC per word of words [B, W] (token ids from 0), against log_probabilities [T, B, V + 1]. Lengths
+    tokens and word_counts [B] lie on the CPU, so that nothing waits for the GPU.
+    """
+    loss = F.ctc_loss(log_probabilities, words + 1, tokens, word_counts, zero_infinity=True, reduction="none")
+    return (loss / word_counts.to(loss.device)).mean()
+
+
+def greedy_words(log_probabilities: Tensor, tokens: Tensor) -> list[list[int]]:
+    """The most likely words of each clip: repeats merged, blanks dropped."""
+    best = log_probabilities.argmax(-1).T.cpu()
+    result = []
+    for row, count in zip(best, tokens.tolist(), strict=True):
+        merged = torch.unique_consecutive(row[:count])
+        result.append([word - 1 for word in merged.tolist() if word > 0])
+    return result

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model as it is trained: thinker, action expert and word head, and what they lose on a batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.expert import FlowExpert
+from training.hearing import WordHead
+from training.thinker import ROPE_DELTA, Sequences, Sounds, ThinkerForward
+
+ANSWER_WINDOW = 48
+FLOW_DRAWS = 2
+Batch = dict[str, Tensor]
+
+
+class Policy(nn.Module):
+    """Thinker, expert, and the word head on the audio tower; mean and std of the actions [2]."""
+
+    def __init__(self, thinker: nn.Module, expert: FlowExpert, words: WordHead, mean: Tensor, std: Tensor):
+        super().__init__()
+        self.thinker, self.expert, self.words = ThinkerForward(thinker), expert, words
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    def hearing_parameters(self) -> list[nn.Parameter]:
+        """The audio tower's and the word head's."""
+        return [*self.thinker.audio.parameters(), *self.words.parameters()]
+
+    def hear(self, batch: Batch) -> Sounds | None:
+        """The sounds of the batch's first rows; None if it has no features."""
+        if "features" not in batch:
+            return None
+        embeddings = self.thinker.audio(batch["features"], batch["audio_tokens"])
+        return Sounds(embeddings, batch["audio_start"], batch["audio_tokens"])
+
+    def encode(self, batch: Batch) -> Sequences:
+        """The batch with its images seen and its sounds heard."""
+        image, deepstack = self.thinker.vision(batch["image"])
+        ids, start = batch["ids"].long(), batch["image_start"].long()
+        return Sequences(ids, start, image, deepstack, self.hear(batch))
+
+    def velocity(self, x: Tensor, t: Tensor, cache: list, length: Tensor) -> Tensor:
+        """Velocity at x [B, T, 2], t [B], with the first `length` cache rows visible."""
+        steps = torch.arange(x.shape[1], device=x.device)
+        position = (ROPE_DELTA + length)[:, None] + steps
+        cos, sin = self.thinker.rope(position.expand(3, -1, -1))
+        capacity = cache[0][0].shape[2]
+        seen = torch.arange(capacity, device=x.device) < length[:, None]
+        mask = torch.cat((seen, seen.new_ones(x.shape[0], x.shape[1])), dim=1)[:, None, None]
+        return self.expert(x, t, cache, mask.expand(-1, 1, x.shape[1], -1), cos, sin)
+
+    def answer_loss(self, batch: Batch, hidden: Tensor, window: int = ANSWER_WINDOW) -> Tensor:
+        """Cross-entropy [B, window] of the answers' tokens, 0 where the answer is shorter."""
+        start, length = batch["prompt_length"].long(), batch["length"].long()
+        index = start[:, None] + torch.arange(window, device=start.device)
+        valid = index < length[:, None]
+        index = index.clamp(max=batch["ids"].shape[1] - 1)
+        states = hidden.gather(1, (index - 1)[..., None].expand(-1, -1, hidden.shape[-1]))
+        logits = self.thinker.thinker.lm_head(states)
+        targets = batch["ids"].long().gather(1, index).masked_fill(~valid, -100)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+        return loss.view_as(targets)
+
+    def flow_loss(self, batch: Batch, cache: list) -> Tensor:
+        """Mean squared velocity error of the rows that drive."""
+        actions = ((batch["actions"] - self.mean) / self.std).repeat_interleave(FLOW_DRAWS, 0)
+        noise = torch.randn_like(actions)
+        t = torch.rand(len(actions), device=actions.device)
+        x = torch.lerp(noise, actions, t[:, None, None])
+        cache = [(k.repeat_interleave(FLOW_DRAWS, 0), v.repeat_interleave(FLOW_DRAWS, 0)) for k, v in cache]
+        v = self.velocity(x, t, cache, batch["length"].long().repeat_interleave(FLOW_DRAWS, 0))
+        error = (v.float() - (actions - noise)).square().mean((1, 2))
+        weight = batch["has_actions"].float().repeat_interleave(FLOW_DRAWS, 0)
+        return (error * weight).sum() / weight.sum().clamp(min=1)
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(cross-entropy per answer token of spoken rows, of typed rows, flow loss, the word head's
+        log-probabilities [T, S, V + 1]); the first S rows are spoken.
+        """
+        sequences = self.encode(batch)
+        hidden, cache = self.thinker(sequences)
+        loss = self.answer_loss(batch, hidden)
+        tokens = (batch["length"] - batch["prompt_length"]).float()
+        spoken = len(sequences.sounds.start)
+        parts = (slice(spoken), slice(spoken, None))
+        heard, typed = (loss[rows].sum() / tokens[rows].sum().clamp(min=1) for rows in parts)
+        return heard, typed, self.flow_loss(batch, cache), self.words(sequences.sounds.embeddings)

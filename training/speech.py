@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spoken commands as rows of arrays: a sound, what it means, and its words for the CTC loss.
+
+Clips are made apart from situations: the answer depends on the scene and on the meaning of the command, not
+on its wording or who said it, so any clip can be played in any situation whose command means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from edgellm_ros.arena.language import sample_command
+from edgellm_ros.arena.rooms import MICROPHONE_RATE, hear, sample_room
+from edgellm_ros.arena.situation import KINDS
+from edgellm_ros.arena.voice import sample_voice, speak
+from edgellm_ros.multimodal.sound import Sound
+from training.data import MEANINGS, SequenceWriter
+from training.stream import Chunk, Fields
+
+HOP = 160  # samples from one mel frame to the next
+CHUNK_FRAMES = 100  # Qwen3-Omni's encoder works on chunks of one second, and makes 13 tokens of each
+MAX_CHUNKS = 5
+MAX_SAMPLES = MAX_CHUNKS * CHUNK_FRAMES * HOP
+MAX_WORDS = 24
+CLIP_CHUNK = 16
+ROOMS_PER_SENTENCE = 2  # synthesis costs 7 ms, a room 9
+
+CLIP_FIELDS: Fields = {
+    "samples": ((MAX_SAMPLES,), np.int16),
+    "count": ((), np.int32),
+    "meaning": ((), np.int16),
+    "words": ((MAX_WORDS,), np.int16),
+    "word_count": ((), np.int16),
+}
+
+
+def meaning_shares() -> np.ndarray:
+    """About how often training asks for each meaning [len(MEANINGS)]; none less than half as often as if all
+    were equal.
+    """
+    count = {kind: sum(m[0] == kind for m in MEANINGS) for kind in KINDS}
+    shares = np.array([KINDS[kind] / count[kind] for kind, _, _ in MEANINGS])
+    shares = np.maximum(shares / shares.sum(), 0.5 / len(shares))
+    return shares / shares.sum()
+
+
+def heard_words(text: str, writer: SequenceWriter) -> list[int]:
+    """Token ids of what can be heard of a sentence: its words, each with the space before it."""
+    return writer.text(" " + " ".join(word.strip(".,:?!") for word in text.lower().split()))
+
+
+def record_command(text: str, split: str, rng: np.random.Generator, rooms: int = 1) -> list[Sound]:
+    """The sentence by a speaker of the split, recorded in some rooms of the split, at most 5 s each.
+
+    A recording that is longer is made again by somebody else.
+    """
+    recordings: list[Sound] = []
+    while len(recordings) < rooms:
+        said = speak(text, sample_voice(rng, split))
+        heard = [hear(said, sample_room(rng, split), rng) for _ in range(rooms)]
+        recordings += [sound for sound in heard if len(sound.samples) <= MAX_SAMPLES]
+    return recordings[:rooms]
+
+
+def write_clip(out: Chunk, i: int, sound: Sound, meaning: int, words: list[int]) -> None:
+    """Fill row i of a chunk of CLIP_FIELDS."""
+    if sound.sample_rate != MICROPHONE_RATE:
+        raise ValueError(f"sample_rate must be {MICROPHONE_RATE}, got {sound.sample_rate}")
+    if len(sound.samples) > MAX_SAMPLES or len(words) > MAX_WORDS:
+        raise ValueError(f"{len(sound.samples)} samples and {len(words)} words are too many")
+    out["samples"][i] = 0
+    out["samples"][i, : len(sound.samples)] = np.rint(sound.samples * 32768)
+    out["count"][i], out["meaning"][i] = len(sound.samples), meaning
+    out["words"][i] = 0
+    out["words"][i, : len(words)] = words
+    out["word_count"][i] = len(words)
+
+
+def clip_writer(tokenizer_file: Path, seed: int) -> Callable[[Chunk, int], None]:
+    """What a worker of a SampleStream of CLIP_FIELDS writes: commands by speakers of the training split.
+
+    Each worker begins with one clip of every meaning.
+    """
+    writer = SequenceWriter(Tokenizer.from_file(str(tokenizer_file)))
+    rng = np.random.default_rng([seed, 2])
+    shares = meaning_shares()
+    first = list(rng.permutation(len(MEANINGS)))
+    waiting: list[tuple[Sound, int, list[int]]] = []
+
+    def write(chunk: Chunk, i: int) -> None:
+        if not waiting:
+            meaning = int(first.pop()) if first else int(rng.choice(len(MEANINGS), p=shares))
+            text = sample_command(rng, *MEANINGS[meaning]).text
+            words = heard_words(text, writer)
+            for sound in record_command(text, "train", rng, ROOMS_PER_SENTENCE):
+                waiting.append((sound, meaning, words))
+        write_clip(chunk, i, *waiting.pop())
+
+    return write
+
+
+def clip_writers(tokenizer_file: Path) -> Callable[[int], Callable[[Chunk, int], None]]:
+    """`clip_writer` for the SampleStream, which gives the seed."""
+    return partial(clip_writer, tokenizer_file)

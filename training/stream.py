@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples without end, made by worker processes in shared memory.
+
+Workers fill slots, chunks of rows of every field; the trainer takes full slots and hands them back. NumPy
+only: workers never import PyTorch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import queue
+from collections.abc import Callable, Iterator
+
+import cv2
+import numpy as np
+
+Fields = dict[str, tuple[tuple[int, ...], type]]  # shape of one row and dtype, by name
+Chunk = dict[str, np.ndarray]
+
+PATIENCE = 120  # s: a chunk takes seconds
+
+
+def new_chunk(fields: Fields, size: int) -> Chunk:
+    """Empty rows of every field."""
+    return {name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in fields.items()}
+
+
+class SampleStream:
+    """Worker processes that fill chunks. `make_writer(seed)` is called in each of them and gives what writes
+    the next sample into row i of a chunk.
+
+    Start it first: workers are forked, and a process that has threads already, of CUDA or of OpenCV, may
+    leave them with a lock that nobody will release.
+    """
+
+    def __init__(
+        self,
+        fields: Fields,
+        make_writer: Callable[[int], Callable[[Chunk, int], None]],
+        workers: int,
+        chunk: int = 128,
+        slots: int = 48,
+        seed: int = 0,
+    ):
+        context = mp.get_context("fork")
+        self._buffers = []
+        for _ in range(slots):
+            rows = {}
+            for name, (shape, dtype) in fields.items():
+                count = chunk * int(np.prod(shape, dtype=np.int64))
+                raw = context.RawArray("b", count * np.dtype(dtype).itemsize)
+                rows[name] = np.frombuffer(raw, dtype).reshape(chunk, *shape)
+            self._buffers.append(rows)
+        self._free, self._full = context.SimpleQueue(), context.Queue()
+        for slot in range(slots):
+            self._free.put(slot)
+        self._processes = [
+            context.Process(target=self._work, args=(make_writer, seed * 10_000 + i, chunk), daemon=True)
+            for i in range(workers)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def _work(self, make_writer: Callable, seed: int, chunk: int) -> None:
+        cv2.setNumThreads(1)
+        write = make_writer(seed)
+        while True:
+            slot = self._free.get()
+            for i in range(chunk):
+                write(self._buffers[slot], i)
+            self._full.put(slot)
+
+    def take(self, wait: bool) -> Iterator[Chunk]:
+        """Yield the chunks that are ready, at least one if `wait`; each until the next is asked for.
+
+        Raises RuntimeError if the workers finish none in PATIENCE seconds.
+        """
+        first = wait
+        while first or not self._full.empty():
+            first = False
+            try:
+                slot = self._full.get(timeout=PATIENCE)
+            except queue.Empty:
+                alive = sum(process.is_alive() for process in self._processes)
+                workers = f"{alive} of {len(self._processes)} workers are alive"
+                raise RuntimeError(f"no samples in {PATIENCE} s; {workers}") from None
+            yield self._buffers[slot]
+            self._free.put(slot)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        for process in self._processes:
+            process.terminate()
