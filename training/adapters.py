@@ -3,7 +3,8 @@
 
 The checkpoint's own weights stay as they are. Each adapter learns from situations of its style, typed and
 spoken, with the losses that the checkpoint was trained with: the style's words, and its driving through the
-frozen action expert, which reads the adapted thinker's cache.
+frozen action expert, which reads the adapted thinker's cache. On two GPUs each trains one of the two:
+`torchrun --standalone --nproc-per-node 2 -m training.adapters ...`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from training.evaluate import Responses, respond, score, unseen_situations, writ
 from training.hearing import WordHead
 from training.lora import LoraLinear, put_adapters, save_adapter
 from training.policy import Policy
+from training.ranks import Ranks
 from training.styles import STYLES, Style
 from training.tokenizer import PAD
 from training.train import Samples, Schedule, samples_of, start_workers
@@ -170,15 +172,15 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Train, write and score the adapters, one after the other."""
-    args = arguments()
+    args, ranks = arguments(), Ranks.here()
+    names = list(STYLES)[ranks.rank :: ranks.count]
     begin = time.monotonic()
-    tokenizer_file = args.checkpoint / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    streams = [start_workers(args, tokenizer_file, style) for style in STYLES.values()]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
+    streams = [start_workers(args, ranks, tokenizer, STYLES[name]) for name in names]
+    device = ranks.connect()
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    samples = [samples_of(args, stream, tokenizer, device) for stream in streams]
+    samples = [samples_of(args, ranks, stream, tokenizer, device) for stream in streams]
     policy = frozen_policy(args.checkpoint, tokenizer)
     alpha = 2 * args.rank
     adapters = put_adapters(policy.thinker.thinker, args.rank, alpha)
@@ -192,7 +194,7 @@ def main() -> None:
         f"{values} values in each adapter; first samples after {time.monotonic() - begin:.0f} s", flush=True
     )
     trained = {}
-    for index, name in enumerate(STYLES):
+    for index, name in enumerate(names):
         print(name, flush=True)
         for adapter in adapters.values():
             adapter.start()
@@ -211,6 +213,7 @@ def main() -> None:
             policy, adapters, STYLES[name], tokenizer, args.eval_scenes
         ).items():
             print(f"{name}, {line}: {value}", flush=True)
+    ranks.part()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from training.hearing import LogMel, token_count
 from training.policy import Batch
 from training.speech import CLIP_CHUNK, CLIP_FIELDS, meaning_shares
 from training.stream import Chunk, Fields
+from training.transfer import to_device
 
 _AS_TORCH = {
     np.uint8: torch.uint8,
@@ -42,7 +43,7 @@ class ReplayBuffer:
         count = len(chunk["ids"])
         start = self._next if self._next + count <= self.capacity else 0
         for name, value in chunk.items():
-            self._fields[name][start : start + count].copy_(torch.from_numpy(value))
+            self._fields[name][start : start + count] = to_device(value, self.device)
         self._meaning[start : start + count] = chunk["meaning"]
         self._next = start + count
         self.size = max(self.size, self._next)
@@ -51,7 +52,7 @@ class ReplayBuffer:
     def draw(self, rng: np.random.Generator, count: int) -> tuple[Batch, np.ndarray]:
         """A batch, uniformly with replacement, and what its commands mean [count]."""
         rows = rng.integers(self.size, size=count)
-        index = torch.from_numpy(rows).to(self.device)
+        index = to_device(rows, self.device)
         return {name: value[index] for name, value in self._fields.items()}, self._meaning[rows]
 
 
@@ -81,16 +82,16 @@ class ClipBank:
             rows[i] = self._first[meaning] + self._next[meaning]
             self._next[meaning] = (self._next[meaning] + 1) % self._room[meaning]
             self._size[meaning] = min(self._size[meaning] + 1, self._room[meaning])
-        index = torch.from_numpy(rows).to(self.device)
+        index = to_device(rows, self.device)
         for name, value in chunk.items():
-            self._fields[name][index] = torch.from_numpy(value).to(self.device)
+            self._fields[name][index] = to_device(value, self.device)
         self._count[rows], self._word_count[rows] = chunk["count"], chunk["word_count"]
         self.total += len(rows)
 
     def draw(self, rng: np.random.Generator, meanings: np.ndarray) -> tuple[Batch, Batch]:
         """A clip for each meaning: rows of CLIP_FIELDS, with count and word_count on the host as well."""
         rows = self._first[meanings] + rng.integers(self._size[meanings])
-        index = torch.from_numpy(rows).to(self.device)
+        index = to_device(rows, self.device)
         host = {
             "count": torch.from_numpy(self._count[rows]),
             "word_count": torch.from_numpy(self._word_count[rows]),

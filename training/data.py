@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -128,13 +127,13 @@ def write_sample(
     out["actions"][i] = situation.actions if situation.has_actions else 0.0
 
 
-def situation_writer(tokenizer_file: Path, style: Style | None, seed: int) -> Callable[[Chunk, int], None]:
+def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Callable[[Chunk, int], None]:
     """What a worker of a SampleStream of FIELDS writes: situations of the training split.
 
     All in one style that nothing asks for, for its adapter; or, for the base model, without any and a few in
     each of the STYLES, which the system prompt then asks for.
     """
-    writer = SequenceWriter(Tokenizer.from_file(str(tokenizer_file)))
+    writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 1])
     styles = [PLAIN, *STYLES.values()] if style is None else [style]
     sources = [situations(seed * len(styles) + i, "train", s.manner) for i, s in enumerate(styles)]
@@ -151,7 +150,7 @@ def situation_writer(tokenizer_file: Path, style: Style | None, seed: int) -> Ca
 
 
 def situation_writers(
-    tokenizer_file: Path, style: Style | None = None
+    tokenizer: Tokenizer, style: Style | None = None
 ) -> Callable[[int], Callable[[Chunk, int], None]]:
     """`situation_writer` for the SampleStream, which gives the seed."""
-    return partial(situation_writer, tokenizer_file, style)
+    return partial(situation_writer, tokenizer, style)

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
+from training.transfer import to_device
+
 SAMPLE_RATE = 16000
 WINDOW, HOP, MEL_BINS = 400, 160, 128
 CHUNK_FRAMES, CHUNK_TOKENS = 100, 13
@@ -40,17 +42,17 @@ def vary(samples: Tensor, count: Tensor, rng: np.random.Generator) -> tuple[Tens
     start = rng.integers(0, SAMPLE_RATE // 10, batch)
     left = count.numpy() - start - rng.integers(0, SAMPLE_RATE // 5, batch)
     speed = np.where(rng.random(batch) < 0.5, 1.0, rng.uniform(0.93, 1.07, batch))
-    counts = torch.from_numpy(np.minimum(left / speed, most).astype(np.int64))
+    counts = np.minimum(left / speed, most).astype(np.int64)
     speed = np.maximum(speed, left / most)
-    to_device = lambda x: torch.from_numpy(x).float().to(samples.device)[:, None]  # noqa: E731
+    column = lambda x: to_device(x, samples.device).float()[:, None]  # noqa: E731
     index = torch.arange(most, device=samples.device)
-    place = to_device(start) + index * to_device(speed)
+    place = column(start) + index * column(speed)
     before = place.floor().long().clamp(0, most - 2)
     x = torch.lerp(
         samples.gather(1, before).float(), samples.gather(1, before + 1).float(), (place - before).clamp(0, 1)
     )
-    inside = index < counts.to(samples.device)[:, None]
-    return torch.where(inside, x.round(), 0).to(torch.int16), counts
+    inside = index < column(counts)
+    return torch.where(inside, x.round(), 0).to(torch.int16), torch.from_numpy(counts)
 
 
 class LogMel(nn.Module):

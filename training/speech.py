@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -81,12 +80,12 @@ def write_clip(out: Chunk, i: int, sound: Sound, meaning: int, words: list[int])
     out["word_count"][i] = len(words)
 
 
-def clip_writer(tokenizer_file: Path, seed: int) -> Callable[[Chunk, int], None]:
+def clip_writer(tokenizer: Tokenizer, seed: int) -> Callable[[Chunk, int], None]:
     """What a worker of a SampleStream of CLIP_FIELDS writes: commands by speakers of the training split.
 
     Each worker begins with one clip of every meaning.
     """
-    writer = SequenceWriter(Tokenizer.from_file(str(tokenizer_file)))
+    writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 2])
     shares = meaning_shares()
     first = list(rng.permutation(len(MEANINGS)))
@@ -104,6 +103,6 @@ def clip_writer(tokenizer_file: Path, seed: int) -> Callable[[Chunk, int], None]
     return write
 
 
-def clip_writers(tokenizer_file: Path) -> Callable[[int], Callable[[Chunk, int], None]]:
+def clip_writers(tokenizer: Tokenizer) -> Callable[[int], Callable[[Chunk, int], None]]:
     """`clip_writer` for the SampleStream, which gives the seed."""
-    return partial(clip_writer, tokenizer_file)
+    return partial(clip_writer, tokenizer)

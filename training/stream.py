@@ -17,8 +17,6 @@ import numpy as np
 Fields = dict[str, tuple[tuple[int, ...], type]]  # shape of one row and dtype, by name
 Chunk = dict[str, np.ndarray]
 
-PATIENCE = 120  # s: a chunk takes seconds
-
 
 def new_chunk(fields: Fields, size: int) -> Chunk:
     """Empty rows of every field."""
@@ -38,8 +36,8 @@ class SampleStream:
         fields: Fields,
         make_writer: Callable[[int], Callable[[Chunk, int], None]],
         workers: int,
-        chunk: int = 128,
-        slots: int = 48,
+        chunk: int = 32,
+        slots: int = 192,
         seed: int = 0,
     ):
         context = mp.get_context("fork")
@@ -73,19 +71,25 @@ class SampleStream:
     def take(self, wait: bool) -> Iterator[Chunk]:
         """Yield the chunks that are ready, at least one if `wait`; each until the next is asked for.
 
-        Raises RuntimeError if the workers finish none in PATIENCE seconds.
+        Raises RuntimeError if a worker has ended.
         """
         first = wait
         while first or not self._full.empty():
             first = False
-            try:
-                slot = self._full.get(timeout=PATIENCE)
-            except queue.Empty:
-                alive = sum(process.is_alive() for process in self._processes)
-                workers = f"{alive} of {len(self._processes)} workers are alive"
-                raise RuntimeError(f"no samples in {PATIENCE} s; {workers}") from None
+            slot = self._next_full()
             yield self._buffers[slot]
             self._free.put(slot)
+
+    def _next_full(self) -> int:
+        while True:
+            try:
+                return self._full.get(timeout=1.0)
+            except queue.Empty:
+                codes = [p.exitcode for p in self._processes if p.exitcode is not None]
+                if codes:
+                    raise RuntimeError(
+                        f"{len(codes)} of {len(self._processes)} workers ended, exit codes {codes}"
+                    ) from None
 
     def close(self) -> None:
         """Stop the workers."""

@@ -4,7 +4,8 @@
 One model, three losses: the words of the answer (cross-entropy) and the velocity of the action flow (mean
 squared error), whose gradients reach the vision and the audio tower, and the words that the audio tower hears
 (CTC). Samples come from worker processes and stay on the GPU, situations apart from sounds, because drawing a
-scene costs more than a training step on it.
+scene costs more than a training step on it. On several GPUs: `torchrun --standalone --nproc-per-node 2 -m
+training.train ...`; each has workers, samples and batches of its own.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from training.evaluate import evaluate
 from training.expert import ExpertDims, FlowExpert
 from training.hearing import LogMel, WordHead, ctc_loss, token_count, vary
 from training.policy import Batch, Policy
+from training.ranks import Ranks
 from training.spec import ACTION_SPACE, HISTORY
 from training.speech import CLIP_CHUNK, CLIP_FIELDS, clip_writers
 from training.stream import Chunk, SampleStream
 from training.styles import Style
 from training.tokenizer import PAD, corpus, train_tokenizer
+from training.transfer import to_device
 
 TEXT_VOCABULARY = 900
 CTC_WEIGHT = 0.5
+TIME_EVERY = 10  # steps between two looks at the clock
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class Samples:
         batch, meanings = self.buffer.draw(self.rng, count)
         clips, lengths = self.bank.draw(self.rng, meanings[:spoken])
         samples, count = vary(clips["samples"], lengths["count"], self.rng)
-        say_commands(batch, samples, count.to(samples.device), self.log_mel, self.marks)
+        on_device = to_device(count.numpy(), samples.device)
+        say_commands(batch, samples, on_device, self.log_mel, self.marks)
         return batch, clips["words"].long(), {"tokens": token_count(count), "words": lengths["word_count"]}
 
     def fill(self, first: int) -> list[Chunk]:
@@ -119,18 +124,22 @@ class Samples:
 
 
 def start_workers(
-    args: argparse.Namespace, tokenizer_file: Path, style: Style | None = None
+    args: argparse.Namespace, ranks: Ranks, tokenizer: Tokenizer, style: Style | None = None
 ) -> tuple[SampleStream, SampleStream]:
-    """Start the workers: for situations, and a share of them for speech. Before CUDA is used."""
+    """Start the workers: for situations, and a share of them for speech. Before anything has threads."""
     speakers = max(1, round(args.workers * args.speakers))
-    writers, seed = clip_writers(tokenizer_file), args.seed
-    clips = SampleStream(CLIP_FIELDS, writers, speakers, CLIP_CHUNK, slots=64, seed=seed)
     drawers = max(1, args.workers - speakers)
-    return SampleStream(FIELDS, situation_writers(tokenizer_file, style), drawers, seed=seed), clips
+    seed = ranks.seed(args.seed)
+    clips = SampleStream(CLIP_FIELDS, clip_writers(tokenizer), speakers, CLIP_CHUNK, slots=64, seed=seed)
+    return SampleStream(FIELDS, situation_writers(tokenizer, style), drawers, seed=seed), clips
 
 
 def samples_of(
-    args: argparse.Namespace, streams: tuple[SampleStream, SampleStream], tokenizer: Tokenizer, device: str
+    args: argparse.Namespace,
+    ranks: Ranks,
+    streams: tuple[SampleStream, SampleStream],
+    tokenizer: Tokenizer,
+    device: str,
 ) -> Samples:
     """Room on the device for what the workers make."""
     return Samples(
@@ -139,7 +148,7 @@ def samples_of(
         ClipBank(args.clips, device),
         LogMel().to(device),
         audio_marks(tokenizer.token_to_id),
-        np.random.default_rng(args.seed),
+        np.random.default_rng(ranks.seed(args.seed)),
     )
 
 
@@ -152,8 +161,8 @@ def new_policy(args: argparse.Namespace, tokenizer: Tokenizer, mean: list, std: 
     return Policy(thinker, expert, words, torch.tensor(mean), torch.tensor(std))
 
 
-def train(args: argparse.Namespace, samples: Samples, policy: Policy, device: str) -> Policy:
-    """Optimise for the time given; returns the average of the weights."""
+def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Policy, device: str) -> Policy:
+    """Optimise for the time given; returns the average of the weights, the same in all ranks."""
     average = copy.deepcopy(policy).requires_grad_(False)
     schedule = Schedule(args.rate)
     optimizer = optimizer_for(policy, args.rate, device)
@@ -163,7 +172,11 @@ def train(args: argparse.Namespace, samples: Samples, policy: Policy, device: st
     losses = torch.compile(policy.losses) if device == "cuda" else policy.losses
     spoken = round(args.batch * args.spoken)
     begin, step, report = time.monotonic(), 0, time.monotonic()
-    while (progress := (time.monotonic() - begin) / (60 * args.minutes)) < 1.0:
+    while True:
+        if step % TIME_EVERY == 0:
+            progress = ranks.agree((time.monotonic() - begin) / (60 * args.minutes))
+            if progress >= 1.0:
+                break
         samples.refresh()
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
@@ -174,13 +187,14 @@ def train(args: argparse.Namespace, samples: Samples, policy: Policy, device: st
         answer = args.spoken * heard + (1 - args.spoken) * typed
         optimizer.zero_grad(set_to_none=True)
         (answer + flow + CTC_WEIGHT * ctc).backward()
+        ranks.average(policy.parameters())
         norms = [nn.utils.clip_grad_norm_(group, 1.0) for group in (others, hearing)]
         optimizer.step()
         decay = min(0.999, (step + 1) / (step + 10))
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(policy.parameters()), 1 - decay)
         step += 1
-        if time.monotonic() - report > 15:
+        if ranks.first and time.monotonic() - report > 15:
             report = time.monotonic()
             print(
                 f"{report - begin:6.0f} s  step {step:6d}  spoken {heard.item():.4f}  "
@@ -190,8 +204,9 @@ def train(args: argparse.Namespace, samples: Samples, policy: Policy, device: st
                 flush=True,
             )
     minutes = (time.monotonic() - begin) / 60
-    made = f"{samples.buffer.total} situations, {samples.bank.total} clips"
-    print(f"{step} steps, {made}, {minutes:.1f} minutes", flush=True)
+    made = f"{samples.buffer.total} situations and {samples.bank.total} clips"
+    if ranks.first:
+        print(f"{step} steps of {ranks.count} x {args.batch}, {made} each, {minutes:.1f} minutes", flush=True)
     for parameter in average.parameters():  # the checkpoint is float16: score what is written
         parameter.data = parameter.data.half().float()
     return average
@@ -209,7 +224,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--capacity", type=int, default=360_000, help="situations kept on the device")
     parser.add_argument("--clips", type=int, default=50_000, help="sounds kept on the device")
     parser.add_argument("--first", type=int, default=16_384, help="situations to wait for before step one")
-    parser.add_argument("--workers", type=int, default=max(2, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--workers", type=int, help="for each GPU (default: all cores)")
     parser.add_argument("--speakers", type=float, default=0.2, help="share of the workers that make sounds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-scenes", type=int, default=512)
@@ -218,32 +233,37 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Train, write the checkpoint, print scores."""
-    args = arguments()
+    args, ranks = arguments(), Ranks.here()
+    args.workers = args.workers or max(2, (os.cpu_count() or 2) // ranks.count - 1)
     begin = time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
     if args.init:
         tokenizer = Tokenizer.from_file(str(args.init / "tokenizer.json"))
     else:
         tokenizer = train_tokenizer(corpus(args.seed), TEXT_VOCABULARY, HISTORY["num_tokens"])
-    tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
-    streams = start_workers(args, args.out / "tokenizer.json")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    samples = samples_of(args, streams, tokenizer, device)
+    streams = start_workers(args, ranks, tokenizer)
+    device = ranks.connect()
+    samples = samples_of(args, ranks, streams, tokenizer, device)
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    action_space = action_space_of(args, samples.fill(args.first))
-    print(
-        f"{samples.buffer.total} situations and {samples.bank.total} clips after "
-        f"{time.monotonic() - begin:.0f} s; actions {action_space['mean']}, {action_space['std']}",
-        flush=True,
-    )
+    action_space = ranks.agree(action_space_of(args, samples.fill(args.first)))
     policy = new_policy(args, tokenizer, action_space["mean"], action_space["std"]).to(device)
-    millions = sum(p.numel() for p in policy.parameters()) / 1e6
-    heard = sum(p.numel() for p in policy.thinker.audio.parameters()) / 1e6
-    sizes = f"{millions:.2f} M parameters, {heard:.2f} M of them to hear"
-    print(f"{sizes}, vocabulary {tokenizer.get_vocab_size()}", flush=True)
-    average = train(args, samples, policy, device)
+    ranks.share(policy)
+    torch.manual_seed(ranks.seed(args.seed))
+    if ranks.first:
+        millions = sum(p.numel() for p in policy.parameters()) / 1e6
+        heard = sum(p.numel() for p in policy.thinker.audio.parameters()) / 1e6
+        print(
+            f"{samples.buffer.total} situations and {samples.bank.total} clips after "
+            f"{time.monotonic() - begin:.0f} s; actions {action_space['mean']}, {action_space['std']}\n"
+            f"{millions:.2f} M parameters, {heard:.2f} M of them to hear, "
+            f"vocabulary {tokenizer.get_vocab_size()}",
+            flush=True,
+        )
+    average = train(args, ranks, samples, policy, device)
     samples.close()
+    ranks.part()
+    if not ranks.first:
+        return
     written = copy.deepcopy(average).cpu()
     save_checkpoint(args.out, written.thinker.thinker, written.expert, tokenizer, action_space)
     print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)

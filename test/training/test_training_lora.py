@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,11 +93,17 @@ def test_the_command_writes_both_adapters(tmp_path):
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     space = {**ACTION_SPACE, "mean": [0.0, 0.0], "std": [0.6, 0.8]}
     save_checkpoint(tmp_path, thinker(), FlowExpert(ExpertDims()), tokenizer, space)
-    options = "--minutes 0.05 --batch 4 --first 128 --capacity 256 --clips 700 --workers 2 --eval-scenes 4"
+    options = "--minutes 0.05 --batch 4 --first 64 --capacity 256 --clips 700 --workers 2 --eval-scenes 2"
     options += " --rank 2"
-    # A process of its own, as for a user: the command forks its workers before it has threads.
+    # A process of its own: it forks its workers before it has threads.
     command = [sys.executable, "-m", "training.adapters", "--checkpoint", str(tmp_path), *options.split()]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+    }  # threads that wait for each other starve the workers
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     for name in ("german", "cautious"):
         assert f"{name}, typed: true go" in done.stdout

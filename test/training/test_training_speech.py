@@ -52,8 +52,8 @@ def test_recordings_fit():
         assert 16000 < len(sound.samples) <= MAX_SAMPLES
 
 
-def test_a_worker_begins_with_every_meaning():
-    write = clip_writer(TOKENIZER, seed=3)
+def test_a_worker_begins_with_every_meaning(writer):
+    write = clip_writer(writer.tokenizer, seed=3)
     chunk = new_chunk(CLIP_FIELDS, 2 * len(MEANINGS))
     for i in range(2 * len(MEANINGS)):
         write(chunk, i)

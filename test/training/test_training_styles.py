@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
@@ -19,16 +17,13 @@ ROWS = 60
 
 
 @pytest.fixture(scope="module")
-def tokenizer_file(tmp_path_factory) -> Path:
-    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    train_tokenizer(corpus(0, count=800), 900, 1000).save(str(file))
-    return file
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(corpus(0, count=800), 900, 1000)
 
 
-def written(tokenizer_file: Path, style, rows: int = ROWS) -> list[tuple[str, str, np.ndarray]]:
+def written(tokenizer: Tokenizer, style, rows: int = ROWS) -> list[tuple[str, str, np.ndarray]]:
     """(prompt, answer, actions) of what a worker writes."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    write, chunk = situation_writer(tokenizer_file, style, seed=0), new_chunk(FIELDS, rows)
+    write, chunk = situation_writer(tokenizer, style, seed=0), new_chunk(FIELDS, rows)
     for i in range(rows):
         write(chunk, i)
     found = []
@@ -39,20 +34,20 @@ def written(tokenizer_file: Path, style, rows: int = ROWS) -> list[tuple[str, st
     return found
 
 
-def test_an_adapter_learns_its_style_without_being_asked(tokenizer_file):
-    for prompt, answer, _ in written(tokenizer_file, STYLES["german"]):
+def test_an_adapter_learns_its_style_without_being_asked(tokenizer):
+    for prompt, answer, _ in written(tokenizer, STYLES["german"]):
         assert not any(style.prompt in prompt for style in STYLES.values())
         assert STYLES["german"].read(answer)
     speeds = []
-    for _, answer, actions in written(tokenizer_file, STYLES["cautious"]):
+    for _, answer, actions in written(tokenizer, STYLES["cautious"]):
         if "i drive" in answer:
             assert "carefully" in answer
             speeds.append(rollout(State(), actions)[:, 3].max())
     assert np.mean(speeds) < 0.45
 
 
-def test_the_base_model_learns_them_where_the_system_prompt_asks(tokenizer_file):
-    rows = written(tokenizer_file, None, 8 * ROWS)
+def test_the_base_model_learns_them_where_the_system_prompt_asks(tokenizer):
+    rows = written(tokenizer, None, 8 * ROWS)
     asked = {name: 0 for name in STYLES}
     for prompt, answer, _ in rows:
         german = STYLES["german"].prompt in prompt

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training in several processes, on the CPU through gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.parity
+
+from training.ranks import Ranks  # noqa: E402
+
+REPOSITORY = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run(*command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_ranks_learn_what_one_learns_from_both_halves(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import sys, torch
+from training.ranks import Ranks
+
+ranks = Ranks.here()
+ranks.connect()
+torch.manual_seed(ranks.rank)
+model = torch.nn.Linear(3, 2)
+ranks.share(model)
+x = torch.arange(24.0).reshape(8, 3).sin()
+model(x[4 * ranks.rank :][:4]).square().mean().backward()
+ranks.average(model.parameters())
+learned = [p.grad for p in model.parameters()]
+model.zero_grad()
+model(x).square().mean().backward()
+for wanted, got in zip(model.parameters(), learned):
+    torch.testing.assert_close(got, wanted.grad)
+assert ranks.agree(f"rank {ranks.rank}") == "rank 0"
+print("same", ranks.seed(7))
+ranks.part()
+"""
+    )
+    printed = run(*TORCHRUN, str(program))
+    assert sorted(printed.split("\n")) == ["", "same 448", "same 449"]
+
+
+def test_ranks_of_several_machines_are_refused(monkeypatch):
+    for name, value in {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="16 processes, expected at most 64, all on one machine"):
+        Ranks.here()
+
+
+def test_the_command_writes_one_checkpoint(tmp_path):
+    """With a few steps on few samples, in two processes."""
+    options = "--minutes 0.02 --batch 4 --first 64 --capacity 256 --clips 700 --workers 2 --eval-scenes 2"
+    where = ["--init", "models/arena", "--out", str(tmp_path)]
+    printed = run(*TORCHRUN, "-m", "training.train", *where, *options.split())
+    assert "steps of 2 x 4" in printed
+    assert printed.count("written to") == 1
+    assert "spoken: right colour and shape named" in printed
+    from transformers import Qwen3OmniMoeThinkerForConditionalGeneration as Thinker
+
+    thinker, report = Thinker.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert all(parameter.isfinite().all() for parameter in thinker.parameters())
