@@ -10,6 +10,7 @@ from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, EmitEvent, OpaqueFunction, RegisterEventHandler
 from launch.event_handlers import OnProcessExit
 from launch.events import Shutdown
+from launch.events.process import ProcessExited
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode, Node
 from launch_ros.substitutions import FindPackageShare
@@ -19,7 +20,9 @@ from edgellm_ros.ros.replay import Replay, ReplayOptions
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Declare the arguments and start both nodes; the end of the replay ends the launch."""
+    """Declare the arguments and start both nodes; the end of the replay ends the launch, as a failure if it
+    found a difference.
+    """
     params_file = PathJoinSubstitution([FindPackageShare("edgellm_ros"), "config", "edgellm.yaml"])
     return LaunchDescription(
         [
@@ -104,5 +107,12 @@ def _start_nodes(context: LaunchContext) -> list:
         arguments=[*arguments, *level],
         output="screen",
     )
-    end = RegisterEventHandler(OnProcessExit(target_action=player, on_exit=[EmitEvent(event=Shutdown())]))
+    end = RegisterEventHandler(OnProcessExit(target_action=player, on_exit=_end))
     return [edgellm, player, end]
+
+
+def _end(event: ProcessExited, context: LaunchContext) -> EmitEvent:
+    """The end of the launch, which fails if the replay did."""
+    if event.returncode:
+        raise RuntimeError(f"the replay ended with exit code {event.returncode}")
+    return EmitEvent(event=Shutdown())
