@@ -27,8 +27,7 @@ class SampleStream:
     """Worker processes that fill chunks. `make_writer(seed)` is called in each of them and gives what writes
     the next sample into row i of a chunk.
 
-    Start it first: workers are forked, and a process that has threads already, of CUDA or of OpenCV, may
-    leave them with a lock that nobody will release.
+    Start it before CUDA is initialised: workers are forked.
     """
 
     def __init__(
@@ -56,11 +55,13 @@ class SampleStream:
             context.Process(target=self._work, args=(make_writer, seed * 10_000 + i, chunk), daemon=True)
             for i in range(workers)
         ]
+        threads = cv2.getNumThreads()
+        cv2.setNumThreads(1)  # ends OpenCV's threads; a fork would wait for them for ever
         for process in self._processes:
             process.start()
+        cv2.setNumThreads(threads)
 
     def _work(self, make_writer: Callable, seed: int, chunk: int) -> None:
-        cv2.setNumThreads(1)
         write = make_writer(seed)
         while True:
             slot = self._free.get()

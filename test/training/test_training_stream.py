@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,3 +43,25 @@ def test_a_worker_that_ended_is_an_error_instead_of_a_wait():
     stream = SampleStream(FIELDS, ending, workers=2, chunk=3, slots=4)
     with pytest.raises(RuntimeError, match="workers ended, exit codes"):
         list(stream.take(wait=True))
+
+
+def test_workers_start_where_opencv_has_threads_already():
+    """In a process of its own: such a worker would hang."""
+    program = """
+import cv2, numpy as np
+from test_training_stream import FIELDS, SampleStream, counting
+
+cv2.setNumThreads(4)
+cv2.GaussianBlur(np.zeros((2000, 2000, 3), np.float32), (21, 21), 3)
+for _ in range(10):
+    stream = SampleStream(FIELDS, counting, workers=2, chunk=3, slots=4)
+    next(stream.take(wait=True))
+    stream.close()
+assert cv2.getNumThreads() == 4
+print("ready")
+"""
+    folder = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{folder.parents[1]}"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ready\n", done.stderr
