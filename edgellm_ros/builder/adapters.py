@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgellm_ros.runtime.lora import FOLDER, adapter_targets
+from edgellm_ros.runtime.lora import FOLDER, adapter_targets, check_name
 from edgellm_ros.runtime.peft_adapter import CONFIG_FILE, WEIGHTS_FILE, PeftAdapter, read_peft_adapter
 
 
@@ -18,8 +18,10 @@ def read_adapters(
 ) -> dict[str, PeftAdapter]:
     """The adapters, name -> directory, read for a language model with these inputs, name -> shape.
 
-    max_rank None = any. Errors as of `read_peft_adapter`.
+    max_rank None = any. Errors as of `read_peft_adapter`, ValueError for a name that no adapter can have.
     """
+    for name in adapters:
+        check_name(name)
     targets = adapter_targets(inputs)
     return {
         name: read_peft_adapter(path, targets, max_rank or sys.maxsize) for name, path in adapters.items()

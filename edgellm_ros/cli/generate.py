@@ -180,18 +180,11 @@ def make_request(
 
 def lora_dirs(option: str, engine_dir: str) -> dict[str, Path]:
     """The adapter that --lora asks for, name -> directory; none for the base model."""
-    from edgellm_ros.runtime.lora import FOLDER, find_adapters
+    from edgellm_ros.runtime.lora import find_adapter
 
-    name, given, directory = option.partition("=")
-    if given:
-        return {name: Path(directory)}
-    found = find_adapters(engine_dir)
-    if name and name not in found:
-        raise ValueError(
-            f"--lora {name!r}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
-            f"{', '.join(found) or 'none'}; NAME=DIR takes one from elsewhere"
-        )
-    return {name: found[name]} if name else {}
+    name, given, elsewhere = option.partition("=")
+    directory = Path(elsewhere) if given else find_adapter(engine_dir, name)
+    return {} if directory is None else {name: directory}
 
 
 class _Streamer:

@@ -43,7 +43,9 @@ SPECS: dict[str, Spec] = {
         "LoRA adapters as NAME=DIR, beside those in engine_dir/lora. What is new in the list is loaded, what "
         "is no longer in it removed.",
     ),
-    "lora": Spec("", "Adapter active at start; ~/switch_lora changes it later. Empty = base.", fixed=True),
+    "lora": Spec(
+        "", "Adapter active at start; ~/switch_lora changes it later. Empty or base = base model.", fixed=True
+    ),
     "frame_id": Spec("base_link", "Frame of action chunks and paths: the robot's base."),
     "image_transport": Spec(
         "raw",

@@ -259,7 +259,7 @@ class LLMInferenceRuntime:
         return self._pipeline.loras.names()
 
     def switch_lora_weights(self, name: str) -> None:
-        """Make an adapter the active one, which requests use that name none; "" is the base model.
+        """Make an adapter the active one, which requests use that name none; "" or "base" is the base model.
 
         Nothing is copied; the batch in progress is not touched. ValueError for an unknown one: then the old
         one stays active.

@@ -23,6 +23,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.peft_adapter import PeftAdapter, read_peft_adapter
 
 FOLDER = "lora"  # of an engine directory: one folder per adapter
+BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _INPUT = re.compile(r"(.+)\.lora_([AB])\.weight")
 
@@ -77,16 +78,16 @@ class LoraAdapters:
             return sorted(name for name in self._adapters if name)
 
     def get(self, name: str) -> LoraAdapter:
-        """The adapter of this name, the active one for "". ValueError, with the names there are."""
+        """The adapter of this name, the active one for "", the base model for BASE.
+
+        ValueError, with the names there are.
+        """
         with self._lock:
-            return self._adapters[self._check_loaded(name or self._active)]
+            return self._adapters[self._check_loaded(name) if name else self._active]
 
     def add(self, name: str, directory: str | Path) -> LoraAdapter:
         """Load a PEFT adapter. ValueError or FileNotFoundError; then everything is as before."""
-        if not NAME.fullmatch(name):
-            raise ValueError(
-                f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {name!r}"
-            )
+        check_name(name)
         if not self.targets:
             raise ValueError(
                 f"adapter {name!r}: this engine takes no adapters, export it with --max-lora-rank"
@@ -107,7 +108,7 @@ class LoraAdapters:
         """
         with self._lock:
             for name in names:
-                if not name:
+                if name in ("", BASE):
                     raise ValueError("the base model cannot be removed")
                 self._check_loaded(name)
                 if name == self._active:
@@ -115,11 +116,16 @@ class LoraAdapters:
             return [self._adapters.pop(name) for name in dict.fromkeys(names)]
 
     def switch(self, name: str) -> None:
-        """Make an adapter the active one; "" is the base model. ValueError, and the old one stays active."""
+        """Make an adapter the active one; "" or BASE is the base model. ValueError, and the old one stays
+        active.
+        """
         with self._lock:
             self._active = self._check_loaded(name)
 
     def _check_loaded(self, name: str) -> str:
+        """The name under which the adapter is kept: "" for BASE."""
+        if name == BASE:
+            return ""
         if name not in self._adapters:
             loaded = ", ".join(sorted(filter(None, self._adapters))) or "none"
             raise ValueError(f"unknown LoRA adapter {name!r}; loaded: {loaded}")
@@ -158,6 +164,14 @@ class LoraAdapters:
         return digest.hexdigest()
 
 
+def check_name(name: str) -> None:
+    """ValueError for a name that an adapter cannot have."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {name!r}")
+    if name == BASE:
+        raise ValueError(f"{BASE!r} is the name of the base model, an adapter needs another")
+
+
 def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
     """Name -> directory of the adapters that lie in an engine directory, sorted."""
     folder = Path(engine_dir) / FOLDER
@@ -168,6 +182,21 @@ def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
         for path in sorted(folder.iterdir())
         if path.is_dir() and not path.name.startswith(".")
     }
+
+
+def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
+    """The directory of one of them; None for the base model ("" or BASE). ValueError, with the names there
+    are.
+    """
+    if name in ("", BASE):
+        return None
+    found = find_adapters(engine_dir)
+    if name not in found:
+        raise ValueError(
+            f"--lora {name!r}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
+            f"{', '.join(found) or 'none'}"
+        )
+    return found[name]
 
 
 def adapter_targets(inputs: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:

@@ -85,10 +85,10 @@ class LLMGenerationRequest:
     images: uint8 arrays [H, W, 3], RGB. audio: recordings; in the prompt they stand before the text, which
     may be empty. history: past poses (x, y[, heading]) in metres and radians in the robot's present frame,
     oldest first; None = stood still. speed: m/s now; None = from the history. lora: the adapter to answer
-    with, "" = the active one. logprobs: how many of the most likely tokens to report per token.
-    action_samples: how many trajectories; noise_seed None = the runtime's; denoise_steps None = the
-    checkpoint's. `on_progress` is called from the thread that handles the request; `cancel`, once set, ends
-    it at the next token or Euler step.
+    with, "" = the active one, "base" = the base model. logprobs: how many of the most likely tokens to report
+    per token. action_samples: how many trajectories; noise_seed None = the runtime's; denoise_steps None =
+    the checkpoint's. `on_progress` is called from the thread that handles the request; `cancel`, once set,
+    ends it at the next token or Euler step.
     """
 
     prompt: str

@@ -176,6 +176,16 @@ def test_adapter_of_the_checkpoint_above_the_rank_that_was_asked_for(edgellm, ti
     assert not (tmp_path / "engine").exists()
 
 
+@pytest.mark.parametrize("name, words", [("base", "is the name of the base model"), ("a b", "got 'a b'")])
+def test_adapter_of_the_checkpoint_with_a_name_that_it_cannot_have(
+    edgellm, tiny_checkpoint, tmp_path, name, words
+):
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    write_adapter(checkpoint / "lora" / name, checkpoint)
+    assert_refused(edgellm("export", checkpoint, tmp_path / "engine"), words)
+    assert not (tmp_path / "engine").exists()
+
+
 def test_prompt_of_ten_thousand_words(edgellm, tiny_engine):
     run = edgellm("generate", tiny_engine, "--prompt", "word " * 10_000)
     assert_refused(run, "tokens", "max_input_len")

@@ -73,9 +73,9 @@ def test_adapters_of_the_checkpoint_go_with_the_engine(edgellm, tiny_checkpoint,
     assert "up to rank 6; german (rank 6), polite (rank 3)" in edgellm("inspect", engine).out
     answers = {
         name: edgellm("generate", engine, *REQUEST, "--json", "--lora", name).json
-        for name in ("", "german", "polite", f"mine={checkpoint / 'lora' / 'german'}")
+        for name in ("", "base", "german", "polite", f"mine={checkpoint / 'lora' / 'german'}")
     }
-    assert [answer["lora"] for answer in answers.values()] == ["", "german", "polite", "mine"]
+    assert [answer["lora"] for answer in answers.values()] == ["", "", "german", "polite", "mine"]
     german, mine = (
         answers["german"]["token_ids"],
         answers[f"mine={checkpoint / 'lora' / 'german'}"]["token_ids"],

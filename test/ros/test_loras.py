@@ -109,6 +109,7 @@ def test_adapters_of_the_engine_directory_and_of_the_parameters_are_listed(fresh
 
 def test_goals_get_the_adapter_they_name_or_the_active_one(fresh, peer, goal, texts):
     assert answer(peer, goal, "wild") == (texts["wild"], "wild")
+    assert answer(peer, goal, "base") == (texts[""], "")
     assert answer(peer, goal) == (texts["odd"], "odd")
 
 
@@ -124,6 +125,12 @@ def test_a_switch_counts_for_goals_and_commands(fresh, peer, goal, texts, sight)
     generation = peer.wait(lambda: peer.received["generation"], "generation")[0]
     assert generation.lora == "wild"
     assert generation.text.startswith(texts["wild"][:20])
+
+
+def test_a_switch_to_the_base_model_by_its_name(fresh, peer, goal, texts):
+    assert peer.call(SwitchLora, "switch_lora", name="base").success
+    assert listed(peer) == (["odd", "wild"], "")
+    assert answer(peer, goal) == (texts[""], "")
 
 
 def test_a_failed_switch_leaves_the_old_one_active(fresh, peer, goal, texts):

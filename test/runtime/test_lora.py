@@ -138,6 +138,16 @@ class TestActive:
             assert answer.lora == name
             assert_same_answer(answer, expected[name])
 
+    def test_the_base_model_has_a_name_also_while_another_is_active(self, fresh):
+        expected = fresh.handle_request(request(**LONG))
+        fresh.switch_lora_weights("a")
+        answer = fresh.handle_request(request(lora="base", **LONG))
+        assert answer.lora == ""
+        assert_same_answer(answer, expected)
+        fresh.switch_lora_weights("base")
+        assert fresh.active_lora == ""
+        assert_same_answer(fresh.handle_request(request(**LONG)), expected)
+
     def test_a_failed_switch_leaves_the_old_one_active(self, fresh):
         fresh.switch_lora_weights("a")
         with pytest.raises(ValueError, match="unknown LoRA adapter 'z'; loaded: a, b"):
@@ -217,8 +227,9 @@ class TestAddAndRemove:
         fresh.switch_lora_weights("a")
         with pytest.raises(ValueError, match="adapter 'a' is active: switch to another before"):
             fresh.remove_lora("a")
-        with pytest.raises(ValueError, match="base model cannot be removed"):
-            fresh.remove_lora("")
+        for name in ("", "base"):
+            with pytest.raises(ValueError, match="base model cannot be removed"):
+                fresh.remove_lora(name)
         with pytest.raises(ValueError, match="adapter 'a' is active"):
             fresh.remove_lora("b", "a")
         assert fresh.lora_names() == ["a", "b"]
@@ -281,6 +292,10 @@ class TestAddAndRemove:
     def test_a_name_can_stand_in_a_path(self, fresh, directories, name):
         with pytest.raises(ValueError, match="the name of an adapter is made of letters, digits"):
             fresh.add_lora(name, directories["a"])
+
+    def test_no_adapter_has_the_name_of_the_base_model(self, fresh, directories):
+        with pytest.raises(ValueError, match="'base' is the name of the base model"):
+            fresh.add_lora("base", directories["a"])
 
     def test_weights_beyond_half_precision_are_refused(self, tiny_checkpoint, directories, tmp_path):
         from edgellm_ros.builder import export
