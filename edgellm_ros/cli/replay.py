@@ -64,8 +64,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--lora",
         default="",
         metavar="NAME[=DIR]",
-        help="LoRA adapter that answers: one that the node loads anyway, or a PEFT directory "
-        "(default: as in the node's parameters)",
+        help="LoRA adapter that answers: one that the node loads anyway, a PEFT directory, or base for the "
+        "base model (default: as in the node's parameters)",
     )
     parser.add_argument(
         "--storage", choices=STORAGES, default=STORAGES[0], help="of the output bag (default: %(default)s)"

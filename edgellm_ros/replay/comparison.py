@@ -56,7 +56,8 @@ class Comparison:
 
     messages: compared; differing: messages that differ, are missing, or are too many; first: the first of
     these by stamp, inputs that differ before outputs; deviation: the largest difference of numbers, also
-    where it is within the tolerance; engine_files: those that were not the same.
+    where it is within the tolerance; engine_files: those of the engine and the adapter that were not the
+    same, or were there only once.
     """
 
     messages: int
@@ -86,7 +87,7 @@ class Comparison:
 @dataclass(frozen=True, eq=False)
 class OutputBag:
     """An output bag in memory: messages by (stamp, topic), inputs' records among them under the names of
-    their inputs, and the hashes of the engine's files.
+    their inputs, and the hashes of the files of the engine and the adapter.
     """
 
     messages: dict[tuple[int, str], list[Any]]

@@ -39,14 +39,14 @@ OUTPUT_TYPES: dict[str, str] = {
     "path": "nav_msgs/msg/Path",
     "overlay": "sensor_msgs/msg/Image",
 }
-ENGINE_KEY = "engine"  # in the metadata: SHA-256 of the engine's files
+ENGINE_KEY = "engine"  # in the metadata: SHA-256 of the files of the engine and of its adapter
 
 
 class Recording:
     """An output bag in the making. It appears under its name when the context ends without an error."""
 
     def __init__(self, path: str | Path, storage: str, engine: Mapping[str, str], overlay: bool) -> None:
-        """`engine`: hashes of the engine's files. FileExistsError if there is something under the name."""
+        """`engine`: SHA-256 by file. FileExistsError if there is something under the name."""
         self.path = Path(path)
         refuse_existing(self.path)
         self.counts: Counter[str] = Counter()

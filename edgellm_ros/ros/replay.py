@@ -35,6 +35,8 @@ from edgellm_ros.ros.processes import (
 )
 from edgellm_ros.runtime.config import EngineConfig
 from edgellm_ros.runtime.engine_files import list_files
+from edgellm_ros.runtime.lora import FOLDER
+from edgellm_ros.runtime.peft_adapter import CONFIG_FILE, WEIGHTS_FILE
 
 START_S = 600.0  # for loading the engines; a node that dies is noticed at once
 LONGEST_PLAN_S = 3600.0  # the parameter's highest value: on a slow computer nothing may time out
@@ -51,8 +53,8 @@ class ReplayOptions:
     """What to play and how.
 
     remappings: topic of the bag -> the node's input; tolerance: of numbers in actions and paths; noise_seed
-    None and params None: the node's own; lora: NAME or NAME=DIR of the adapter that answers, empty = the
-    node's own; standing: the bag needs no odometry, the robot is taken to stand still.
+    None and params None: the node's own; lora: NAME or NAME=DIR of the adapter that answers, base = the base
+    model, empty = the node's own; standing: the bag needs no odometry, the robot is taken to stand still.
     """
 
     bag: Path
@@ -160,8 +162,7 @@ class Replay:
             link.check_lora(changed["lora"])
         if "noise_seed" in changed:
             link.set_noise_seed(changed["noise_seed"])
-        files = list_files(options.engine_dir, [entry.path for entry in self._config.files])
-        engine = {entry.path: entry.sha256 for entry in files}
+        engine = self._hashes(link)
         became: Counter[str] = Counter()
         status(f"playing {len(self.inputs)} messages of {options.bag} ...")
         with Recording(options.out, options.storage, engine, options.overlay) as recording:
@@ -174,6 +175,18 @@ class Replay:
             comparison = compare(self._expected, read_output_bag(options.out), options.tolerance)
         counts = {name: topic.count for name, topic in self.inputs.topics.items()}
         return ReplayResult(counts, dict(became), dict(recording.counts), comparison)
+
+    def _hashes(self, link: Any) -> dict[str, str]:
+        """SHA-256 of the engine's files and, wherever they lie, of those of the adapter that answers."""
+        root = self.options.engine_dir
+        files = list_files(root, [entry.path for entry in self._config.files])
+        hashes = {entry.path: entry.sha256 for entry in files}
+        if name := link.active_lora():
+            (loras,) = link.parameters("loras")
+            folder = f"{FOLDER}/{name}"
+            adapter = list_files(parse_loras(loras).get(name, root / folder), (CONFIG_FILE, WEIGHTS_FILE))
+            hashes |= {f"{folder}/{entry.path}": entry.sha256 for entry in adapter}
+        return hashes
 
 
 def run_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayResult:

@@ -32,6 +32,7 @@ from std_msgs.msg import String
 
 from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.replay.inputs import InputMessage
+from edgellm_ros.runtime.lora import BASE
 from edgellm_ros.srv import GetMetrics, ListLoras, SetNoiseSeed
 
 INPUT_CLASSES = {
@@ -140,21 +141,26 @@ class ReplayLink(Node):
 
     def check_parameters(self, expected: Mapping[str, Any]) -> None:
         """LinkError unless the node's parameters have these values."""
-        response = self._ask(self._parameters_client, GetParameters.Request(names=list(expected)))
-        for (name, value), found in zip(expected.items(), response.values, strict=True):
-            if parameter_value_to_python(found) != value:
+        for (name, value), found in zip(expected.items(), self.parameters(*expected), strict=True):
+            if found != value:
                 raise LinkError(
-                    f"the node's parameter {name} is {parameter_value_to_python(found)!r}, "
-                    f"expected {value!r} for this replay"
+                    f"the node's parameter {name} is {found!r}, expected {value!r} for this replay"
                 )
+
+    def parameters(self, *names: str) -> list[Any]:
+        """Values of the node's parameters."""
+        response = self._ask(self._parameters_client, GetParameters.Request(names=names))
+        return [parameter_value_to_python(value) for value in response.values]
+
+    def active_lora(self) -> str:
+        """The adapter that answers now; "" is the base model."""
+        return self._ask(self._loras_client, ListLoras.Request()).active
 
     def check_lora(self, name: str) -> None:
         """LinkError unless this is the adapter that answers now."""
-        response = self._ask(self._loras_client, ListLoras.Request())
-        if response.active != name:
-            raise LinkError(
-                f"the node's active adapter is {response.active!r}, expected {name!r} for this replay"
-            )
+        active = self.active_lora()
+        if active != ("" if name == BASE else name):
+            raise LinkError(f"the node's active adapter is {active!r}, expected {name!r} for this replay")
 
     def set_noise_seed(self, seed: int) -> None:
         """Have the node draw its action noise from this seed. LinkError if it does not take it."""

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir
 import pytest
 from made_bags import ARENA, EXPECTED, ROOT, copy_bag, make, string, write_bag
+from safetensors.numpy import load_file, save_file
 from tiny_adapter import write_adapter
 
 from edgellm_ros.builder import export
@@ -246,18 +247,62 @@ def test_what_is_said_in_the_bag_is_heard_and_answered(replay, tiny_engine, tmp_
     assert answer.request_id == "utterance-1"
 
 
-def test_an_adapter_answers(replay, short, tmp_path_factory, tmp_path):
-    """One with random weights, by the engine's folder and from elsewhere: the same answers."""
-    engine, adapter = tmp_path_factory.mktemp("engine"), tmp_path_factory.mktemp("adapter") / "wild"
-    write_adapter(adapter, ARENA_CHECKPOINT, seed=0, strength=0.8)
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory) -> Path:
+    """With random weights."""
+    directory = tmp_path_factory.mktemp("adapter") / "wild"
+    return write_adapter(directory, ARENA_CHECKPOINT, seed=0, strength=0.8)
+
+
+@pytest.fixture(scope="module")
+def lora_engine(adapter, tmp_path_factory) -> Path:
+    """The demo's, with the adapter in its folder."""
+    engine = tmp_path_factory.mktemp("engine")
     export(ARENA_CHECKPOINT, engine, max_lora_rank=8)
-    first = replay(short, "--engine", engine, "--lora", f"wild={adapter}")
-    assert first.code == 0, first.err
     shutil.copytree(adapter, engine / "lora" / "wild")
-    second = replay(short, "--engine", engine, "--lora", "wild", "--expect", tmp_path / "out", out="second")
-    assert second.code == 0, second.err
-    with Bag(tmp_path / "out") as out:
-        assert {m.decode().lora for m in out.messages(["/edgellm/generation"])} == {"wild"}
+    return engine
+
+
+@pytest.fixture(scope="module")
+def adapted(short, lora_engine, adapter, tmp_path_factory) -> Path:
+    """What the adapter answers, recorded when it lay elsewhere."""
+    out, bare = tmp_path_factory.mktemp("adapted") / "bag", tmp_path_factory.mktemp("bare") / "engine"
+    shutil.copytree(lora_engine, bare, ignore=shutil.ignore_patterns("lora"))
+    run = finish(start(short, "--out", out, "--engine", bare, "--lora", f"wild={adapter}"))
+    assert run.code == 0, run.err
+    return out
+
+
+class TestAdapter:
+    FILES = ("lora/wild/adapter_config.json", "lora/wild/adapter_model.safetensors")
+
+    def test_it_answers_the_same_wherever_it_lies(self, replay, short, lora_engine, adapted, tmp_path):
+        run = replay(short, "--engine", lora_engine, "--lora", "wild", "--expect", adapted)
+        assert run.code == 0, run.err
+        assert files(tmp_path / "out") == files(adapted)
+        with Bag(adapted) as out:
+            assert {m.decode().lora for m in out.messages(["/edgellm/generation"])} == {"wild"}
+
+    def test_one_that_was_altered_is_named(self, replay, short, lora_engine, adapted, tmp_path):
+        altered = Path(shutil.copytree(lora_engine, tmp_path / "engine"))
+        path = altered / self.FILES[1]
+        save_file({name: 2 * values for name, values in load_file(path).items()}, path)
+        run = replay(short, "--engine", altered, "--lora", "wild", "--expect", adapted)
+        assert run.code == 1
+        assert run.first["topic"] == "~/generation"
+        assert run.json["comparison"]["engine_files"] == [self.FILES[1]]
+        assert f"the engine is not that of {adapted}: {self.FILES[1]}\n" in run.err
+
+    def test_one_that_does_not_answer_any_more_is_named(self, replay, short, lora_engine, adapted, tmp_path):
+        params = tmp_path / "params.yaml"
+        params.write_text("edgellm: {ros__parameters: {lora: wild}}")
+        run = replay(
+            short, "--engine", lora_engine, "--params", params, "--lora", "base", "--expect", adapted
+        )
+        assert run.code == 1
+        assert run.json["comparison"]["engine_files"] == list(self.FILES)
+        with Bag(tmp_path / "out") as out:
+            assert {m.decode().lora for m in out.messages(["/edgellm/generation"])} == {""}
 
 
 class TestRefusedByTheNode:
@@ -279,8 +324,9 @@ class TestRefusedByTheNode:
     @pytest.mark.parametrize(
         "lora, words", [("pirate", "'pirate'"), ("pirate=/nowhere", "takes no adapters")]
     )
-    def test_an_adapter_that_is_not_there(self, replay, short, tmp_path, lora, words):
-        self.assert_refused(replay(short, "--lora", lora), words, tmp_path / "out")
+    def test_an_adapter_that_is_not_there(self, replay, short, tiny_engine, tmp_path, lora, words):
+        run = replay(short, "--engine", tiny_engine, "--lora", lora)
+        self.assert_refused(run, words, tmp_path / "out")
 
 
 def test_ctrl_c_ends_everything_and_leaves_nothing(arena_engine, tmp_path):
