@@ -46,9 +46,10 @@ def source_hash(checkpoint: Path) -> str:
     config's classes.
     """
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    files += [*sorted((PACKAGE / "builder").glob("*.py")), *sorted(PACKAGE.glob("*/config.py"))]
+    code = [*sorted((PACKAGE / "builder").glob("*.py")), *sorted(PACKAGE.glob("*/config.py"))]
+    names = [path.relative_to(checkpoint) for path in files] + [path.relative_to(PACKAGE) for path in code]
     digest = hashlib.sha256()
-    for path in files:
-        digest.update(str(path.name).encode())
+    for name, path in zip(names, files + code, strict=True):
+        digest.update(name.as_posix().encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
