@@ -6,8 +6,9 @@ with `handle_request` called in process, so that it says what the model does and
 `edgellm demo --episodes 50` is the whole. First unseen episodes of all kinds, each with its own noise seed.
 Then one scene with an obstacle dead ahead under 64 noise seeds: on which side the robot passes it, and how
 often it touches something. With --spoken the commands are spoken, by people and in rooms that training never
-heard, and go through the node's voice activity detection. Targets: at least 90 % successes and at most 4 %
-collisions; each side at least 10 times and at least 60 of 64 without collision.
+heard, and go through the node's voice activity detection. With --lora an adapter of the checkpoint answers.
+Targets: at least 90 % successes and at most 4 % collisions; each side at least 10 times and at least 60 of 64
+without collision.
 """
 
 from __future__ import annotations
@@ -40,20 +41,27 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "--seed", type=int, default=common.SEED, help="of the first episode (default: %(default)s)"
     )
     parser.add_argument("--spoken", action="store_true", help="speak to the robot instead of typing to it")
+    parser.add_argument("--lora", default="", metavar="NAME", help="adapter (default: the base model)")
     args = parser.parse_args(arguments)
     with LLMInferenceRuntime(common.engine(args)) as runtime:
+        runtime.switch_lora_weights(args.lora)
+        lora = runtime.active_lora
         episodes = [make_episode(args.seed + number) for number in range(args.episodes)]
         played = [play(runtime, episode, episode.seed, args.spoken) for episode in episodes]
         ahead = dead_ahead_episode(args.seed)
         drives = [play(runtime, ahead, noise_seed, args.spoken) for noise_seed in range(args.noise_seeds)]
+    speeds = [world.mean_speed() for world, _ in played]
     sides = [side_of_obstacle(world) for world, _ in drives]
     return common.finish(
         "closed_loop",
         episodes=len(played),
         spoken=args.spoken,
+        lora=lora,
         understood=sum(understood for _, understood in played),
         successes=sum(world.outcome is Outcome.SUCCESS for world, _ in played),
         collisions=sum(world.outcome is Outcome.COLLISION for world, _ in played),
+        mean_speed=float(np.mean([speed for speed in speeds if speed] or [0.0])),
+        least_clearance=min(world.least_clearance() for world, _ in played),
         failed=[world.episode.seed for world, _ in played if world.outcome is not Outcome.SUCCESS],
         dead_ahead={
             "noise_seeds": len(drives),

@@ -91,11 +91,11 @@ def clearances(situation: Situation, ways: list[np.ndarray]) -> list[float]:
     """
     lengths = [np.concatenate(([0], np.hypot(*np.diff(way[:, :2], axis=0).T).cumsum())) for way in ways]
     far = min(length[-1] for length in lengths)
-    others = [s for i, s in enumerate(situation.scene.solids) if i != situation.target]
+    scene, target = situation.scene, situation.target
     result = []
     for way, length in zip(ways, lengths, strict=True):
         part = way[length <= far + 1e-9, :2]
-        result.append(min(s.surface_distance(x, y) for s in others for x, y in part) - ROBOT_RADIUS)
+        result.append(min(scene.clearance(x, y, but=target) for x, y in part) - ROBOT_RADIUS)
     return result
 
 

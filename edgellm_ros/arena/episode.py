@@ -207,6 +207,18 @@ class World:
             and target.surface_distance(self.state.x, self.state.y) <= SUCCESS_DISTANCE
         )
 
+    def mean_speed(self) -> float:
+        """Mean in m/s over the steps so far in which the robot moved; 0 if it never did."""
+        speeds = self.track[:, 3]
+        means = (speeds[1:] + speeds[:-1]) / 2
+        moving = means > AT_REST
+        return float(means[moving].mean()) if moving.any() else 0.0
+
+    def least_clearance(self) -> float:
+        """The nearest in m that the robot's edge has come to a solid that is not the target."""
+        target = self.episode.target
+        return min(self.scene.clearance(x, y, but=target) for x, y in self.track[:, :2]) - ROBOT_RADIUS
+
     def history(self) -> NDArray[np.float64]:
         """The last 8 poses at DT [8, 3] (x, y, heading) in the current base frame, oldest first, the last
         (0, 0, 0).

@@ -110,9 +110,10 @@ class Scene:
         found = [i for i, s in enumerate(self.solids) if s.shape == shape and color in (None, s.color)]
         return found[0] if len(found) == 1 else None
 
-    def clearance(self, x: float, y: float) -> float:
-        """Distance in m from a point of the floor to the nearest solid."""
-        return min((s.surface_distance(x, y) for s in self.solids), default=np.inf)
+    def clearance(self, x: float, y: float, but: int | None = None) -> float:
+        """Distance in m from a point of the floor to the nearest solid, or to the nearest but this one."""
+        others = (solid for index, solid in enumerate(self.solids) if index != but)
+        return min((solid.surface_distance(x, y) for solid in others), default=np.inf)
 
 
 def generate_scene(rng: Generator, family: str = "random", alike: float = 0.0) -> Scene:

@@ -10,6 +10,7 @@ import numpy as np
 from edgellm_ros.arena import answers
 from edgellm_ros.arena.answers import DISTANCE_TOLERANCE, Answer, Mention
 from edgellm_ros.arena.episode import Episode
+from edgellm_ros.arena.german import to_english
 from edgellm_ros.arena.scene import Scene
 from edgellm_ros.arena.situation import Situation
 
@@ -39,8 +40,10 @@ def check(text: str, situation: Situation) -> dict[str, bool]:
 
 
 def names_target(text: str, episode: Episode) -> bool:
-    """True if an answer to the episode's command names the right solid and no other, seen or not."""
-    answer = answers.parse_answer(text)
+    """True if an answer to the episode's command names the right solid and no other, seen or not; in English
+    or German.
+    """
+    answer = answers.parse_answer(to_english(text))
     if len(answer.mentions) != 1:
         return False
     (mention,), solid = answer.mentions, episode.scene.solids[episode.target]

@@ -58,6 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="speak to the robot instead of typing to it: voices in noisy rooms, on ~/audio",
     )
+    parser.add_argument(
+        "--lora",
+        default="",
+        metavar="NAME",
+        help="LoRA adapter of the checkpoint that answers and drives (default: the base model)",
+    )
     arguments.add_device(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -78,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         action_samples=args.action_samples,
         spoken=args.spoken,
+        lora=args.lora,
     )
     display = Display(sys.stderr, args.episodes)
     try:
@@ -95,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"{summary['successes']} of {summary['episodes']} episodes at the target, "
             f"{summary['collisions']} collisions, {summary['timeouts']} timeouts; {understood}"
-            f"{summary['mean_plan_seconds'] * 1e3:.0f} ms per plan; pictures in {args.out}"
+            f"{summary['mean_speed']:.2f} m/s on the way, at least {summary['least_clearance']:.2f} m from "
+            f"obstacles; {summary['mean_plan_seconds'] * 1e3:.0f} ms per plan; pictures in {args.out}"
         )
     return 0

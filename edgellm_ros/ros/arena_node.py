@@ -134,6 +134,8 @@ class ArenaNode(ArenaLink):
             understood=names_target(driven.plans[0].text, episode),
             outcome=world.outcome.value,
             time=world.time,
+            mean_speed=world.mean_speed(),
+            least_clearance=world.least_clearance(),
             plans=len(timings),
             plan_seconds=[timing.plan_s for timing in timings],
             first_words_seconds=[timing.first_words_s for timing in timings],

@@ -31,6 +31,7 @@ from edgellm_ros.ros.processes import (
     ros_environment,
     terminated_as_interrupted,
 )
+from edgellm_ros.runtime.lora import BASE, find_adapter
 
 ARENA_MODULE = "edgellm_ros.ros.arena_node"
 QUESTION = "what do you see?"  # before each episode's command
@@ -45,7 +46,7 @@ class DemoError(RuntimeError):
 class DemoOptions:
     """What to play and where things are. `out` gets pictures, sounds and logs; of the samples one is driven.
 
-    spoken: the robot is spoken to instead of typed to.
+    spoken: the robot is spoken to instead of typed to. lora: the adapter that answers, "" = the base model.
     """
 
     episodes: int
@@ -56,13 +57,15 @@ class DemoOptions:
     device: str
     action_samples: int
     spoken: bool = False
+    lora: str = ""
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Play all episodes and return the summary.
 
     ImportError without ROS 2, EngineError for a device that is not there or if a model that cannot hear is to
-    be spoken to, ValueError or FileNotFoundError for a bad checkpoint, DemoError if an episode does not end.
+    be spoken to, ValueError or FileNotFoundError for a bad checkpoint or an adapter that it does not have,
+    DemoError if an episode does not end.
     """
     require_ros("the demo")
     open_device(options.device)
@@ -71,6 +74,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         options.engine_dir,
         lambda: display.status(f"exporting {options.checkpoint} to {options.engine_dir} ..."),
     )
+    find_adapter(options.engine_dir, options.lora)
     if options.spoken and config.audio is None:
         raise EngineError(
             f"nobody can speak to the robot, because {options.checkpoint} has no audio encoder: "
@@ -94,7 +98,8 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         raise DemoError(
             f"the arena ended after {len(outcomes)} of {options.episodes} episodes; {_tail(arena)}"
         )
-    return summarise(outcomes, options.spoken)
+    lora = "" if options.lora == BASE else options.lora
+    return {"lora": lora, **summarise(outcomes, options.spoken)}
 
 
 def node_arguments(options: DemoOptions) -> list[str]:
@@ -104,6 +109,7 @@ def node_arguments(options: DemoOptions) -> list[str]:
         "device": options.device,
         "plan_on": "image",
         "action_samples": options.action_samples,
+        "lora": options.lora,
         "autostart": True,
         "use_sim_time": True,
         "odom_wait": 5.0,
@@ -157,8 +163,10 @@ def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
 def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
     """Counts and mean times over all episodes; times are those of the computer's clock, over the topics.
 
-    understood, of spoken commands: the first answer names the right thing.
+    understood, of spoken commands: the first answer names the right thing. Speeds are means in m/s while the
+    robot moved, clearances the least in m between its edge and a solid that is not its target.
     """
+    speeds = [outcome["mean_speed"] for outcome in outcomes if outcome["mean_speed"]]
     plans = [seconds for outcome in outcomes for seconds in outcome["plan_seconds"]]
     words = [seconds for outcome in outcomes for seconds in outcome["first_words_seconds"]]
     understood = {"understood": sum(outcome["understood"] for outcome in outcomes)} if spoken else {}
@@ -175,10 +183,16 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
         "median_plan_seconds": statistics.median(plans or [0.0]),
         "median_first_words_seconds": statistics.median(words or [0.0]),
         "clipped_actions": sum(outcome["clipped_actions"] for outcome in outcomes),
+        "mean_speed": statistics.fmean(speeds or [0.0]),
+        "least_clearance": min(outcome["least_clearance"] for outcome in outcomes),
         "failed": [
             {key: o[key] for key in ("number", "seed", "outcome")}
             for o in outcomes
             if o["outcome"] != "success"
+        ],
+        "drives": [
+            {key: o[key] for key in ("number", "seed", "outcome", "time", "mean_speed", "least_clearance")}
+            for o in outcomes
         ],
         "pictures": [outcome["picture"] for outcome in outcomes],
     }

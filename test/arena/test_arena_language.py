@@ -202,6 +202,10 @@ def test_every_template_of_a_named_thing_has_a_place_for_it():
 @pytest.mark.parametrize(
     "text, understood",
     [
+        ("die rote kiste ist geradeaus, etwa zwei meter entfernt. der weg ist frei. ich fahre hin", True),
+        ("ich sehe keine kiste. ich halte an.", True),
+        ("der rote ball ist geradeaus, etwa zwei meter entfernt.", False),
+        ("der rote kiste ist geradeaus, etwa zwei meter entfernt.", False),  # wrong German
         ("the red box is straight ahead, about two metres away. the way is clear. i drive there", True),
         ("the red box is on the left, about five metres away.", True),
         ("i do not see a red box. i stop.", True),

@@ -68,6 +68,7 @@ def test_the_robot_reaches_its_target(episode):
     assert summary["episodes"] == 1
     assert summary["successes"] == 1
     assert summary["collisions"] == 0
+    assert summary["lora"] == ""
     assert 0 < summary["mean_plan_seconds"] < 10
 
 
@@ -105,6 +106,16 @@ def test_it_is_driven_over_topics_exactly_as_in_process(episode, arena_engine):
     picture = json.dumps(episode["summary"]["pictures"])
     assert "episode_000" in picture
     assert episode["summary"]["simulated_seconds"] == pytest.approx(world.time)
+    assert episode["summary"]["drives"] == [
+        {
+            "number": 0,
+            "seed": 1000 * SEED,
+            "outcome": "success",
+            "time": pytest.approx(world.time),
+            "mean_speed": pytest.approx(world.mean_speed()),
+            "least_clearance": pytest.approx(world.least_clearance()),
+        }
+    ]
     for plan in driven.plans:
         assert plan.text in episode["stderr"]
 

@@ -8,12 +8,17 @@ import pytest
 
 from edgellm_ros.arena import expert
 from edgellm_ros.arena.closed_loop import Plan, drive
-from edgellm_ros.arena.episode import Outcome, World, make_episode
+from edgellm_ros.arena.episode import Outcome, World, dead_ahead_episode, make_episode
+from edgellm_ros.arena.expert import BRISK, CAREFUL, Manner
 
 
-def expert_driver(world: World):
+def expert_driver(world: World, manner: Manner = BRISK):
     rng = np.random.default_rng(0)
-    return lambda frame: Plan("i drive", expert.plan(world.scene, world.state, world.episode.target, rng))
+
+    def think(frame):
+        return Plan("i drive", expert.plan(world.scene, world.state, world.episode.target, rng, manner))
+
+    return think
 
 
 def test_the_expert_reaches_the_target():
@@ -59,6 +64,36 @@ def test_steps_planned_beyond_the_limits_are_counted():
     world = World(make_episode(3))
     driven = drive(world, lambda frame: Plan("", np.tile([-9.0, 0.0], (40, 1))))
     assert driven.clipped == 50 * (8 - 3)  # the plans of 40 s, each in charge for 5 steps
+
+
+def test_speed_is_a_mean_over_the_time_in_which_the_robot_moves():
+    world = World(make_episode(3))
+    for accel in [0, 0, 1, 1, 0, -1, -1, 0, 0]:
+        world.step(accel, 0)
+    assert world.mean_speed() == pytest.approx((0.15 + 0.2 + 0.15) / 3)  # two steps are slower than 0.05 m/s
+
+
+def test_a_robot_that_never_moved_has_no_speed():
+    assert World(make_episode(3)).mean_speed() == 0
+
+
+def test_the_target_does_not_count_when_the_robot_is_near_to_something():
+    world = World(make_episode(4))
+    drive(world, expert_driver(world))
+    scene, target = world.scene, world.episode.target
+    others = [solid for index, solid in enumerate(scene.solids) if index != target]
+    near = [np.hypot(world.track[:, 0] - s.x, world.track[:, 1] - s.y).min() - s.radius for s in others]
+    assert world.least_clearance() == pytest.approx(min(near) - 0.15)
+    assert world.least_clearance() > 0.9  # it ends within 0.2 m of its target
+
+
+def test_a_careful_drive_is_slower_and_keeps_more_distance():
+    worlds = [World(dead_ahead_episode(3)) for _ in range(2)]
+    for world, manner in zip(worlds, (BRISK, CAREFUL), strict=True):
+        drive(world, expert_driver(world, manner))
+    brisk, careful = worlds
+    assert 0.2 < careful.mean_speed() < 0.4 < brisk.mean_speed()
+    assert careful.least_clearance() > brisk.least_clearance() + 0.05
 
 
 def test_a_plan_that_is_too_short_is_an_error():

@@ -56,9 +56,9 @@ def utterance_of(recording: Sound) -> Sound:
 
 def test_the_summary_has_the_keys_of_a_typed_demo_and_what_was_understood(spoken):
     assert set(spoken["summary"]) == {
-        *("episodes", "successes", "collisions", "timeouts", "understood", "simulated_seconds", "plans"),
-        *("mean_plan_seconds", "median_plan_seconds", "median_first_words_seconds", "clipped_actions"),
-        *("failed", "pictures"),
+        *("lora", "episodes", "successes", "collisions", "timeouts", "understood", "simulated_seconds"),
+        *("plans", "mean_plan_seconds", "median_plan_seconds", "median_first_words_seconds"),
+        *("clipped_actions", "mean_speed", "least_clearance", "failed", "drives", "pictures"),
     }
     assert spoken["summary"]["understood"] == 0  # by a model that never learned
 
