@@ -37,12 +37,13 @@ def directories(tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(directories, tmp_path_factory):
-    """The demo's engines with places for adapters and one of them, `wild`, inside."""
+    """The demo's engines with places for adapters and `wild` inside, and no other adapter."""
     from edgellm_ros.builder import export
     from edgellm_ros.builder.freshness import ARENA_CHECKPOINT
 
     directory = tmp_path_factory.mktemp("lora_engine")
     export(ARENA_CHECKPOINT, directory, max_lora_rank=8)
+    shutil.rmtree(directory / "lora", ignore_errors=True)
     shutil.copytree(directories["wild"], directory / "lora" / "wild")
     return directory
 
