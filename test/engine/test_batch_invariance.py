@@ -156,3 +156,23 @@ def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, th
     keys, values = k.copy(), v.copy()
     keys[:, :, 130:], values[:, :, 130:] = 7.0, -3.0  # rows that nobody sees
     np.testing.assert_array_equal(attend(4, 130, keys, values), whole)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_attention_is_the_same_where_the_queries_of_a_head_go_in_as_several_heads(tmp_path, threads):
+    """How the vision tower gives its threads equal shares (builder/qwen3_omni_vision.py)."""
+    heads, parts, patches, size = 3, 4, 280, 64
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, heads, patches, size)).astype(np.float32) for _ in "qkv")
+
+    def attend(queries):
+        path = save_model(
+            tmp_path / f"{queries.shape[1]}.onnx",
+            [helper.make_node("Attention", ["q", "k", "v"], ["y"], scale=size**-0.5)],
+            {"q": (FLOAT, list(queries.shape)), "k": (FLOAT, list(k.shape)), "v": (FLOAT, list(v.shape))},
+            {"y": (FLOAT, list(queries.shape))},
+        )
+        executor = EngineExecutor.open(path, DEVICE, threads)
+        return run(executor, {}, {"q": queries, "k": k, "v": v}, "y", queries.shape).reshape(q.shape)
+
+    np.testing.assert_array_equal(attend(q.reshape(1, heads * parts, -1, size)), attend(q))
