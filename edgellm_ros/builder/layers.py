@@ -37,7 +37,7 @@ class ModelBuilder(GraphBuilder):
 
     def tensor(self, name: str, *shape: int) -> ir.Value:
         """The tensor `name` of this module as it is; it must have this shape."""
-        full = self._full_name(name)
+        full = self.full_name(name)
         self.weights.require(full, shape)
         return self.weight(full, shape, lambda: self.weights.read(full))
 
@@ -50,7 +50,7 @@ class ModelBuilder(GraphBuilder):
         TensorRT fuses by itself, and so each layer keeps a place for an adapter.
         """
         with self.module(name):
-            full = self._full_name("weight")
+            full = self.full_name("weight")
             stored = self.weights.shape(full)
             if (stored[0], int(np.prod(stored[1:]))) != (fan_out, fan_in):
                 self.weights.require(full, (fan_out, fan_in))
@@ -115,5 +115,6 @@ class ModelBuilder(GraphBuilder):
             for i in range(layers)
         ]
 
-    def _full_name(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
+        """A tensor of this module as the checkpoint calls it."""
         return ".".join([*self._prefix, name])

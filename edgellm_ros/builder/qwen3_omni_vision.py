@@ -9,6 +9,7 @@ Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeVisio
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.architecture import VisionArchitecture
@@ -26,7 +27,7 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     """The graph of `visual/model.onnx`: P patches of one image, in the processor's order (by merge blocks).
 
     Inputs:
-    - pixel_values [P,C*T*p*p] fp32, normalised
+    - pixel_values [P,C*p*p] fp32, normalised: one frame of each patch
     - rope_cos, rope_sin [P,D/2] fp32: half of the angles from a patch's row, half from its column
     - pos_embed_index [4,P] i64, pos_embed_weight [4,P] fp32: the four points of the learned position grid
       around a patch and their bilinear weights
@@ -45,7 +46,7 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     deepstack = []
     with graph.module("visual", nodes=""):
         with graph.module("patch_embed"):
-            x = graph.linear("proj", graph.from_fp32(pixels), config.patch_dim, hidden, bias=True)
+            x = _patch_embed(graph, architecture, graph.from_fp32(pixels))
         with graph.module("pos_embed"):
             table = graph.tensor("weight", config.num_position_embeddings, hidden)
             share = graph.op("Unsqueeze", graph.from_fp32(share), graph.constant([-1]))
@@ -67,6 +68,26 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     for i, value in enumerate(deepstack):
         graph.output(value, f"deepstack_embeds_{i}", graph.dtype, ["R", config.out_hidden_size])
     return graph
+
+
+def _patch_embed(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
+    """The convolution that sees each patch once, x [P,C*p*p] -> [P,hidden].
+
+    The checkpoint has weights for T frames. Those of a still image are all the same, so the sum of the
+    weights does it with one frame: 1 / T of the products, equal up to rounding.
+    """
+    config = architecture.config
+    hidden, patch = config.hidden_size, config.patch_size
+    with graph.module("proj"):
+        stored = graph.full_name("weight")
+        graph.weights.require(stored, (hidden, config.in_channels, config.temporal_patch_size, patch, patch))
+
+        def read() -> np.ndarray:
+            summed = graph.weights.read(stored).astype(np.float32).sum(axis=2)
+            return summed.reshape(hidden, config.patch_dim).T
+
+        x = graph.op("MatMul", x, graph.weight(stored, (config.patch_dim, hidden), read))
+        return graph.op("Add", x, graph.tensor("bias", hidden))
 
 
 # x --+-- norm1 -- attn --(+)--+-- norm2 -- linear_fc1 -- Gelu -- linear_fc2 --(+)-->

@@ -77,8 +77,8 @@ class VisionConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Values per patch: channels x frames x patch x patch."""
-        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+        """Values per patch: channels x patch x patch. The frames of a still image are all the same."""
+        return self.in_channels * self.patch_size**2
 
     @property
     def patches_per_token(self) -> int:

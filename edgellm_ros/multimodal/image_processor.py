@@ -22,7 +22,8 @@ MAX_ASPECT_RATIO = 200
 class ImagePatches:
     """Normalised patches of one image, merge block by merge block.
 
-    pixel_values [grid_height * grid_width, C*T*p*p] float32; grid sizes in patches.
+    pixel_values [grid_height * grid_width, C*p*p] float32: of one of the T frames that the reference repeats;
+    grid sizes in patches.
     """
 
     pixel_values: np.ndarray
@@ -52,16 +53,12 @@ class ImageProcessor:
         return self._patches(image)
 
     def _patches(self, image: np.ndarray) -> ImagePatches:
-        patch, merge, frames = (
-            self._config.patch_size,
-            self._config.spatial_merge_size,
-            self._config.temporal_patch_size,
-        )
+        patch, merge = self._config.patch_size, self._config.spatial_merge_size
         rows, columns = image.shape[0] // patch, image.shape[1] // patch
         blocks = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
-        blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, 1, patch, patch)
-        pixel_values = np.empty((rows * columns, 3, frames, patch, patch), np.float32)
-        for channel in range(3):  # a still image fills all frames of a patch
+        blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch, patch)
+        pixel_values = np.empty((rows * columns, 3, patch, patch), np.float32)
+        for channel in range(3):
             pixel_values[:, channel] = self._normalised[channel][blocks[:, channel]]
         return ImagePatches(pixel_values.reshape(rows * columns, -1), rows, columns)
 

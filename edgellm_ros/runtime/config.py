@@ -12,7 +12,7 @@ from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 from edgellm_ros.runtime.engine_files import FileEntry, check_files
 from edgellm_ros.schema import from_dict, to_dict
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 

@@ -28,7 +28,7 @@ def vision_inputs(patches=24):
     rng = np.random.default_rng(0)
     angle = rng.standard_normal((patches, 8)).astype(np.float32)
     return {
-        "pixel_values": rng.standard_normal((patches, 3 * 2 * 8 * 8)).astype(np.float32),
+        "pixel_values": rng.standard_normal((patches, 3 * 8 * 8)).astype(np.float32),
         "rope_cos": np.cos(angle),
         "rope_sin": np.sin(angle),
         "pos_embed_index": rng.integers(0, 36, (4, patches)),

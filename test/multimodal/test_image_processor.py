@@ -40,12 +40,19 @@ def within(low: int, high: int) -> VisionConfig:
     return dataclasses.replace(CONFIG, min_pixels=low, max_pixels=high)
 
 
+def as_transformers(pixel_values: np.ndarray, patch: int) -> np.ndarray:
+    """[P,C*p*p] -> [P,C*T*p*p]: there a still image fills all frames."""
+    frames = pixel_values.reshape(len(pixel_values), 3, 1, patch, patch)
+    return frames.repeat(CONFIG.temporal_patch_size, axis=2).reshape(len(pixel_values), -1)
+
+
 @pytest.mark.parametrize("reference", REFERENCES["images"], ids=lambda r: f"{r['size']}-{r['bounds']}")
 def test_patches_are_those_that_transformers_made(reference):
     patches = ImageProcessor(within(*reference["bounds"])).process(make_image(*reference["size"]))
     assert [patches.grid_height, patches.grid_width] == reference["grid"]
     assert patches.pixel_values.dtype == np.float32
-    digest = hashlib.sha256(patches.pixel_values.astype("<f4").tobytes()).hexdigest()
+    repeated = as_transformers(patches.pixel_values, CONFIG.patch_size)
+    digest = hashlib.sha256(repeated.astype("<f4").tobytes()).hexdigest()
     assert digest == reference["sha256"]
 
 
@@ -63,7 +70,8 @@ def test_patches_equal_those_of_transformers_where_it_is_installed(size, patch):
     )
     image = make_image(*size)
     expected = reference(image, return_tensors="np")["pixel_values"]
-    np.testing.assert_array_equal(ImageProcessor(config).process(image).pixel_values, expected)
+    patches = as_transformers(ImageProcessor(config).process(image).pixel_values, patch)
+    np.testing.assert_array_equal(patches, expected)
 
 
 def test_sizes_are_multiples_of_patch_times_merge_within_the_bounds():

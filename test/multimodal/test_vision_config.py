@@ -24,5 +24,5 @@ def test_a_wrong_value_is_an_error_that_names_it(change, message):
 
 
 def test_sizes_that_follow():
-    assert (CONFIG.grid_side, CONFIG.head_dim, CONFIG.patch_dim) == (24, 64, 1536)
+    assert (CONFIG.grid_side, CONFIG.head_dim, CONFIG.patch_dim) == (24, 64, 768)
     assert (CONFIG.patches_per_token, CONFIG.size_factor) == (4, 32)

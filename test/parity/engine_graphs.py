@@ -46,7 +46,9 @@ class Encoders:
     def vision(self, thinker, prompt) -> list[np.ndarray]:
         """Image rows, then the deepstack rows of each level, [R, H] each."""
         inputs = thinker.vision_inputs(prompt)
-        return list(self.graphs["visual"](pixel_values=prompt.pixel_values, **inputs).values())
+        vision = thinker.model.config.vision_config
+        frames = prompt.pixel_values.unflatten(1, (vision.in_channels, vision.temporal_patch_size, -1))
+        return list(self.graphs["visual"](pixel_values=frames[:, :, 0].flatten(1), **inputs).values())
 
     def audio(self, thinker, prompt) -> np.ndarray:
         """Rows of all sounds, [A, H]."""
