@@ -17,6 +17,14 @@ from edgellm_ros.engine.tensor import Tensor
 
 FIRST_WITH_OPSET_24 = (1, 24)
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a model given as bytes
+FIRST_WITH_SPIN_DURATION = (1, 28)
+# How long a thread looks for its next share of the work before it sleeps. Median of whole plans on 2 cores,
+# settings in turns in one process: alone, beside 1 and 2 other processes that never wait, beside several with
+# threads of their own (load average 4.7):
+#     sleeping at once  128 ms  168 ms  270 ms  182 ms
+#     20 us              94 ms  151 ms  254 ms  214 ms
+#     without a limit           254 ms  371 ms
+SPIN_US = 20
 DTYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -107,10 +115,10 @@ def _session_options(onnxruntime: Any, threads: int) -> Any:
     # A number given explicitly, because with 0 ONNX Runtime also pins its threads to cores, the same ones for
     # every session.
     options.intra_op_num_threads = threads or available_cores()
-    # Threads that wait sleep instead of spinning. Spinning made a plan faster on 2 idle cores (81 ms, not 100
-    # ms) and slower where other processes wanted the cores too, as on a robot (0.8 to 1.1 s, not 0.3 to 0.4
-    # s).
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    bounded = _version(onnxruntime) >= FIRST_WITH_SPIN_DURATION
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(bounded)))
+    if bounded:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     # Plans of memory use are kept per input shape and would grow with every new prompt length; no time was
     # lost without.
     options.enable_mem_pattern = False

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 from graphs import helper, save_model
 from onnx import TensorProto
@@ -9,7 +11,7 @@ from onnx import TensorProto
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.onnxruntime_backend import available_cores
+from edgellm_ros.engine.onnxruntime_backend import available_cores, open_session
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -36,6 +38,23 @@ def test_a_type_that_tensors_cannot_have_is_named(tmp_path):
 
 def test_threads_are_one_per_core_that_the_process_may_use():
     assert available_cores() >= 1
+
+
+def test_threads_that_wait_for_work_sleep_soon(tmp_path):
+    """Spinning threads take the cores from other processes, as on a robot."""
+    weight = np.ones((1024, 1024), np.float32)
+    path = save_model(
+        tmp_path / "product.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": (TensorProto.FLOAT, [64, 1024])},
+        {"y": (TensorProto.FLOAT, [64, 1024])},
+        {"w": weight},
+    )
+    session = open_session(path, threads=4)
+    session.run(None, {"x": weight[:64]})
+    start = time.process_time()
+    time.sleep(0.1)
+    assert time.process_time() - start < 0.005
 
 
 def test_the_core_imports_neither_onnxruntime_nor_ros_nor_torch():
