@@ -9,7 +9,9 @@ between the splits: training never hears a speaker of the split "test". espeak-n
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,17 +120,22 @@ def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
     def keep(samples, count, _events) -> int:
         if samples and count > 0:
-            parts.append(np.ctypeslib.as_array(samples, (count,)).copy())
+            # Not as an array of `count`: ctypes keeps a type of its own for every length, for ever.
+            parts.append(np.frombuffer(ctypes.string_at(samples, 2 * count), np.int16))
         return 0
 
     data = espeakng_loader.get_data_path()
     if not Path(data, "voices", "!v", voice.variant).is_file():  # it would speak with a voice of its own
         raise ValueError(f"espeak-ng has no voice variant {voice.variant!r}")
+    path, voices = espeakng_loader.get_library_path(), None
     with _synthesiser:
-        library = ctypes.CDLL(espeakng_loader.get_library_path())
+        library = ctypes.CDLL(path)
         try:
             if library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _DO_NOT_EXIT) != ESPEAK_RATE:
                 raise RuntimeError(f"espeak-ng cannot use its data in {data}")
+            # espeak_SetVoiceByName would make this list, and nothing would free it.
+            library.espeak_ListVoices.restype = ctypes.c_void_p
+            voices = library.espeak_ListVoices(None)
             library.espeak_SetSynthCallback(keep)
             library.espeak_ng_SetRandSeed(ctypes.c_long(_NOISE_SEED))
             name = f"{voice.accent}+{voice.variant}"
@@ -150,11 +157,18 @@ def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
                 raise RuntimeError(f"espeak-ng ended with status {status}")
             library.espeak_Terminate()
         finally:
-            _unload(library)
+            _unload(library, path, voices)
     return np.concatenate(parts) if parts else np.zeros(0, np.int16)
 
 
-def _unload(library: ctypes.CDLL) -> None:
-    import _ctypes
-
+def _unload(library: ctypes.CDLL, path: str, voices: int | None) -> None:
+    """Unload the library, and free its list of voices unless somebody else keeps the library loaded."""
     _ctypes.dlclose(library._handle)
+    try:
+        kept = ctypes.CDLL(path, os.RTLD_NOLOAD)
+    except OSError:
+        free = ctypes.CDLL(None).free
+        free.argtypes, free.restype = [ctypes.c_void_p], None
+        free(voices)
+    else:
+        _ctypes.dlclose(kept._handle)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from benchmarks.memory import read_memory
 from edgellm_ros.arena.voice import ACCENTS, ESPEAK_RATE, VARIANTS, Voice, sample_voice, speak
 
 SENTENCE = "Robot, go to the red box, please."
@@ -122,3 +124,25 @@ def test_settings_out_of_range_are_refused(setting):
 def test_an_unknown_split_is_refused():
     with pytest.raises(ValueError, match="'dev'"):
         sample_voice(np.random.default_rng(0), "dev")
+
+
+def allocated_per_sentence(sentences: list[str], voice: Voice) -> float:
+    """Bytes that are still there after these sentences, on average."""
+    gc.collect()
+    before = read_memory().allocated
+    for sentence in sentences:
+        speak(sentence, voice)
+    gc.collect()
+    return (read_memory().allocated - before) / len(sentences)
+
+
+def test_speaking_leaves_no_memory_behind():
+    voice = Voice()
+    allocated_per_sentence(["go"] * 20, voice)
+    assert allocated_per_sentence(["go"] * 40, voice) < 500
+
+
+def test_sentences_of_other_lengths_leave_no_memory_behind():
+    voice = Voice()
+    allocated_per_sentence([str(number) for number in range(20)], voice)
+    assert allocated_per_sentence([str(number) for number in range(20, 60)], voice) < 500

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process has allocated, to the byte: resident memory does not tell it from what malloc keeps."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a process: `allocated` from malloc and not freed; `free` in what malloc holds; and `outside`
+    of that, but resident: code, stacks, what is mapped (less than 0 if malloc holds more than is resident).
+    """
+
+    allocated: int
+    free: int
+    outside: int
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def read_memory() -> Memory:
+    """Of this process. Python's small objects count only with PYTHONMALLOC=malloc.
+
+    RuntimeError without glibc 2.33.
+    """
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        raise RuntimeError("there is no mallinfo2: this needs Linux with glibc 2.33") from None
+    mallinfo2.restype = _Mallinfo2
+    info = mallinfo2()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return Memory(info.uordblks + info.hblkhd, info.fordblks, resident - info.arena - info.hblkhd)
