@@ -116,7 +116,6 @@ class JobFactory:
 
         def progress(now: Progress) -> None:
             nonlocal told_stage, told_at
-            job.check_time()
             self._worker.expire()
             first_words = bool(now.text) and not streamed
             if now.stage == told_stage and not first_words and time.monotonic() < told_at + PROGRESS_PERIOD_S:
@@ -135,5 +134,6 @@ class JobFactory:
             except Exception:  # the planning thread must outlive whatever happens to one plan
                 self._logger.error(traceback.format_exc())
 
-        job = Job(request, self.parameters.plan_timeout, done, progress)
-        return job
+        # None of these functions knows the job: it would stand in a ring with them, and its frame and sound
+        # would lie about until the next collection of garbage.
+        return Job(request, self.parameters.plan_timeout, done, progress)

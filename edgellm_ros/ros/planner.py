@@ -132,7 +132,7 @@ class Planner:
                 action_samples=request.action_samples if has_actions else 0,
                 noise_seed=request.noise_seed,
                 denoise_steps=request.denoise_steps,
-                on_progress=job.on_progress,
+                on_progress=job.report,
                 cancel=job.cancel,
             )
         )

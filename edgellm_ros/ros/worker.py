@@ -50,6 +50,11 @@ class Job:
             self.stopped = Outcome(reason, message)
         self.cancel.set()
 
+    def report(self, progress: Any) -> None:
+        """How far it is. To be called while it runs: it is stopped here if its time is over."""
+        self.check_time()
+        self.on_progress(progress)
+
     def check_time(self) -> None:
         """Stop it if its time is over."""
         if time.monotonic() - self.arrival > self.timeout_s:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs end with the last one who needs them, and so do the frames and sounds that they carry."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.jobs import JobFactory
+from edgellm_ros.ros.trigger import Command
+from edgellm_ros.ros.worker import CANCELLED, TIMEOUT, Outcome
+from edgellm_ros.runtime.request import Progress
+
+
+def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
+    """A job of the factory; nobody listens to what it tells."""
+    parameters = SimpleNamespace(
+        system_prompt="", action_samples=1, denoise_steps=0, plan_timeout=plan_timeout
+    )
+    quiet = SimpleNamespace(
+        expire=lambda: None,
+        stream=lambda text: None,
+        plan_done=lambda outcome: None,
+        warning=lambda text, **throttle: None,
+    )
+    return JobFactory(quiet, quiet, quiet, parameters, quiet).from_command(command, frame)
+
+
+@pytest.fixture
+def no_collection():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_job_that_ended_is_freed_with_its_frame_and_sound_without_garbage_collection(no_collection):
+    frame, sound = np.zeros((4, 4, 3), np.uint8), Sound(np.zeros(16, np.float32), 16000)
+    left = [weakref.ref(frame), weakref.ref(sound)]
+    job = job_of(Command(sound=sound), frame)
+    job.report(Progress("decode", "I go.", 3, 3))
+    job.on_done(Outcome(CANCELLED))
+    del job, frame, sound
+    assert [reference() is None for reference in left] == [True, True]
+
+
+def test_a_job_that_reports_after_its_time_is_stopped():
+    job = job_of(Command("go"), np.zeros((4, 4, 3), np.uint8), plan_timeout=-1.0)
+    job.report(Progress("prefill", "", 0, 0))
+    assert job.cancel.is_set()
+    assert job.stopped.reason == TIMEOUT
