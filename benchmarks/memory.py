@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def read_memory() -> Memory:
-    """Of this process. Python's small objects count only with PYTHONMALLOC=malloc.
+    """Of this process, without garbage. Python's small objects count only with PYTHONMALLOC=malloc.
 
     RuntimeError without glibc 2.33.
     """
@@ -38,6 +39,7 @@ def read_memory() -> Memory:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except AttributeError:
         raise RuntimeError("there is no mallinfo2: this needs Linux with glibc 2.33") from None
+    gc.collect()
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()
     with open("/proc/self/statm", encoding="ascii") as file:

@@ -19,6 +19,8 @@ from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import Image
 
+from benchmarks import watched_node
+from benchmarks.memory import Memory
 from edgellm_ros.ros.arena_link import to_image
 from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
 from edgellm_ros.ros.spinning import spin_until
@@ -28,17 +30,27 @@ PLAN_S = 30.0
 
 
 class NodeProcess:
-    """Context manager: the edgellm node is active, with `parameters` beside its defaults. `node` is ours."""
+    """Context manager: the edgellm node is active, with `parameters` beside its defaults. `node` is ours.
 
-    def __init__(self, engine_dir: Path, **parameters: str | int | float | bool) -> None:
+    `watched`: it also tells what it has allocated, and Python takes all memory from malloc.
+    """
+
+    def __init__(
+        self, engine_dir: Path, watched: bool = False, **parameters: str | int | float | bool
+    ) -> None:
+        self._watched = watched
         self._parameters = {"engine_dir": str(engine_dir.resolve()), "autostart": True, **parameters}
         self._stack = ExitStack()
 
     def __enter__(self) -> NodeProcess:
         with ExitStack() as stack:
             environment = ros_environment(stack.enter_context(own_domain()))
-            log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "node.log"
-            arguments = ["-m", NODE_MODULE, *ros_arguments(self._parameters)]
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            log, module = folder / "node.log", NODE_MODULE
+            if self._watched:
+                module, self._socket = watched_node.__name__, str(folder / "memory")
+                environment |= {watched_node.SOCKET: self._socket, **watched_node.ENVIRONMENT}
+            arguments = ["-m", module, *ros_arguments(self._parameters)]
             self.child = Child("edgellm node", arguments, log, environment)
             stack.callback(self.child.stop)
             os.environ.update(
@@ -72,6 +84,10 @@ class NodeProcess:
     def resident_bytes(self) -> int:
         """Physical memory of the node's process."""
         return self._status("VmRSS") * 1024
+
+    def memory(self) -> Memory:
+        """What the process of a watched node has allocated."""
+        return watched_node.ask_memory(self._socket)
 
     def threads(self) -> int:
         """Threads of the node's process."""
