@@ -31,7 +31,7 @@ from edgellm_ros.ros.processes import (
     ros_environment,
     terminated_as_interrupted,
 )
-from edgellm_ros.runtime.lora import BASE, find_adapter
+from edgellm_ros.runtime.lora import canonical_name, find_adapter
 
 ARENA_MODULE = "edgellm_ros.ros.arena_node"
 QUESTION = "what do you see?"  # before each episode's command
@@ -98,8 +98,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         raise DemoError(
             f"the arena ended after {len(outcomes)} of {options.episodes} episodes; {_tail(arena)}"
         )
-    lora = "" if options.lora == BASE else options.lora
-    return {"lora": lora, **summarise(outcomes, options.spoken)}
+    return {"lora": canonical_name(options.lora), **summarise(outcomes, options.spoken)}
 
 
 def node_arguments(options: DemoOptions) -> list[str]:

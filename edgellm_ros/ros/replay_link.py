@@ -32,7 +32,7 @@ from std_msgs.msg import String
 
 from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.replay.inputs import InputMessage
-from edgellm_ros.runtime.lora import BASE
+from edgellm_ros.runtime.lora import canonical_name
 from edgellm_ros.srv import GetMetrics, ListLoras, SetNoiseSeed
 
 INPUT_CLASSES = {
@@ -159,7 +159,7 @@ class ReplayLink(Node):
     def check_lora(self, name: str) -> None:
         """LinkError unless this is the adapter that answers now."""
         active = self.active_lora()
-        if active != ("" if name == BASE else name):
+        if active != canonical_name(name):
             raise LinkError(f"the node's active adapter is {active!r}, expected {name!r} for this replay")
 
     def set_noise_seed(self, seed: int) -> None:

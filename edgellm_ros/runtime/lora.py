@@ -108,7 +108,7 @@ class LoraAdapters:
         """
         with self._lock:
             for name in names:
-                if name in ("", BASE):
+                if not canonical_name(name):
                     raise ValueError("the base model cannot be removed")
                 self._check_loaded(name)
                 if name == self._active:
@@ -123,9 +123,8 @@ class LoraAdapters:
             self._active = self._check_loaded(name)
 
     def _check_loaded(self, name: str) -> str:
-        """The name under which the adapter is kept: "" for BASE."""
-        if name == BASE:
-            return ""
+        """The adapter's canonical name. ValueError for an unknown one."""
+        name = canonical_name(name)
         if name not in self._adapters:
             loaded = ", ".join(sorted(filter(None, self._adapters))) or "none"
             raise ValueError(f"unknown LoRA adapter {name!r}; loaded: {loaded}")
@@ -164,6 +163,11 @@ class LoraAdapters:
         return digest.hexdigest()
 
 
+def canonical_name(name: str) -> str:
+    """The name under which an adapter is kept and reported: "" for the base model, which BASE names too."""
+    return "" if name == BASE else name
+
+
 def check_name(name: str) -> None:
     """ValueError for a name that an adapter cannot have."""
     if not NAME.fullmatch(name):
@@ -188,7 +192,7 @@ def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
     """The directory of one of them; None for the base model ("" or BASE). ValueError, with the names there
     are.
     """
-    if name in ("", BASE):
+    if not canonical_name(name):
         return None
     found = find_adapters(engine_dir)
     if name not in found:

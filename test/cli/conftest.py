@@ -3,29 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+from command_run import Run
 
 from edgellm_ros.cli import main
-
-
-@dataclass(frozen=True)
-class Run:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The last line of standard output."""
-        return json.loads(self.out.splitlines()[-1])
 
 
 @pytest.fixture

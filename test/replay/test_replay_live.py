@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -12,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir
 import pytest
+from command_run import Run
 from made_bags import ARENA, EXPECTED, ROOT, copy_bag, make, string, write_bag
 from safetensors.numpy import load_file, save_file
 from tiny_adapter import write_adapter
@@ -36,16 +35,7 @@ FRAMES = (14_500_000_000, 15_300_000_000)  # the stamps of their frames
 TIMEOUT_S = 120
 
 
-@dataclass(frozen=True)
-class Run:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        return json.loads(self.out.splitlines()[-1])
-
+class ReplayRun(Run):
     @property
     def first(self) -> dict[str, Any]:
         """The first difference."""
@@ -62,16 +52,16 @@ def start(*arguments: object) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen) -> Run:
+def finish(process: subprocess.Popen) -> ReplayRun:
     out, err = process.communicate(timeout=TIMEOUT_S)
-    return Run(process.returncode, out, err)
+    return ReplayRun(process.returncode, out, err)
 
 
 @pytest.fixture
 def replay(arena_engine, tmp_path):
     """`replay(bag, arguments...)`: with the demo's engine unless another is named; writes to tmp_path/out."""
 
-    def run(bag: Path, *arguments: object, out: str = "out") -> Run:
+    def run(bag: Path, *arguments: object, out: str = "out") -> ReplayRun:
         engine = () if "--engine" in arguments else ("--engine", arena_engine)
         return finish(start(bag, "--out", tmp_path / out, "--json", *engine, *arguments))
 
@@ -308,7 +298,7 @@ class TestAdapter:
 class TestRefusedByTheNode:
     """Exit code 2, one line, no output bag. What is found without the node: test/cli/test_cli_replay.py"""
 
-    def assert_refused(self, run: Run, words: str, out: Path) -> None:
+    def assert_refused(self, run: ReplayRun, words: str, out: Path) -> None:
         assert run.code == 2, run.err
         assert len(run.err.splitlines()) == 1, run.err
         assert run.err.startswith("edgellm replay: error: ")
@@ -354,7 +344,7 @@ class TestAttached:
         from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
         from edgellm_ros.ros.replay import Replay, ReplayOptions
 
-        def run(*more: object, **changes: object) -> Run:
+        def run(*more: object, **changes: object) -> ReplayRun:
             options = ReplayOptions(short, tmp_path / "out", arena_engine, "cpu", {})
             with Replay(options) as replay:
                 arguments = ["-m", NODE_MODULE, *ros_arguments({**replay.node_parameters, **changes})]
@@ -373,7 +363,7 @@ class TestAttached:
                     )
                 finally:
                     node.stop()
-            return Run(done.returncode, done.stdout, done.stderr)
+            return ReplayRun(done.returncode, done.stdout, done.stderr)
 
         return run
 

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+from training_command import REPOSITORY, run_python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
@@ -27,7 +24,6 @@ from training.lora import put_adapters, save_adapter  # noqa: E402
 from training.spec import ACTION_SPACE  # noqa: E402
 
 RANK, ALPHA = 3, 6
-REPOSITORY = Path(__file__).parents[2]
 TOKENIZER = REPOSITORY / "models" / "arena" / "tokenizer.json"
 
 
@@ -95,18 +91,9 @@ def test_the_command_writes_both_adapters(tmp_path):
     save_checkpoint(tmp_path, thinker(), FlowExpert(ExpertDims()), tokenizer, space)
     options = "--minutes 0.05 --batch 4 --first 64 --capacity 256 --clips 700 --workers 2 --eval-scenes 2"
     options += " --rank 2"
-    # A process of its own: it forks its workers before it has threads.
-    command = [sys.executable, "-m", "training.adapters", "--checkpoint", str(tmp_path), *options.split()]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-    }  # threads that wait for each other starve the workers
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
+    printed = run_python("-m", "training.adapters", "--checkpoint", str(tmp_path), *options.split())
     for name in ("german", "cautious"):
-        assert f"{name}, typed: true go" in done.stdout
+        assert f"{name}, typed: true go" in printed
         config = json.loads((tmp_path / "lora" / name / "adapter_config.json").read_text())
         assert config["r"] == 2
         weights = load_file(tmp_path / "lora" / name / "adapter_model.safetensors")

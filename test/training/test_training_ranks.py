@@ -3,29 +3,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from training_command import run_python
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity
 
 from training.ranks import Ranks  # noqa: E402
 
-REPOSITORY = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
-def run(*command: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def test_two_ranks_learn_what_one_learns_from_both_halves(tmp_path):
@@ -53,7 +39,7 @@ print("same", ranks.seed(7))
 ranks.part()
 """
     )
-    printed = run(*TORCHRUN, str(program))
+    printed = run_python(*TORCHRUN, str(program))
     assert sorted(printed.split("\n")) == ["", "same 448", "same 449"]
 
 
@@ -68,7 +54,7 @@ def test_the_command_writes_one_checkpoint(tmp_path):
     """With a few steps on few samples, in two processes."""
     options = "--minutes 0.02 --batch 4 --first 64 --capacity 256 --clips 700 --workers 2 --eval-scenes 2"
     where = ["--init", "models/arena", "--out", str(tmp_path)]
-    printed = run(*TORCHRUN, "-m", "training.train", *where, *options.split())
+    printed = run_python(*TORCHRUN, "-m", "training.train", *where, *options.split())
     assert "steps of 2 x 4" in printed
     assert printed.count("written to") == 1
     assert "spoken: right colour and shape named" in printed
