@@ -10,8 +10,8 @@ INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 .PHONY: demo test parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
-demo: venv ## one closed-loop episode over ROS 2 topics, with a picture of it
-	$(BIN)/edgellm demo --action-samples 4
+demo: venv ## one closed-loop episode over ROS 2 topics, spoken to, with a picture of it
+	$(BIN)/edgellm demo --spoken --action-samples 4
 
 test: venv lint ## the whole test suite
 	$(BIN)/python -m pytest

@@ -39,6 +39,7 @@ def generate_launch_description() -> LaunchDescription:
         launch_arguments={
             "params_file": LaunchConfiguration("params_file"),
             "engine_dir": LaunchConfiguration("engine_dir"),
+            "lora": LaunchConfiguration("lora"),
             "namespace": LaunchConfiguration("namespace"),
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
@@ -55,6 +56,9 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="false",
                 choices=["true", "false"],
                 description="Speak to the robot instead of typing to it.",
+            ),
+            DeclareLaunchArgument(
+                "lora", default_value="", description="The checkpoint's adapter that answers and drives."
             ),
             DeclareLaunchArgument(
                 "out", default_value="out", description="Folder for pictures, and for what was said."

@@ -8,6 +8,7 @@ from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import LifecycleNode
+from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
 TOPICS = {
@@ -30,6 +31,11 @@ def generate_launch_description() -> LaunchDescription:
                 "engine_dir",
                 default_value="",
                 description="Engine directory made by `edgellm export`; empty = as in params_file.",
+            ),
+            DeclareLaunchArgument(
+                "lora",
+                default_value="",
+                description="Adapter that answers; `base` = the base model, empty = as in params_file.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
             *(
@@ -66,8 +72,9 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
         return LaunchConfiguration(name).perform(context)
 
     overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
-    if value("engine_dir"):
-        overrides["engine_dir"] = value("engine_dir")
+    for name in ("engine_dir", "lora"):
+        if value(name):
+            overrides[name] = ParameterValue(value(name), value_type=str)  # `1` too is a name
     return [
         LifecycleNode(
             package="edgellm_ros",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import time
 from pathlib import Path
@@ -20,32 +19,19 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import Qwen3OmniMoeThinkerForConditionalGeneration
 
 from edgellm_ros.arena.situation import Situation
 from edgellm_ros.arena.unicycle import ROBOT_RADIUS, rollout
-from training.checkpoint import load_expert
+from training.checkpoint import load_policy
 from training.data import SequenceWriter
 from training.evaluate import Responses, respond, score, unseen_situations, write_clips, write_situations
-from training.hearing import WordHead
 from training.lora import LoraLinear, put_adapters, save_adapter
 from training.policy import Policy
 from training.ranks import Ranks
 from training.styles import STYLES, Style
-from training.tokenizer import PAD
 from training.train import Samples, Schedule, samples_of, start_workers
 
 NEAR = 0.6  # m: a solid that comes nearer to the robot's edge is one that it passes
-
-
-def frozen_policy(checkpoint: Path, tokenizer: Tokenizer) -> Policy:
-    """A checkpoint that does not learn."""
-    thinker = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    space = json.loads((checkpoint / "action_expert" / "config.json").read_text())["action_space"]
-    # The word head is only there because the checkpoint's training has one; nothing comes of it here.
-    words = WordHead(thinker.config.audio_config.output_dim, tokenizer.token_to_id(PAD))
-    mean, std = (torch.tensor(space[name]) for name in ("mean", "std"))
-    return Policy(thinker, load_expert(checkpoint), words, mean, std).requires_grad_(False)
 
 
 def train_adapter(
@@ -63,13 +49,15 @@ def train_adapter(
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
         batch, _, _ = samples[index].draw(args.batch, spoken)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(device, dtype=torch.bfloat16):
             heard, typed, flow, _ = losses(batch)
         optimizer.zero_grad(set_to_none=True)
         (args.spoken * heard + (1 - args.spoken) * typed + flow).backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         step += 1
+        if step == 1:
+            begin = time.monotonic()  # the first step compiled the model, once for all adapters
         if step == 1 or time.monotonic() - report > 10:
             report = time.monotonic()
             print(
@@ -181,7 +169,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     samples = [samples_of(args, ranks, stream, tokenizer, device) for stream in streams]
-    policy = frozen_policy(args.checkpoint, tokenizer)
+    policy = load_policy(args.checkpoint, tokenizer).requires_grad_(False)
     alpha = 2 * args.rank
     adapters = put_adapters(policy.thinker.thinker, args.rank, alpha)
     policy.to(device)

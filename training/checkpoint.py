@@ -9,11 +9,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 
 from training.expert import ExpertDims, FlowExpert
+from training.hearing import WordHead
+from training.policy import Policy
 from training.spec import HISTORY
+from training.tokenizer import PAD
 
 IMAGE_MEAN_STD = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
 SHARD_BYTES = 15_000_000
@@ -135,12 +138,29 @@ def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForCond
     return thinker
 
 
+def move_rows(weight: Tensor, old: Tokenizer, new: Tokenizer) -> Tensor:
+    """Rows [old vocabulary, H] of an embedding as [new vocabulary, H]: a token that both know keeps its row,
+    any other gets the mean of the rows of its pieces.
+    """
+    rows = weight.new_empty(new.get_vocab_size(), weight.shape[1])
+    for token, index in new.get_vocab().items():
+        known = old.token_to_id(token)
+        pieces = [piece.id for piece in old.model.tokenize(token)] if known is None else [known]
+        rows[index] = weight[pieces].mean(0)
+    return rows
+
+
 def load_thinker(
-    directory: Path, config: Qwen3OmniMoeThinkerConfig
+    directory: Path, config: Qwen3OmniMoeThinkerConfig, tokenizer: Tokenizer
 ) -> Qwen3OmniMoeThinkerForConditionalGeneration:
-    """A thinker of `config` with the weights of a checkpoint; an audio tower of other sizes starts fresh."""
+    """A thinker of `config` for `tokenizer` with the weights of a checkpoint; an audio tower of other sizes
+    starts fresh.
+    """
     thinker = new_thinker(config)
     found = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    words = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    for table in (found.model.language_model.embed_tokens, found.lm_head):
+        table.weight = nn.Parameter(move_rows(table.weight.data, words, tokenizer))
     parts = ["model.language_model", "model.visual", "lm_head"]
     if found.config.audio_config.to_dict() == config.audio_config.to_dict():
         parts.append("model.audio_tower")
@@ -226,3 +246,12 @@ def load_expert(directory: Path, dtype: torch.dtype = torch.float32) -> FlowExpe
     expert = FlowExpert(dims)
     expert.load_state_dict(load_file(directory / "action_expert" / "model.safetensors"))
     return expert.to(dtype).eval()
+
+
+def load_policy(directory: Path, tokenizer: Tokenizer) -> Policy:
+    """A whole checkpoint, as it was trained but for its word head, which is not kept and starts fresh."""
+    thinker = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    space = json.loads((directory / "action_expert" / "config.json").read_text())["action_space"]
+    words = WordHead(thinker.config.audio_config.output_dim, tokenizer.token_to_id(PAD))
+    mean, std = (torch.tensor(space[name]) for name in ("mean", "std"))
+    return Policy(thinker, load_expert(directory), words, mean, std)

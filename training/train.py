@@ -155,7 +155,7 @@ def samples_of(
 def new_policy(args: argparse.Namespace, tokenizer: Tokenizer, mean: list, std: list) -> Policy:
     """Random weights, or those of --init; the word head is new, and the audio tower if that has none."""
     config = thinker_config(tokenizer)
-    thinker = load_thinker(args.init, config) if args.init else new_thinker(config)
+    thinker = load_thinker(args.init, config, tokenizer) if args.init else new_thinker(config)
     expert = load_expert(args.init).train() if args.init else FlowExpert(ExpertDims())
     words = WordHead(config.audio_config.output_dim, tokenizer.token_to_id(PAD))
     return Policy(thinker, expert, words, torch.tensor(mean), torch.tensor(std))
@@ -236,10 +236,7 @@ def main() -> None:
     args, ranks = arguments(), Ranks.here()
     args.workers = args.workers or max(2, (os.cpu_count() or 2) // ranks.count - 1)
     begin = time.monotonic()
-    if args.init:
-        tokenizer = Tokenizer.from_file(str(args.init / "tokenizer.json"))
-    else:
-        tokenizer = train_tokenizer(corpus(args.seed), TEXT_VOCABULARY, HISTORY["num_tokens"])
+    tokenizer = train_tokenizer(corpus(args.seed), TEXT_VOCABULARY, HISTORY["num_tokens"])
     streams = start_workers(args, ranks, tokenizer)
     device = ranks.connect()
     samples = samples_of(args, ranks, streams, tokenizer, device)
@@ -267,7 +264,7 @@ def main() -> None:
     written = copy.deepcopy(average).cpu()
     save_checkpoint(args.out, written.thinker.thinker, written.expert, tokenizer, action_space)
     print(f"written to {args.out} after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)
-    for name, value in evaluate(average, tokenizer, args.eval_scenes, device).items():
+    for name, value in evaluate(average, tokenizer, args.eval_scenes, device, has_head=True).items():
         print(f"{name}: {value}", flush=True)
 
 

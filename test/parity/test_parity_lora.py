@@ -112,6 +112,15 @@ def test_what_peft_saves_loads_as_it_is(checkpoint, engine, runtime, tmp_path, w
     assert_same(reference, engine, runtime, name, tmp_path)
 
 
+def test_the_adapters_that_a_checkpoint_brings_match(checkpoint, engine, runtime):
+    """Those of the arena's checkpoint, which were trained: `german` and `cautious`."""
+    for directory in sorted(checkpoint.glob("lora/*")):
+        reference = PeftReference(checkpoint, directory)
+        answer = assert_same(reference, engine, runtime, f"own_{directory.name}", directory)
+        base = ThinkerReference(checkpoint).answer(reference.prompt(PROMPT), max_tokens=1)
+        assert (answer.logits[0] - base.logits[0]).abs().max() > 0.1  # else it would say little
+
+
 def test_a_batch_of_base_and_adapters_matches_row_by_row(checkpoint, directories, runtime):
     chosen = {"": None, "first": directories["rank 1"], "second": directories["rslora"]}
     for name in ("first", "second"):

@@ -250,7 +250,7 @@ BAD_GOALS = {
     "negative samples": (bad_goal(action_samples=-1), "action_samples must be an integer from 0"),
     "too many samples": (bad_goal(action_samples=1000), "action_samples is 1000; this engine takes at most"),
     "unknown adapter": (bad_goal(lora="polite"), "unknown LoRA adapter 'polite'"),
-    "audio": (bad_goal(audio=[AudioChunk(encoding="S16LE")]), "this engine has no audio encoder"),
+    "sound without a rate": (bad_goal(audio=[AudioChunk(encoding="S16LE")]), "sample_rate must be from 4000"),
     "negative tokens": (bad_sampling(max_tokens=-1), "max_tokens must be an integer from 1"),
     "negative temperature": (bad_sampling(temperature=-0.5), "temperature must be a number from 0"),
     "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be a number from 0"),

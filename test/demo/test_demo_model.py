@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo's own model can do, in process: it hears people that training never heard, and its adapters
+change its language and its driving. Few scenes; `python -m benchmarks.closed_loop` has many.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.closed_loop import heard, play
+from edgellm_ros.arena.episode import Outcome, World, make_episode
+from edgellm_ros.arena.german import is_german
+from edgellm_ros.arena.scoring import names_target
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+EPISODES = [make_episode(seed) for seed in range(24)]
+CAREFUL = EPISODES[:6]
+
+
+@pytest.fixture(scope="module")
+def runtime(arena_engine):
+    with LLMInferenceRuntime(arena_engine) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def adapted(runtime):
+    """The runtime, which goes back to the base model after the test."""
+    yield runtime
+    runtime.switch_lora_weights("base")
+
+
+def ask(episode, **told) -> LLMGenerationRequest:
+    return LLMGenerationRequest(**{"prompt": "", **told}, images=(World(episode).camera(),))
+
+
+def test_commands_spoken_by_unheard_people_are_understood(runtime):
+    requests = [ask(episode, audio=(heard(episode),)) for episode in EPISODES]
+    answers = [runtime.handle_request(request).text for request in requests]
+    understood = [names_target(text, episode) for text, episode in zip(answers, EPISODES, strict=True)]
+    assert sum(understood) >= 22, answers
+
+
+def test_without_the_right_sound_the_picture_does_not_tell(runtime):
+    """The commands of other episodes; else understanding would say little."""
+    spoken = [heard(episode) for episode in EPISODES[1:] + EPISODES[:1]]
+    requests = [ask(episode, audio=(sound,)) for episode, sound in zip(EPISODES, spoken, strict=True)]
+    answers = [runtime.handle_request(request).text for request in requests]
+    understood = [names_target(text, episode) for text, episode in zip(answers, EPISODES, strict=True)]
+    assert sum(understood) <= 8, answers
+
+
+@pytest.mark.parametrize("way", ["typed", "spoken"])
+def test_the_german_adapter_says_the_same_in_german(runtime, way):
+    right = 0
+    for episode in EPISODES[:12]:
+        told = {"prompt": episode.command.text} if way == "typed" else {"audio": (heard(episode),)}
+        base = runtime.handle_request(ask(episode, **told, lora="base")).text
+        answer = runtime.handle_request(ask(episode, **told, lora="german")).text
+        assert answer != base
+        right += is_german(answer) and names_target(answer, episode)
+    assert right >= 11
+
+
+def test_the_cautious_adapter_says_so_and_drives_slower(adapted):
+    base = [play(adapted, episode, noise_seed=1) for episode in CAREFUL]
+    adapted.switch_lora_weights("cautious")
+    cautious = [play(adapted, episode, noise_seed=1) for episode in CAREFUL]
+    assert "careful" in adapted.handle_request(ask(CAREFUL[0], prompt=CAREFUL[0].command.text)).text
+    speeds = [np.mean([world.mean_speed() for world, _ in worlds]) for worlds in (cautious, base)]
+    assert speeds[0] < 0.8 * speeds[1]
+    arrived = sum(world.outcome is Outcome.SUCCESS for world, _ in cautious)
+    assert arrived >= len(CAREFUL) - 1
