@@ -32,31 +32,42 @@ def adapted(runtime):
     runtime.switch_lora_weights("base")
 
 
+@pytest.fixture(scope="module")
+def spoken():
+    """The command of each episode, as the node hears it."""
+    return [heard(episode) for episode in EPISODES]
+
+
 def ask(episode, **told) -> LLMGenerationRequest:
     return LLMGenerationRequest(**{"prompt": "", **told}, images=(World(episode).camera(),))
 
 
-def test_commands_spoken_by_unheard_people_are_understood(runtime):
-    requests = [ask(episode, audio=(heard(episode),)) for episode in EPISODES]
-    answers = [runtime.handle_request(request).text for request in requests]
-    understood = [names_target(text, episode) for text, episode in zip(answers, EPISODES, strict=True)]
-    assert sum(understood) >= 22, answers
+def answers_to(runtime, sounds) -> list[str]:
+    """What the base model says in each episode to a sound."""
+    requests = [ask(episode, audio=(sound,)) for episode, sound in zip(EPISODES, sounds, strict=True)]
+    return [runtime.handle_request(request).text for request in requests]
 
 
-def test_without_the_right_sound_the_picture_does_not_tell(runtime):
+def count_understood(answers) -> int:
+    return sum(names_target(text, episode) for text, episode in zip(answers, EPISODES, strict=True))
+
+
+def test_commands_spoken_by_unheard_people_are_understood(runtime, spoken):
+    answers = answers_to(runtime, spoken)
+    assert count_understood(answers) >= 22, answers
+
+
+def test_without_the_right_sound_the_picture_does_not_tell(runtime, spoken):
     """The commands of other episodes; else understanding would say little."""
-    spoken = [heard(episode) for episode in EPISODES[1:] + EPISODES[:1]]
-    requests = [ask(episode, audio=(sound,)) for episode, sound in zip(EPISODES, spoken, strict=True)]
-    answers = [runtime.handle_request(request).text for request in requests]
-    understood = [names_target(text, episode) for text, episode in zip(answers, EPISODES, strict=True)]
-    assert sum(understood) <= 8, answers
+    answers = answers_to(runtime, spoken[1:] + spoken[:1])
+    assert count_understood(answers) <= 8, answers
 
 
 @pytest.mark.parametrize("way", ["typed", "spoken"])
-def test_the_german_adapter_says_the_same_in_german(runtime, way):
+def test_the_german_adapter_says_the_same_in_german(runtime, spoken, way):
     right = 0
-    for episode in EPISODES[:12]:
-        told = {"prompt": episode.command.text} if way == "typed" else {"audio": (heard(episode),)}
+    for episode, sound in list(zip(EPISODES, spoken, strict=True))[:12]:
+        told = {"prompt": episode.command.text} if way == "typed" else {"audio": (sound,)}
         base = runtime.handle_request(ask(episode, **told, lora="base")).text
         answer = runtime.handle_request(ask(episode, **told, lora="german")).text
         assert answer != base

@@ -114,7 +114,10 @@ def test_what_peft_saves_loads_as_it_is(checkpoint, engine, runtime, tmp_path, w
 
 def test_the_adapters_that_a_checkpoint_brings_match(checkpoint, engine, runtime):
     """Those of the arena's checkpoint, which were trained: `german` and `cautious`."""
-    for directory in sorted(checkpoint.glob("lora/*")):
+    directories = sorted(checkpoint.glob("lora/*"))
+    if not directories:
+        pytest.skip(f"{checkpoint} brings no adapters")
+    for directory in directories:
         reference = PeftReference(checkpoint, directory)
         answer = assert_same(reference, engine, runtime, f"own_{directory.name}", directory)
         base = ThinkerReference(checkpoint).answer(reference.prompt(PROMPT), max_tokens=1)
