@@ -2,11 +2,12 @@
 """Devices: where buffers live and work is queued.
 
 The runtime is written once against `Device`; it never asks which one it has. Every device has one stream:
-copies, kernels and engines run on it in order, so only `download` waits.
+copies, kernels and engines run on it in order, so only `download`, `Reading.wait` and `synchronize` wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +18,31 @@ from edgellm_ros.engine.tensor import Shape, Tensor
 ALIGNMENT = 64  # bytes; one AVX-512 register, one cache line
 
 
+class Reading(Protocol):
+    """A copy to the host that has begun."""
+
+    def wait(self) -> np.ndarray:
+        """The contents, as soon as the work queued before the copy is done. May be called once."""
+        ...
+
+
+class DeviceGraph(Protocol):
+    """Recorded work that is queued with one call."""
+
+    def launch(self, stream: Any) -> None: ...
+
+
 class Device(Protocol):
-    """Memory and a stream. `name` is the string that `open_device` was given; `stream` is None on the CPU."""
+    """Memory and a stream.
+
+    `name`: the string that `open_device` was given; `memory`: where buffers live, "cpu" or "cuda"; `stream`:
+    None on the CPU; `run_ahead`: how many decode steps may be queued before the tokens of the first are read.
+    """
 
     name: str
+    memory: str
     stream: Any
+    run_ahead: int
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         """New buffer with any contents."""
@@ -45,12 +66,40 @@ class Device(Protocol):
 
     def fill_zero(self, target: Tensor) -> None: ...
 
+    def read_later(self, source: Tensor) -> Reading:
+        """Begin to copy a tensor's contents to the host, behind the work queued so far."""
+        ...
+
+    def capture(self, record: Callable[[], None]) -> DeviceGraph | None:
+        """The work that `record` queues, as a graph, not done yet; None if the device has no graphs.
+
+        The caller has run `record` before, and keeps the memory alive that it uses. EngineError if something
+        in it cannot be captured.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for all work queued so far. EngineError if some of it failed."""
+        ...
+
+
+class CpuReading:
+    """Contents that were copied already."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def wait(self) -> np.ndarray:
+        return self._array
+
 
 class CpuDevice:
     """The host: buffers are NumPy arrays, everything happens at once."""
 
     name = "cpu"
+    memory = "cpu"
     stream = None
+    run_ahead = 0
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         dtype = np.dtype(dtype)
@@ -65,7 +114,7 @@ class CpuDevice:
         return tensor
 
     def upload(self, target: Tensor, source: np.ndarray) -> None:
-        _check_same(target, source)
+        check_same(target, source)
         np.copyto(target.array, source, casting="no")
 
     def download(self, source: Tensor) -> np.ndarray:
@@ -77,8 +126,18 @@ class CpuDevice:
     def fill_zero(self, target: Tensor) -> None:
         target.array[...] = 0
 
+    def read_later(self, source: Tensor) -> CpuReading:
+        return CpuReading(self.download(source))
 
-def _check_same(target: Tensor, source: np.ndarray) -> None:
+    def capture(self, record: Callable[[], None]) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        pass
+
+
+def check_same(target: Tensor, source: np.ndarray | Tensor) -> None:
+    """ValueError unless both have one shape and type."""
     if target.shape != source.shape or target.dtype != source.dtype:
         raise ValueError(
             f"cannot copy {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}"

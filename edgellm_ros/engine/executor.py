@@ -49,6 +49,11 @@ class EngineExecutor:
         self._bound: OrderedDict[BindingSnapshot, Any] = OrderedDict()  # the latest one last
         self._graphs: dict[BindingSnapshot, Any] = {}
 
+    @property
+    def snapshot(self) -> BindingSnapshot | None:
+        """What is bound; None before a successful `prepare`."""
+        return self._snapshot
+
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
         """Load an engine file for a device.
