@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine directories, made once per run of the tests: a tiny one with random weights, and the demo's."""
+"""The device that the tests run on (`pytest --device cuda`), and engine directories, made once per run of the
+tests: a tiny one with random weights, and the demo's.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,43 @@ import sys
 from pathlib import Path
 
 import pytest
+from on_device import DEVICES, for_runtime, open_for_tests
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("builder", "data", "replay")]
+from edgellm_ros.engine.device import Device
+from edgellm_ros.kernels import Kernels, load_kernels
+
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("builder", "data", "engine", "replay")]
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--device", choices=DEVICES, default="cpu", help="where tests execute engines and kernels"
+    )
+
+
+@pytest.fixture(scope="session")
+def runtime_device(request) -> str | Device:
+    """What to hand to `LLMInferenceRuntime(..., device=runtime_device)`."""
+    return for_runtime(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def device_arguments(runtime_device) -> tuple[str, ...]:
+    """What to hand to a command that executes engines: ("--device", name)."""
+    if not isinstance(runtime_device, str):
+        pytest.skip("a command takes a device by name, and this one has none")
+    return ("--device", runtime_device)
+
+
+@pytest.fixture(scope="session")
+def device(request) -> Device:
+    """A device for tests of what is below the runtime."""
+    return open_for_tests(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def kernels(device) -> Kernels:
+    return load_kernels(device)
 
 
 @pytest.fixture(scope="session")

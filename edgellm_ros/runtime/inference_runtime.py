@@ -10,6 +10,7 @@ from typing import overload
 
 import numpy as np
 
+from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.random import MAX_SEED
@@ -31,9 +32,10 @@ from edgellm_ros.runtime.sequence import GenerationSequence
 class LLMInferenceRuntime:
     """An engine directory, loaded on a device. One batch at a time; other threads wait for their turn.
 
-    `device`: "cpu", "cuda" or "tensorrt"; `threads` of the CPU, 0 = one per core; `lora_dirs`: adapters to
-    load, name -> PEFT directory, None = those in the engine directory's folder `lora`; `prefix_cache_bytes`:
-    memory for beginnings of prompts that are used again, None = as much as the KV cache has, 0 = none.
+    `device`: "cpu", "cuda", "tensorrt" or a Device; `threads` of the CPU, 0 = one per core; `lora_dirs`:
+    adapters to load, name -> PEFT directory, None = those in the engine directory's folder `lora`;
+    `prefix_cache_bytes`: memory for beginnings of prompts that are used again, None = as much as the KV cache
+    has, 0 = none.
     FileNotFoundError or ValueError for a damaged engine directory or adapter, EngineError for a device or
     engine that cannot be used.
     """
@@ -41,7 +43,7 @@ class LLMInferenceRuntime:
     def __init__(
         self,
         engine_dir: str | Path,
-        device: str = "cpu",
+        device: str | Device = "cpu",
         threads: int = 0,
         lora_dirs: Mapping[str, str | Path] | None = None,
         prefix_cache_bytes: int | None = None,

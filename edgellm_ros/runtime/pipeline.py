@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
-from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
@@ -51,13 +51,13 @@ class Pipeline:
         root: Path,
         config: EngineConfig,
         metrics: RuntimeMetrics,
-        device: str,
+        device: str | Device,
         threads: int,
         lora_dirs: Mapping[str, str | Path] | None,
         prefix_cache_bytes: int | None,
     ) -> None:
         llm, builder = config.llm, config.builder
-        self.device = open_device(device)
+        self.device = open_device(device) if isinstance(device, str) else device
         kernels = load_kernels(self.device)
         self._metrics = metrics
 
