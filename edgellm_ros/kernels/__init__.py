@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState, SequenceCache
+from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState, SequenceCache, StopState
 
-__all__ = ["Kernels", "RopeTable", "SamplingState", "SequenceCache", "load_kernels"]
+__all__ = ["Kernels", "RopeTable", "SamplingState", "SequenceCache", "StopState", "load_kernels"]
 
 
 def load_kernels(device: Device) -> Kernels:
     """The kernels that work on this device's tensors."""
-    if device.name == "cpu":
+    if device.memory == "cpu":
         from edgellm_ros.kernels.host import HostKernels
 
         return HostKernels()
-    raise EngineError(f"no kernels for device {device.name!r}")
+    raise EngineError(f"no kernels for memory {device.memory!r} (device {device.name!r})")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.protocol import RopeTable, SamplingState
+from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
 from edgellm_ros.kernels.random import token_uniform
 
 
@@ -52,11 +52,28 @@ class HostKernels:
         last_seen = lengths.array[:, None] + np.arange(steps)
         np.less_equal(np.arange(capacity), last_seen[:, None, :, None], out=out.array)
 
+    def visible_rows(self, lengths: Tensor, steps: int, out: Tensor) -> None:
+        np.add(lengths.array, steps, out=out.array)
+
     def copy_cache_rows(
-        self, source: Tensor, source_start: int, target: Tensor, target_start: int, count: int
+        self,
+        source: Tensor,
+        source_at: tuple[int, int],
+        target: Tensor,
+        target_at: tuple[int, int],
+        count: int,
     ) -> None:
-        rows = source.array[:, :, source_start : source_start + count]
-        target.array[:, :, target_start : target_start + count] = rows
+        sequence, row = source_at
+        rows = source.array[:, sequence, :, row : row + count]
+        sequence, row = target_at
+        target.array[:, sequence, :, row : row + count] = rows
+
+    def rotate_sequences(self, cache: Tensor, first: int, last: int, count: int) -> None:
+        for layer in cache.array[..., :count, :]:
+            rows = layer[first].copy()
+            for sequence in range(first, last):
+                layer[sequence] = layer[sequence + 1]
+            layer[last] = rows
 
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         for row in range(tokens.shape[0]):
@@ -69,6 +86,18 @@ class HostKernels:
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
         np.take(vocab_map.array, tokens.array, out=out.array, mode="clip")
         out.array[tokens.array < 0] = -1
+
+    def advance(self, lengths: Tensor, state: StopState) -> None:
+        steps_left = state.steps_left.array[: lengths.shape[0]]
+        counts = steps_left > 0
+        lengths.array += counts
+        steps_left -= counts
+
+    def stop_test(self, tokens: Tensor, state: StopState) -> None:
+        ids, batch = tokens.array, tokens.shape[0]
+        steps_left, final_token = state.steps_left.array[:batch], state.final_token.array[:batch]
+        stops = (steps_left > 0) & (ids >= 0) & np.isin(ids, state.stop_ids.array)
+        steps_left[stops] = (ids == final_token)[stops]
 
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         count = top_ids.shape[1] - 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """LinearKVCache: keys and values of every layer, one stretch of rows per sequence.
 
-Layout per layer, for keys and for values: [max batch, Hkv, C, D], C = capacity in tokens. Sequence b has rows
-0 .. length[b]-1; what lies beyond is left over from before and is never looked at. Engines write new rows in
-place; a row counts from when it is committed.
+One tensor [L, max batch, Hkv, C, D]: keys of each layer, then values of each; C = capacity in tokens.
+Sequence b has rows 0 .. length[b]-1; what lies beyond is left over from before and is never looked at.
+Engines write new rows in place; a row counts from when it is committed.
 
 Active sequences are the first ones. When one ends, those after it move up, and it stands behind them, where
 it can still be read:
@@ -39,12 +39,9 @@ class LinearKVCache:
         self.capacity = capacity
         self.dtype = dtype
         self.max_batch_size = max_batch_size
-        shape = (max_batch_size, kv_heads, capacity, head_dim)
         self._device = device
         self._kernels = kernels
-        self._keys = [device.zeros(shape, dtype) for _ in range(layers)]
-        self._values = [device.zeros(shape, dtype) for _ in range(layers)]
-        self._spare = device.zeros((1, *shape[1:]), dtype)  # for the one that moves behind the others
+        self._rows = device.zeros((2 * layers, max_batch_size, kv_heads, capacity, head_dim), dtype)
         self._device_lengths = device.zeros((max_batch_size,), np.int64)
         self._device_deltas = device.zeros((max_batch_size,), np.int64)
         self._host_lengths = np.zeros(max_batch_size, np.int64)
@@ -54,7 +51,7 @@ class LinearKVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all keys and values."""
-        return sum(tensor.size * tensor.dtype.itemsize for tensor in self._keys + self._values)
+        return self._rows.size * self.dtype.itemsize
 
     @property
     def active_batch_size(self) -> int:
@@ -101,13 +98,8 @@ class LinearKVCache:
         if not 0 <= index <= last:
             raise ValueError(f"sequence {index} is not among the {self._active} that are active")
         if index < last:
-            lengths = self._host_lengths[index : last + 1].tolist()
-            counts = [*lengths, lengths[0]]
-            for tensor in self._keys + self._values:
-                places = [tensor.rows(i, i + 1) for i in range(index, last + 1)]
-                moves = zip([*places, self._spare], [self._spare, *places], counts, strict=True)
-                for source, target, count in moves:
-                    self._kernels.copy_cache_rows(source, 0, target, 0, count)
+            longest = int(self._host_lengths[index : last + 1].max())
+            self._kernels.rotate_sequences(self._rows, index, last, longest)
             for values in (self._host_lengths, self._host_deltas):
                 values[index : last + 1] = np.roll(values[index : last + 1], -1)
             self._upload()
@@ -116,16 +108,18 @@ class LinearKVCache:
     def bindings(self) -> dict[str, Tensor]:
         """The active sequences' rows under an LLM engine's names; outputs are the inputs' memory."""
         tensors = {}
-        for i, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            tensors[f"key_cache_{i}"] = tensors[f"present_key_{i}"] = keys.rows(0, self._active)
-            tensors[f"value_cache_{i}"] = tensors[f"present_value_{i}"] = values.rows(0, self._active)
+        layers, _, *rest = self._rows.shape
+        for i in range(layers):
+            rows = self._rows.rows(i, i + 1).view(self._active, *rest)
+            kind, number = ("key", i) if i < layers // 2 else ("value", i - layers // 2)
+            tensors[f"{kind}_cache_{number}"] = tensors[f"present_{kind}_{number}"] = rows
         return tensors
 
     def sequence(self, row: int) -> SequenceCache:
         """The cache of one sequence, active or not any more."""
         return SequenceCache(
-            [keys.rows(row, row + 1) for keys in self._keys],
-            [values.rows(row, row + 1) for values in self._values],
+            self._rows,
+            row,
             self._device_lengths.rows(row, row + 1),
             self._device_deltas.rows(row, row + 1),
         )
@@ -136,5 +130,4 @@ class LinearKVCache:
 
     def clear(self) -> None:
         """Zero everything. After numbers that are not finite: masked rows still enter a sum as 0 x NaN."""
-        for tensor in self._keys + self._values:
-            self._device.fill_zero(tensor)
+        self._device.fill_zero(self._rows)

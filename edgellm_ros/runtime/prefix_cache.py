@@ -65,7 +65,7 @@ class Prefix:
 
 
 class PrefixCache:
-    """Owns the pool and the trees.
+    """Owns the `pool` [L, pages, Hkv, PAGE, D], laid out as the KV cache is, and the trees.
 
     `capacity_bytes`: how large the pool may be; 0 keeps nothing. ValueError if it is negative or smaller than
     one page.
@@ -88,15 +88,12 @@ class PrefixCache:
             )
         self._kernels = kernels
         pages = capacity_bytes // self.page_bytes
-        shape = (pages, kv_heads, PAGE, head_dim)
-        self.pools = [
-            device.zeros(shape, dtype) for _ in range(2 * layers)
-        ]  # keys of each layer, then values
+        self.pool = device.zeros((2 * layers, pages, kv_heads, PAGE, head_dim), dtype)
         self.clear()
 
     @property
     def capacity_bytes(self) -> int:
-        return self.pools[0].shape[0] * self.page_bytes
+        return self.pool.shape[1] * self.page_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -105,7 +102,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget everything."""
         self._roots: dict[str, Page] = {}
-        self._free = list(reversed(range(self.pools[0].shape[0])))
+        self._free = list(reversed(range(self.pool.shape[1])))
         self._clock = 0
 
     def remove(self, adapter: str) -> None:
@@ -137,9 +134,9 @@ class PrefixCache:
         """Copy the first `length` tokens of a prefix to the beginning of a sequence's cache."""
         for index, page in enumerate(prefix.pages[: -(-length // PAGE)]):
             start = index * PAGE
-            for pool, rows in zip(self.pools, (*cache.keys, *cache.values), strict=True):
-                place = pool.rows(page.place, page.place + 1)
-                self._kernels.copy_cache_rows(place, 0, rows, start, min(PAGE, length - start))
+            count = min(PAGE, length - start)
+            target_at = (cache.index, start)
+            self._kernels.copy_cache_rows(self.pool, (page.place, 0), cache.cache, target_at, count)
 
     def insert(self, adapter: str, keys: Sequence[Key], cache: SequenceCache) -> None:
         """Keep a prompt, whose rows are the first len(keys) of a sequence's cache.
@@ -159,10 +156,9 @@ class PrefixCache:
             present = len(page.keys)
             if present < len(chunk):
                 page.keys = chunk
-                for pool, rows in zip(self.pools, (*cache.keys, *cache.values), strict=True):
-                    place = pool.rows(page.place, page.place + 1)
-                    count = len(chunk) - present
-                    self._kernels.copy_cache_rows(rows, start + present, place, present, count)
+                source_at, target_at = (cache.index, start + present), (page.place, present)
+                count = len(chunk) - present
+                self._kernels.copy_cache_rows(cache.cache, source_at, self.pool, target_at, count)
             node = page
         self._roots = {name: root for name, root in self._roots.items() if root.children}
 
@@ -178,7 +174,7 @@ class PrefixCache:
     def add_page(self, adapter: str, parent: Page | None, keys: tuple[Key, ...], last_used: int) -> Page:
         """Take a page into the tree, above `parent` or at the root; there must be a free one.
 
-        Its rows in the pools are the caller's to fill.
+        Its rows in the pool are the caller's to fill.
         """
         parent = parent or self._roots.setdefault(adapter, Page(-1, (), None))
         page = Page(self._free.pop(), keys, parent, last_used=last_used)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prefix cache on disk: one safetensors file with the pages' rows, and in its header as JSON what they are.
 
-  pool_i [pages, Hkv, PAGE, D]   keys of each layer, then values
+  pool_i [pages, Hkv, PAGE, D]   layer i of the pool: keys of each layer of the model, then values
   __metadata__["prefix_cache"]   {"format_version", "engine", "pages": [an _Entry for each], "sha256"}
 
 A page stands after the one that it stands on; `parent` is that one's number, null for the first of a prompt.
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.config import EngineConfig
 from edgellm_ros.runtime.prefix_cache import PAGE, Page, PrefixCache
 from edgellm_ros.runtime.prefix_key import Key
@@ -45,7 +46,7 @@ def save_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
         for adapter, page in pages
     ]
     places = [page.place for _, page in pages]
-    tensors = [device.download(pool)[places] for pool in cache.pools]
+    tensors = [device.download(layer)[0, places] for layer in _layers(cache)]
     description = {
         "format_version": FORMAT_VERSION,
         "engine": engine,
@@ -77,7 +78,7 @@ def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
             description = json.loads((file.metadata() or {})[METADATA])
             found = description["engine"], description["format_version"]
             if found == (engine, FORMAT_VERSION):
-                tensors = [file.get_tensor(f"pool_{i}") for i in range(len(cache.pools))]
+                tensors = [file.get_tensor(f"pool_{i}") for i in range(cache.pool.shape[0])]
                 entries = [_Entry(**entry) for entry in description["pages"]]
                 digest = description["sha256"]
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
@@ -117,9 +118,9 @@ class _Entry:
 
 
 def _check(path: Path, entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache) -> None:
-    shape = (len(entries), *cache.pools[0].shape[1:])
+    shape = (len(entries), *cache.pool.shape[2:])
     for tensor in tensors:
-        if (tensor.shape, tensor.dtype) != (shape, cache.pools[0].dtype):
+        if (tensor.shape, tensor.dtype) != (shape, cache.pool.dtype):
             raise ValueError(f"{path}: damaged: expected tensors {list(shape)}, got {list(tensor.shape)}")
     for number, entry in enumerate(entries):
         parent = entry.parent
@@ -139,10 +140,19 @@ def _fill(entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache, 
     for number in by_use[: cache.capacity_bytes // cache.page_bytes]:
         entry = entries[number]
         page = cache.add_page(entry.adapter, pages[entry.parent], tuple(entry.keys), entry.last_used)
-        for pool, tensor in zip(cache.pools, tensors, strict=True):
-            device.upload(pool.rows(page.place, page.place + 1), tensor[number : number + 1])
         pages[number] = page
-    return len(pages) - 1
+    numbers = [number for number in pages if number is not None]
+    places = [pages[number].place for number in numbers]  # type: ignore[union-attr]
+    for layer, tensor in zip(_layers(cache), tensors, strict=True):
+        rows = np.zeros(layer.shape, layer.dtype)
+        rows[0, places] = tensor[numbers]
+        device.upload(layer, rows)
+    return len(numbers)
+
+
+def _layers(cache: PrefixCache) -> list[Tensor]:
+    """The pool layer by layer, [1, pages, Hkv, PAGE, D]: no more than one at a time has a host copy."""
+    return [cache.pool.rows(i, i + 1) for i in range(cache.pool.shape[0])]
 
 
 def _digest(entries: list[dict[str, Any]], tensors: Sequence[np.ndarray]) -> str:

@@ -5,7 +5,7 @@ import pytest
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import RopeTable, load_kernels
+from edgellm_ros.kernels import RopeTable, StopState, load_kernels
 
 RNG = np.random.default_rng(0)
 KERNELS = load_kernels(CpuDevice())
@@ -17,9 +17,9 @@ def tensor(array, dtype=None) -> Tensor:
 
 def test_kernels_of_an_unknown_device_are_an_error():
     class Other:
-        name = "abacus"
+        name, memory = "abacus", "beads"
 
-    with pytest.raises(EngineError, match="abacus"):
+    with pytest.raises(EngineError, match=r"'beads' \(device 'abacus'\)"):
         load_kernels(Other())
 
 
@@ -91,11 +91,67 @@ def test_an_euler_step_moves_along_the_velocity():
 
 
 def test_cache_rows_are_copied_between_caches_of_different_capacity():
-    source = tensor(RNG.standard_normal((1, 2, 5, 4)), np.float32)
-    target = tensor(np.full((1, 2, 9, 4), 7), np.float32)
-    KERNELS.copy_cache_rows(source, 1, target, 4, 3)
-    np.testing.assert_array_equal(target.array[:, :, 4:7], source.array[:, :, 1:4])
-    assert (np.delete(target.array, [4, 5, 6], axis=2) == 7).all()
+    source = tensor(RNG.standard_normal((6, 2, 2, 5, 4)), np.float32)
+    target = tensor(np.full((6, 3, 2, 9, 4), 7), np.float32)
+    KERNELS.copy_cache_rows(source, (1, 1), target, (2, 4), 3)
+    np.testing.assert_array_equal(target.array[:, 2, :, 4:7], source.array[:, 1, :, 1:4])
+    target.array[:, 2, :, 4:7] = 7
+    assert (target.array == 7).all()
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (1, 3), (0, 1), (2, 2)])
+def test_a_sequence_moves_behind_the_others_and_those_after_it_move_up(first, last):
+    before = RNG.standard_normal((4, 5, 2, 7, 3)).astype(np.float32)
+    cache = tensor(before.copy())
+    KERNELS.rotate_sequences(cache, first, last, 6)
+    order = [*range(first), *range(first + 1, last + 1), first, *range(last + 1, 5)]
+    np.testing.assert_array_equal(cache.array[..., :6, :], before[:, order, :, :6])
+    np.testing.assert_array_equal(cache.array[..., 6:, :], before[..., 6:, :])
+
+
+def test_as_many_rows_are_visible_as_are_filled_after_the_next_tokens():
+    out = tensor(np.zeros(3, np.int64))
+    KERNELS.visible_rows(tensor([0, 7, 2]), 5, out)
+    assert out.array.tolist() == [5, 12, 7]
+
+
+def stop_state(steps_left, stop_ids=(-1,), final_token=-1) -> StopState:
+    final = np.broadcast_to(np.int64(final_token), (len(steps_left),)).copy()
+    return StopState(tensor(steps_left, np.int64), tensor(stop_ids, np.int64), tensor(final))
+
+
+def test_a_step_counts_for_the_sequences_that_have_steps_left():
+    state, lengths = stop_state([2, 0, 1, 5]), tensor([10, 20, 30])
+    KERNELS.advance(lengths, state)
+    assert lengths.array.tolist() == [11, 20, 31]
+    assert state.steps_left.array.tolist() == [1, 0, 0, 5]  # the batch has three sequences
+
+
+def test_no_step_counts_after_a_stop_token():
+    state = stop_state([9, 9, 9, 0, 9], stop_ids=[5, 7])
+    KERNELS.stop_test(tensor([7, 6, 5, 7]), state)
+    assert state.steps_left.array.tolist() == [0, 9, 0, 0, 9]
+
+
+def test_one_more_step_counts_after_the_final_token_of_a_sequence():
+    state = stop_state([9, 9, 1, 0], stop_ids=[5, 7], final_token=[7, 5, 7, 7])
+    KERNELS.stop_test(tensor([7, 7, 7, 7]), state)
+    assert state.steps_left.array.tolist() == [1, 0, 1, 0]
+
+
+def test_no_token_is_not_a_stop_token():
+    state = stop_state([9], stop_ids=[5, -1])
+    KERNELS.stop_test(tensor([-1]), state)
+    assert state.steps_left.array.tolist() == [9]
+
+
+def test_embed_of_no_token_takes_some_row_and_does_not_fail():
+    table = RNG.standard_normal((10, 4)).astype(np.float32)
+    out = tensor(np.zeros((3, 1, 4), np.float32))
+    rows = tensor(RNG.standard_normal((2, 4)), np.float32)
+    for others in ([3, 9], [3, 11]):
+        KERNELS.embed(tensor([[-1], *([token] for token in others)]), tensor(table), rows, out)
+        np.testing.assert_array_equal(out.array[0, 0], table[0])
 
 
 def test_drawn_tokens_are_mapped_to_the_whole_vocabulary():

@@ -322,8 +322,7 @@ class TestOnDisk:
 def test_rows_that_are_not_finite_fail_one_request_and_are_forgotten(lora_engine, anew):
     with LLMInferenceRuntime(lora_engine) as runtime:
         runtime.handle_request(REQUESTS[0])
-        for pool in runtime._pipeline.prefixes.pools:
-            pool.array[:] = np.nan
+        runtime._pipeline.prefixes.pool.array[:] = np.nan
         with pytest.raises(EngineError, match="not finite"):
             runtime.handle_request(REQUESTS[0])
         answer = runtime.handle_request(REQUESTS[0])
