@@ -152,7 +152,9 @@ def open_device(name: str) -> Device:
     if name == "cpu":
         return CpuDevice()
     if name in ("cuda", "tensorrt"):
-        raise EngineError(
-            f"device {name!r} is not available: this version of edgellm_ros executes engines on 'cpu' only"
-        )
+        try:
+            from edgellm_ros.engine.cuda_device import CudaDevice
+        except ImportError as error:
+            raise EngineError(f"device {name!r} is not available: {error}") from None
+        return CudaDevice(name)
     raise ValueError(f"unknown device {name!r}, expected 'cpu', 'cuda' or 'tensorrt'")

@@ -56,13 +56,16 @@ class EngineExecutor:
 
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
-        """Load an engine file for a device.
+        """Load an engine file `model.onnx`: the file itself, or what lies beside it for the device.
 
         `threads` of the CPU, 0 = one per core. FileNotFoundError, EngineError.
         """
         from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 
         path = Path(path)
+        variant = path.with_suffix(f".{device.memory}{path.suffix}")  # model.cuda.onnx
+        if variant.is_file():
+            path = variant
         return cls(OnnxRuntimeBackend(path, device, threads), f"{path.parent.name}/{path.name}")
 
     def dtype(self, name: str) -> np.dtype:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,11 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.engine.backend import Binding
-from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.device import Device, DeviceGraph
+from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.onnxruntime_session import open_session, run_options
 from edgellm_ros.engine.tensor import Tensor
 
-FIRST_WITH_OPSET_24 = (1, 24)
-WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a model given as bytes
-FIRST_WITH_SPIN_DURATION = (1, 28)
-# How long a thread looks for its next share of the work before it sleeps. Median of whole plans on 2 cores,
-# settings in turns in one process: alone, beside 1 and 2 other processes that never wait, beside several with
-# threads of their own (load average 4.7):
-#     sleeping at once  128 ms  168 ms  270 ms  182 ms
-#     20 us              94 ms  151 ms  254 ms  214 ms
-#     without a limit           254 ms  371 ms
-SPIN_US = 20
 DTYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -66,12 +56,15 @@ class OnnxRuntimeBackend:
         if not path.is_file():
             raise FileNotFoundError(f"{path} not found")
         try:
-            self._session = open_session(path, threads)
+            self._session = open_session(path, device, threads)
+        except EngineError:
+            raise
         except Exception as error:  # onnxruntime raises many classes of its own
-            raise EngineError(
+            raise _engine_error(
                 f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {error}"
             ) from error
-        self._path = path
+        self._path, self._device = path, device
+        self._run_options = run_options(device)
         self.bindings = tuple(
             _binding(path, node, is_input)
             for nodes, is_input in ((self._session.get_inputs(), True), (self._session.get_outputs(), False))
@@ -83,56 +76,31 @@ class OnnxRuntimeBackend:
         for binding in self.bindings:
             tensor = tensors[binding.name]
             bind = bound.bind_input if binding.is_input else bound.bind_output
-            bind(binding.name, "cpu", 0, binding.dtype.type, tensor.shape, tensor.pointer)
+            bind(binding.name, self._device.memory, 0, binding.dtype.type, tensor.shape, tensor.pointer)
         return bound
 
     def run(self, bound: Any, stream: Any) -> None:
         try:
-            self._session.run_with_iobinding(bound)
+            self._session.run_with_iobinding(bound, self._run_options)
         except Exception as error:  # onnxruntime raises many classes of its own
-            raise EngineError(f"{self._path}: {error}") from error
+            raise _engine_error(f"{self._path}: {error}") from error
 
-    def capture(self, bound: Any, stream: Any) -> None:
-        return None
-
-
-def open_session(path: Path, threads: int = 0) -> Any:
-    """An `onnxruntime.InferenceSession` on the CPU; the graph is lowered if it is too new for the library."""
-    import onnxruntime
-
-    options = _session_options(onnxruntime, threads)
-    source: str | bytes = str(path)
-    if _version(onnxruntime) < FIRST_WITH_OPSET_24:
-        from edgellm_ros.engine.opset23 import lower_to_opset23
-
-        source = lower_to_opset23(path)
-        options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    def capture(self, bound: Any, stream: Any) -> DeviceGraph | None:
+        self.run(bound, stream)  # the memory that a run needs is there from now on
+        return self._device.capture(lambda: self.run(bound, stream))
 
 
-def _session_options(onnxruntime: Any, threads: int) -> Any:
-    options = onnxruntime.SessionOptions()
-    # A number given explicitly, because with 0 ONNX Runtime also pins its threads to cores, the same ones for
-    # every session.
-    options.intra_op_num_threads = threads or available_cores()
-    bounded = _version(onnxruntime) >= FIRST_WITH_SPIN_DURATION
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(bounded)))
-    if bounded:
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
-    # Plans of memory use are kept per input shape and would grow with every new prompt length; no time was
-    # lost without.
-    options.enable_mem_pattern = False
-    options.log_severity_level = 3
-    return options
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _version(onnxruntime: Any) -> tuple[int, ...]:
-    return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+def _engine_error(text: str) -> EngineError:
+    """The kind of error that ONNX Runtime's text tells of."""
+    lowered = text.lower()
+    if any(words in lowered for words in ("out of memory", "failed to allocate", "bfc_arena")):
+        return DeviceMemoryError(text)
+    if any(
+        words in lowered
+        for words in ("illegal memory access", "unspecified launch failure", "cuda failure 719")
+    ):
+        return DeviceLostError(text)
+    return EngineError(text)
 
 
 def _binding(path: Path, node: Any, is_input: bool) -> Binding:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
-from edgellm_ros.engine.onnxruntime_backend import open_session
+from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.runtime.config import EngineConfig
 
 PARTS = ("llm", "visual", "audio", "action")

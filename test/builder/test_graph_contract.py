@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgellm_ros.engine.onnxruntime_backend import open_session
+from edgellm_ros.engine.onnxruntime_session import open_session
 
 OPERATORS = {  # all of them in TensorRT's list of supported ONNX operators
     "Add",

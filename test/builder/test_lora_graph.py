@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from test_graph_contract import HIDDEN, LAYERS, OPERATORS, llm_inputs
 
 from edgellm_ros.builder import export, inspect, render
-from edgellm_ros.engine.onnxruntime_backend import open_session
+from edgellm_ros.engine.onnxruntime_session import open_session
 
 INNER, QUERY, KEY = 80, 64, 32
 MODULES = {  # fan in, fan out

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.onnxruntime_backend import available_cores, open_session
+from edgellm_ros.engine.onnxruntime_session import available_cores, open_session
 
 
 def test_a_missing_file_is_named(tmp_path):

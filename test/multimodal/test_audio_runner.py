@@ -10,7 +10,7 @@ from reference_inputs import make_sound
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.onnxruntime_backend import open_session
+from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine.opset23 import lower_to_opset23
 from edgellm_ros.multimodal.audio_runner import AudioRunner, split_chunks, window_mask
 from edgellm_ros.multimodal.sound import Sound

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from edgellm_ros.engine.onnxruntime_backend import open_session
+from edgellm_ros.engine.onnxruntime_session import open_session
 
 TYPES = {
     "tensor(float)": np.float32,

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pinned host memory between NumPy arrays and a GPU: copies from and to it do not block the host."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+RING_BYTES = 1 << 20  # of each half; token ids, positions and lengths are far smaller
+LARGEST_STAGED = RING_BYTES // 4  # larger arrays go directly: the driver stages them, and waits
+Check = Callable[[tuple[Any, ...], str], Any]
+
+
+def release_with(owner: Any, context: Any, release: Callable[[Any], Any], handle: Any) -> None:
+    """Give a driver's handle back when its owner goes, in whatever thread; not at the process's end."""
+
+    def give_back() -> None:
+        driver.cuCtxPushCurrent(context)
+        release(handle)
+        driver.cuCtxPopCurrent()
+
+    weakref.finalize(owner, give_back).atexit = False
+
+
+class PinnedSlot:
+    """Page-locked host memory and an event that says when a copy with it is done."""
+
+    def __init__(self, context: Any, nbytes: int, check: Check) -> None:
+        self.nbytes = nbytes
+        self.pointer = int(check(driver.cuMemAllocHost(max(1, nbytes)), "to allocate pinned host memory"))
+        release_with(self, context, driver.cuMemFreeHost, self.pointer)
+        self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(self.pointer), np.uint8)
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self.event = check(driver.cuEventCreate(flags), "to make an event")
+        release_with(self, context, driver.cuEventDestroy, self.event)
+
+
+class PinnedPool:
+    """Slots for copies to the host, used again for copies of the same size."""
+
+    def __init__(self, context: Any, check: Check) -> None:
+        self._context, self._check = context, check
+        self._free: dict[int, list[PinnedSlot]] = {}
+
+    def take(self, nbytes: int) -> PinnedSlot:
+        free = self._free.get(nbytes)
+        return free.pop() if free else PinnedSlot(self._context, nbytes, self._check)
+
+    def give_back(self, slot: PinnedSlot) -> None:
+        self._free.setdefault(slot.nbytes, []).append(slot)
+
+
+class UploadRing:
+    """Two halves of pinned memory, filled in turns: a half is written again when its copies are done."""
+
+    def __init__(self, context: Any, stream: Any, check: Check) -> None:
+        self._stream, self._check = stream, check
+        self._halves = [PinnedSlot(context, RING_BYTES, check) for _ in range(2)]
+        self._used = 0
+
+    def upload(self, pointer: int, source: np.ndarray) -> None:
+        """Queue a copy of a contiguous array to the device; the array may be changed at once."""
+        nbytes, start = source.nbytes, source.__array_interface__["data"][0]
+        if nbytes <= LARGEST_STAGED:
+            start = self._stage(source.reshape(-1).view(np.uint8))
+        self._check(driver.cuMemcpyHtoDAsync(pointer, start, nbytes, self._stream), "in a copy to the device")
+
+    def _stage(self, source: np.ndarray) -> int:
+        if self._used + len(source) > RING_BYTES:
+            filled, oldest = self._halves
+            self._check(driver.cuEventRecord(filled.event, self._stream), "recording an event")
+            self._check(driver.cuEventSynchronize(oldest.event), "in the work queued before")
+            self._halves, self._used = [oldest, filled], 0
+        offset = self._used
+        self._halves[0].array[offset : offset + len(source)] = source
+        self._used += -(-len(source) // 64) * 64
+        return self._halves[0].pointer + offset

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime sessions: how they are set up for a CPU and for a CUDA GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import EngineError
+
+CUDA = "CUDAExecutionProvider"
+FIRST_WITH_OPSET_24 = (1, 24)
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a model given as bytes
+FIRST_WITH_SPIN_DURATION = (1, 28)
+# How long a thread looks for its next share of the work before it sleeps. Median of whole plans on 2 cores,
+# settings in turns in one process: alone, beside 1 and 2 other processes that never wait, beside several with
+# threads of their own (load average 4.7):
+#     sleeping at once  128 ms  168 ms  270 ms  182 ms
+#     20 us              94 ms  151 ms  254 ms  214 ms
+#     without a limit           254 ms  371 ms
+SPIN_US = 20
+
+
+def open_session(path: Path, device: Device | None = None, threads: int = 0) -> Any:
+    """An `onnxruntime.InferenceSession` that works on the device's buffers, None = a CPU's.
+
+    On a CPU the graph is lowered if it is too new for the library. EngineError if the library has no CUDA.
+    """
+    import onnxruntime
+
+    options = _session_options(onnxruntime, threads)
+    if device is not None and device.memory == "cuda":
+        return onnxruntime.InferenceSession(
+            str(path), options, providers=[(CUDA, _cuda_options(onnxruntime, device))]
+        )
+    source: str | bytes = str(path)
+    if _version(onnxruntime) < FIRST_WITH_OPSET_24:
+        from edgellm_ros.engine.opset23 import lower_to_opset23
+
+        source = lower_to_opset23(path)
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def run_options(device: Device) -> Any:
+    """Options of one run. On a GPU it only queues work: the device's stream is waited for elsewhere."""
+    import onnxruntime
+
+    if device.memory != "cuda":
+        return None
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return options
+
+
+def _session_options(onnxruntime: Any, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    # A number given explicitly, because with 0 ONNX Runtime also pins its threads to cores, the same ones for
+    # every session.
+    options.intra_op_num_threads = threads or available_cores()
+    bounded = _version(onnxruntime) >= FIRST_WITH_SPIN_DURATION
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(bounded)))
+    if bounded:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+    # Plans of memory use are kept per input shape and would grow with every new prompt length; no time was
+    # lost without.
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3
+    return options
+
+
+def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
+    if hasattr(onnxruntime, "preload_dlls"):
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it misses
+            onnxruntime.preload_dlls()
+    if CUDA not in onnxruntime.get_available_providers():
+        raise EngineError(
+            f"device {device.name!r} needs ONNX Runtime with CUDA; {onnxruntime.__version__} here has none: "
+            "pip uninstall onnxruntime && pip install -r requirements-cuda.txt"
+        )
+    return {
+        "user_compute_stream": str(int(device.stream.handle)),
+        "arena_extend_strategy": "kSameAsRequested",  # not the next power of two
+        "use_tf32": "0",  # fp32 means fp32
+    }
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(onnxruntime: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
