@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import on_device
 import pytest
 from on_device import DEVICES, for_runtime, open_for_tests
 
@@ -23,10 +24,23 @@ def pytest_addoption(parser) -> None:
     )
 
 
+def pytest_configure(config) -> None:
+    on_device.chosen = config.getoption("--device")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """@pytest.mark.only_on("cpu", reason="...") skips a test on all other devices."""
+    for item in items:
+        for mark in item.iter_markers("only_on"):
+            if on_device.chosen not in mark.args:
+                reason = f"on {' and '.join(mark.args)} only: {mark.kwargs['reason']}"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture(scope="session")
-def runtime_device(request) -> str | Device:
+def runtime_device() -> str | Device:
     """What to hand to `LLMInferenceRuntime(..., device=runtime_device)`."""
-    return for_runtime(request.config.getoption("--device"))
+    return for_runtime(on_device.chosen)
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +52,9 @@ def device_arguments(runtime_device) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def device(request) -> Device:
+def device() -> Device:
     """A device for tests of what is below the runtime."""
-    return open_for_tests(request.config.getoption("--device"))
+    return open_for_tests(on_device.chosen)
 
 
 @pytest.fixture(scope="session")

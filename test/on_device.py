@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ from edgellm_ros.engine.tensor import Tensor
 
 DEVICES = ("cpu", "cuda", "tensorrt")  # what --device takes
 ROUNDING = 1e-4  # of the largest value: what fp32 sums may differ in that were added in another order
+chosen = "cpu"  # what --device gave
 
 
 def for_runtime(name: str) -> str | Device:
@@ -33,12 +39,31 @@ def put(device: Device, array: Any, dtype: Any = None) -> Tensor:
     return tensor
 
 
-def assert_same_up_to_rounding(device: Device, found: Any, expected: Any) -> None:
-    """The same bits on the CPU. Elsewhere the libraries choose how to add by the shapes, so there within 1e-4
-    of the largest expected value.
+@contextmanager
+def edited(device: Device, tensor: Tensor) -> Iterator[np.ndarray]:
+    """`with edited(device, tensor) as array`: what the block does to the array happens to the tensor."""
+    array = device.download(tensor)
+    yield array
+    device.upload(tensor, array)
+
+
+def assert_same_up_to_rounding(found: Any, expected: Any) -> None:
+    """For what was computed in different batches or pieces: the same bits on the CPU.
+
+    Elsewhere the libraries choose by the shapes how they add, so there within 1e-4 of the largest expected
+    value.
     """
-    if device.name == "cpu":
+    if chosen == "cpu":
         np.testing.assert_array_equal(found, expected)
         return
     largest = float(np.abs(expected).max(initial=0.0))
     np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING * largest)
+
+
+def error_without_gpu(*arguments: object) -> str:
+    """The last line on standard error of `python ARGUMENTS` in a process that sees no GPU; it must fail."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0, done.stdout
+    return done.stderr.splitlines()[-1]

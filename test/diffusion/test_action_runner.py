@@ -1,26 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The action runner over an engine whose velocity is known, and over the tiny expert."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from graphs import FLOAT, INT64, helper, save_model
+from on_device import edited
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
-from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.kernels import load_kernels
 from edgellm_ros.kernels.random import normal_noise
 from edgellm_ros.runtime.config import EngineConfig
 from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.rope import make_rope_table
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from graphs import FLOAT, INT64, helper, save_model
-
-DEVICE = CpuDevice()
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +21,11 @@ def config(tiny_engine) -> EngineConfig:
 
 
 @pytest.fixture
-def cache(config) -> LinearKVCache:
+def cache(device, kernels, config) -> LinearKVCache:
     llm, builder = config.llm, config.builder
     cache = LinearKVCache(
-        DEVICE,
-        load_kernels(DEVICE),
+        device,
+        kernels,
         llm.num_hidden_layers,
         3,
         llm.num_key_value_heads,
@@ -44,50 +36,60 @@ def cache(config) -> LinearKVCache:
     cache.reset_for_new_sequences([20, 33, 7], [0, -5, 0])
     rng = np.random.default_rng(0)
     for tensor in cache.bindings().values():
-        tensor.array[:] = rng.standard_normal(tensor.shape)
+        device.upload(tensor, rng.standard_normal(tensor.shape).astype(np.float32))
     return cache
 
 
-def make_runner(config, path) -> ActionRunner:
-    positions = config.builder.max_kv_cache_capacity + 6
-    table = make_rope_table(config.llm.rope, config.llm.head_dim, positions, DEVICE)
-    return ActionRunner(
-        EngineExecutor.open(path, DEVICE), config.action, DEVICE, load_kernels(DEVICE), table, 8
-    )
+@pytest.fixture
+def make_runner(device, kernels, config):
+    """A runner of an engine file."""
+
+    def make(path) -> ActionRunner:
+        positions = config.builder.max_kv_cache_capacity + 6
+        table = make_rope_table(config.llm.rope, config.llm.head_dim, positions, device)
+        executor = EngineExecutor.open(path, device)
+        return ActionRunner(executor, config.action, device, kernels, table, 8)
+
+    return make
 
 
 @pytest.fixture
-def runner(config, tiny_engine) -> ActionRunner:
-    return make_runner(config, tiny_engine / "action" / "model.onnx")
+def runner(make_runner, tiny_engine) -> ActionRunner:
+    return make_runner(tiny_engine / "action" / "model.onnx")
 
 
-def known_velocity(config, path, nodes) -> ActionRunner:
-    """A runner whose engine computes velocity from trajectory [n,6,2] and time [1] by `nodes`."""
-    llm, capacity = config.llm, config.builder.max_kv_cache_capacity
-    shape = ["B", llm.num_key_value_heads, capacity, llm.head_dim]
-    inputs = {
-        "trajectory": (FLOAT, ["Bn", 6, 2]),
-        "time": (FLOAT, [1]),
-        "rope_cos": (FLOAT, ["B", 6, 8]),
-        "rope_sin": (FLOAT, ["B", 6, 8]),
-        "kv_length": (INT64, ["B"]),
-    }
-    inputs |= {
-        f"{kind}_cache_{i}": (FLOAT, shape) for i in range(llm.num_hidden_layers) for kind in ("key", "value")
-    }
-    return make_runner(config, save_model(path, nodes, inputs, {"velocity": (FLOAT, ["Bn", 6, 2])}))
+@pytest.fixture
+def known_velocity(make_runner, config, tmp_path):
+    """A runner whose engine computes velocity from trajectory [n,6,2] and time [1] by nodes."""
+
+    def make(nodes) -> ActionRunner:
+        llm, capacity = config.llm, config.builder.max_kv_cache_capacity
+        shape = ["B", llm.num_key_value_heads, capacity, llm.head_dim]
+        inputs = {
+            "trajectory": (FLOAT, ["Bn", 6, 2]),
+            "time": (FLOAT, [1]),
+            "rope_cos": (FLOAT, ["B", 6, 8]),
+            "rope_sin": (FLOAT, ["B", 6, 8]),
+            "kv_length": (INT64, ["B"]),
+        }
+        layers = range(llm.num_hidden_layers)
+        inputs |= {f"{kind}_cache_{i}": (FLOAT, shape) for i in layers for kind in ("key", "value")}
+        outputs = {"velocity": (FLOAT, ["Bn", 6, 2])}
+        return make_runner(save_model(tmp_path / "known.onnx", nodes, inputs, outputs))
+
+    return make
 
 
 def always(step: int) -> bool:
     return True
 
 
-def test_euler_steps_follow_the_velocity_from_noise_to_data(config, cache, tmp_path):
+def test_euler_steps_follow_the_velocity_from_noise_to_data(known_velocity, cache):
     nodes = [
         helper.make_node("Mul", ["trajectory", "time"], ["product"]),  # dx/dt = x * t
         helper.make_node("Identity", ["product"], ["velocity"]),
     ]
-    runner = known_velocity(config, tmp_path / "known.onnx", nodes)
+    runner = known_velocity(nodes)
     result = runner.execute(cache.sequence(0), samples=3, steps=4, seed=11, go_on=always)
     x = normal_noise(11, 3, 12).reshape(3, 6, 2)
     for step in range(4):
@@ -95,10 +97,8 @@ def test_euler_steps_follow_the_velocity_from_noise_to_data(config, cache, tmp_p
     np.testing.assert_allclose(result, x, rtol=1e-6)
 
 
-def test_results_that_are_not_finite_are_an_error_that_names_the_seed(config, cache, tmp_path):
-    runner = known_velocity(
-        config, tmp_path / "nan.onnx", [helper.make_node("Sqrt", ["trajectory"], ["velocity"])]
-    )
+def test_results_that_are_not_finite_are_an_error_that_names_the_seed(known_velocity, cache):
+    runner = known_velocity([helper.make_node("Sqrt", ["trajectory"], ["velocity"])])
     with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 steps\)"):
         runner.execute(cache.sequence(0), samples=3, steps=2, seed=11, go_on=always)
 
@@ -119,22 +119,24 @@ def test_samples_are_those_of_a_smaller_number_of_samples(runner, cache):
     np.testing.assert_allclose(many[:2], few, atol=1e-5)
 
 
-def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(runner, cache):
+def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(device, runner, cache):
     before = runner.execute(cache.sequence(1), samples=1, steps=3, seed=3, go_on=always)
     bindings = cache.bindings()
     for tensor in bindings.values():
-        tensor.array[1, :, 33:] += 1.0
-        tensor.array[[0, 2]] += 1.0
+        with edited(device, tensor) as rows:
+            rows[1, :, 33:] += 1.0
+            rows[[0, 2]] += 1.0
     np.testing.assert_array_equal(runner.execute(cache.sequence(1), 1, 3, 3, always), before)
-    bindings["value_cache_0"].array[1, :, 32] += 1.0
+    with edited(device, bindings["value_cache_0"]) as rows:
+        rows[1, :, 32] += 1.0
     assert not np.array_equal(runner.execute(cache.sequence(1), 1, 3, 3, always), before)
 
 
-def test_the_cache_is_only_read(runner, cache):
-    before = {name: tensor.array.copy() for name, tensor in cache.bindings().items()}
+def test_the_cache_is_only_read(device, runner, cache):
+    before = {name: device.download(tensor) for name, tensor in cache.bindings().items()}
     runner.execute(cache.sequence(1), samples=2, steps=3, seed=3, go_on=always)
     for name, tensor in cache.bindings().items():
-        np.testing.assert_array_equal(tensor.array, before[name])
+        np.testing.assert_array_equal(device.download(tensor), before[name])
 
 
 def test_it_stops_at_the_euler_step_that_is_refused(runner, cache):

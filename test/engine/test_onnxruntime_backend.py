@@ -8,24 +8,23 @@ import pytest
 from graphs import helper, save_model
 from onnx import TensorProto
 
-from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime_session import available_cores, open_session
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(device, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.onnx not found"):
-        EngineExecutor.open(tmp_path / "none.onnx", CpuDevice())
+        EngineExecutor.open(tmp_path / "none.onnx", device)
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def test_a_damaged_file_is_named(device, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"no graph at all")
     with pytest.raises(EngineError, match=r"bad\.onnx: ONNX Runtime .* cannot load it"):
-        EngineExecutor.open(tmp_path / "bad.onnx", CpuDevice())
+        EngineExecutor.open(tmp_path / "bad.onnx", device)
 
 
-def test_a_type_that_tensors_cannot_have_is_named(tmp_path):
+def test_a_type_that_tensors_cannot_have_is_named(device, tmp_path):
     path = save_model(
         tmp_path / "text.onnx",
         [helper.make_node("Identity", ["x"], ["y"])],
@@ -33,7 +32,7 @@ def test_a_type_that_tensors_cannot_have_is_named(tmp_path):
         {"y": (TensorProto.STRING, [1])},
     )
     with pytest.raises(EngineError, match=r"x has type tensor\(string\)"):
-        EngineExecutor.open(path, CpuDevice())
+        EngineExecutor.open(path, device)
 
 
 def test_threads_are_one_per_core_that_the_process_may_use():

@@ -3,46 +3,49 @@ import numpy as np
 import pytest
 from reference_inputs import make_image
 
-from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.multimodal import vision_runner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.config import EngineConfig
 
-DEVICE = CpuDevice()
-
 
 @pytest.fixture(scope="module")
-def runner(tiny_engine) -> VisionRunner:
+def runner(device, tiny_engine) -> VisionRunner:
     config = EngineConfig.load(tiny_engine).vision
     return VisionRunner(
-        EngineExecutor.open(tiny_engine / "visual" / "model.onnx", DEVICE), config, DEVICE, 40
+        EngineExecutor.open(tiny_engine / "visual" / "model.onnx", device), config, device, 40
     )
 
 
-def encode(runner, image) -> list[np.ndarray]:
-    rows, columns = runner.token_grid(image)
-    outputs = [DEVICE.zeros((rows * columns, 48), np.float32) for _ in range(3)]
-    runner.encode(image, outputs[0], outputs[1:])
-    return [DEVICE.download(output) for output in outputs]
+@pytest.fixture(scope="module")
+def encode(device, runner):
+    """Image -> rows of embeddings, then those of each deepstack level."""
+
+    def run(image) -> list[np.ndarray]:
+        rows, columns = runner.token_grid(image)
+        outputs = [device.zeros((rows * columns, 48), np.float32) for _ in range(3)]
+        runner.encode(image, outputs[0], outputs[1:])
+        return [device.download(output) for output in outputs]
+
+    return run
 
 
-def test_an_image_becomes_one_row_per_merge_block_and_deepstack_level(runner):
+def test_an_image_becomes_one_row_per_merge_block_and_deepstack_level(runner, encode):
     assert runner.token_grid(make_image(48, 64)) == (3, 4)
-    image_rows, *deepstack = encode(runner, make_image(48, 64))
+    image_rows, *deepstack = encode(make_image(48, 64))
     assert np.isfinite(image_rows).all()
     assert image_rows.std() > 0
     assert all(level.std() > 0 for level in deepstack)
 
 
-def test_the_same_image_gives_the_same_rows_whatever_came_before(runner):
-    first = encode(runner, make_image(48, 64))
-    encode(runner, make_image(100, 60))
-    for before, after in zip(first, encode(runner, make_image(48, 64)), strict=True):
+def test_the_same_image_gives_the_same_rows_whatever_came_before(encode):
+    first = encode(make_image(48, 64))
+    encode(make_image(100, 60))
+    for before, after in zip(first, encode(make_image(48, 64)), strict=True):
         np.testing.assert_array_equal(before, after)
 
 
-def test_positions_of_recent_grids_are_kept(runner, monkeypatch):
+def test_positions_of_recent_grids_are_kept(runner, encode, monkeypatch):
     monkeypatch.setattr(vision_runner, "MAX_CACHED_GRIDS", 2)
     made = []
     original = vision_runner.vision_positions
@@ -52,12 +55,12 @@ def test_positions_of_recent_grids_are_kept(runner, monkeypatch):
     runner._positions.clear()
     wide, tall, narrow = make_image(48, 64), make_image(64, 48), make_image(20, 150)
     for image in (wide, tall, wide, narrow, wide, tall):
-        encode(runner, image)
+        encode(image)
     assert len(made) == 4  # the second `tall` had been displaced by `narrow`
 
 
-def test_an_image_of_too_many_tokens_is_an_error_that_names_both(tiny_engine):
+def test_an_image_of_too_many_tokens_is_an_error_that_names_both(device, tiny_engine):
     config = EngineConfig.load(tiny_engine).vision
-    executor = EngineExecutor.open(tiny_engine / "visual" / "model.onnx", DEVICE)
+    executor = EngineExecutor.open(tiny_engine / "visual" / "model.onnx", device)
     with pytest.raises(ValueError, match="64x48 pixels becomes 12 tokens, the engine takes at most 10"):
-        VisionRunner(executor, config, DEVICE, 10).token_grid(make_image(48, 64))
+        VisionRunner(executor, config, device, 10).token_grid(make_image(48, 64))

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from on_device import put
 from reference_inputs import IMAGE_TOKEN, VISION_START, prompt_ids
 
-from edgellm_ros.engine.device import CpuDevice
-from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import load_kernels
 from edgellm_ros.runtime.config import EngineConfig
 from edgellm_ros.runtime.rope import get_rope_index, make_rope_table
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
-DEVICE = CpuDevice()
 
 
 @pytest.mark.parametrize("reference", REFERENCES["rope"], ids=lambda r: str(r["grids"]))
@@ -41,7 +38,7 @@ def test_images_that_are_not_in_the_prompt_are_an_error():
 
 
 @pytest.mark.parity
-def test_rotary_rows_equal_those_of_transformers(tiny_engine):
+def test_rotary_rows_equal_those_of_transformers(device, kernels, tiny_engine):
     torch = pytest.importorskip("torch")
     omni = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
     config = EngineConfig.load(tiny_engine).llm
@@ -58,10 +55,8 @@ def test_rotary_rows_equal_those_of_transformers(tiny_engine):
         torch.zeros(1), torch.tensor(positions)[:, None]
     )
 
-    table = make_rope_table(config.rope, config.head_dim, 64, DEVICE)
-    cos, sin = (DEVICE.empty((1, len(ids), half), np.float32) for _ in "cs")
-    load_kernels(DEVICE).mrope_rows(
-        table, Tensor.from_array(positions[None]), config.rope.mrope_section, cos, sin
-    )
-    np.testing.assert_allclose(cos.array, expected[0][..., :half].numpy(), atol=2e-6)
-    np.testing.assert_allclose(sin.array, expected[1][..., :half].numpy(), atol=2e-6)
+    table = make_rope_table(config.rope, config.head_dim, 64, device)
+    cos, sin = (device.empty((1, len(ids), half), np.float32) for _ in "cs")
+    kernels.mrope_rows(table, put(device, positions[None]), config.rope.mrope_section, cos, sin)
+    np.testing.assert_allclose(device.download(cos), expected[0][..., :half].numpy(), atol=2e-6)
+    np.testing.assert_allclose(device.download(sin), expected[1][..., :half].numpy(), atol=2e-6)
