@@ -18,8 +18,8 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
 @pytest.fixture(scope="session")
-def runtime(tiny_engine):
-    with LLMInferenceRuntime(tiny_engine, prefix_cache_bytes=0) as runtime:
+def runtime(tiny_engine, device):
+    with LLMInferenceRuntime(tiny_engine, device, prefix_cache_bytes=0) as runtime:
         yield runtime
 
 
@@ -48,6 +48,6 @@ def acting_engine(tiny_engine, words, announcing, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def acting_runtime(acting_engine):
-    with LLMInferenceRuntime(acting_engine, prefix_cache_bytes=0) as runtime:
+def acting_runtime(acting_engine, device):
+    with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0) as runtime:
         yield runtime

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from on_device import assert_same_up_to_rounding
 from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 from safetensors.numpy import load_file
 
@@ -15,11 +16,11 @@ LAST = 3  # of the tiny model's layers
 
 
 @pytest.fixture(scope="module")
-def open_runtime(tiny_checkpoint, tmp_path_factory):
+def open_runtime(tiny_checkpoint, tmp_path_factory, device):
     """A runtime whose engine puts out hidden states of the first and the last layer."""
     engine = tmp_path_factory.mktemp("hidden_states")
     export(tiny_checkpoint, engine, hidden_state_layers=(1, LAST))
-    with LLMInferenceRuntime(engine) as runtime:
+    with LLMInferenceRuntime(engine, device) as runtime:
         yield runtime
 
 
@@ -30,31 +31,31 @@ def checkpoint_tensor(checkpoint, name) -> np.ndarray:
     return tensor.astype(np.float32)
 
 
-def test_layer_0_of_words_is_their_embedding(open_runtime):
+def test_layer_0_of_words_is_their_embedding(open_runtime, device):
     open_runtime.handle_request(request("what do you see?"), output_thinker_embeddings=True)
     (token_ids,) = open_runtime.base_model_input_token_ids
-    found = open_runtime.base_model_hidden_states(0).array
-    np.testing.assert_array_equal(found, open_runtime.embedding_table.array[token_ids][None])
+    found = device.download(open_runtime.base_model_hidden_states(0))
+    np.testing.assert_array_equal(found, device.download(open_runtime.embedding_table)[token_ids][None])
 
 
-def test_layer_0_of_an_image_is_what_the_encoder_made_of_it(open_runtime):
+def test_layer_0_of_an_image_is_what_the_encoder_made_of_it(open_runtime, device):
     seen = []
     for image in (IMAGE, OTHER_IMAGE):
         open_runtime.handle_request(request(images=(image,)), output_thinker_embeddings=True)
         (token_ids,) = open_runtime.base_model_input_token_ids
         places = np.array(token_ids) == open_runtime.config.special_tokens.image_token_id
-        embeds = open_runtime.base_model_hidden_states(0).array[0]
+        embeds = device.download(open_runtime.base_model_hidden_states(0))[0]
         words = np.array(token_ids)[~places]
-        np.testing.assert_array_equal(embeds[~places], open_runtime.embedding_table.array[words])
+        np.testing.assert_array_equal(embeds[~places], device.download(open_runtime.embedding_table)[words])
         seen.append(embeds[places])
     assert seen[0].shape == (12, 48)
     assert np.abs(seen[0][:12] - seen[1][:12]).min() > 0
 
 
-def test_the_last_layer_s_hidden_states_make_the_logits(open_runtime, tiny_checkpoint):
+def test_the_last_layer_s_hidden_states_make_the_logits(open_runtime, tiny_checkpoint, device):
     one = request(images=(IMAGE,), logprobs=50)
     answer = open_runtime.handle_request(one, output_thinker_embeddings=True)
-    last = open_runtime.base_model_hidden_states(LAST).array[0, -1]
+    last = device.download(open_runtime.base_model_hidden_states(LAST))[0, -1]
     logits = checkpoint_tensor(tiny_checkpoint, "lm_head.weight") @ last
     expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
     for token, value in answer.logprobs[0]:
@@ -68,36 +69,38 @@ def test_hidden_states_change_no_answer(open_runtime, runtime):
         assert_same_answer(open_runtime.handle_request(one, output_thinker_embeddings=True), expected)
 
 
-def test_they_stay_as_they_were_while_the_answer_is_decoded(open_runtime):
+def test_they_stay_as_they_were_while_the_answer_is_decoded(open_runtime, device):
     kept = {}
 
     def keep(progress):
         if progress.stage == "decode" and progress.step == 0:
             kept.update(
-                {layer: open_runtime.base_model_hidden_states(layer).array.copy() for layer in (0, 1, 3)}
+                {layer: device.download(open_runtime.base_model_hidden_states(layer)) for layer in (0, 1, 3)}
             )
 
     one = request("what do you see?", max_tokens=20, on_progress=keep)
     answer = open_runtime.handle_request(one, output_thinker_embeddings=True)
     assert len(answer.token_ids) > 5
     for layer in (0, 1, 3):
-        np.testing.assert_array_equal(open_runtime.base_model_hidden_states(layer).array, kept[layer])
+        np.testing.assert_array_equal(
+            device.download(open_runtime.base_model_hidden_states(layer)), kept[layer]
+        )
 
 
-def test_a_row_for_each_prompt_of_a_batch(open_runtime):
+def test_a_row_for_each_prompt_of_a_batch(open_runtime, device):
     prompts = [request("hello there"), request(images=(IMAGE,))]
     alone = []
     for one in prompts:
         open_runtime.handle_request(one, output_thinker_embeddings=True)
         ids = open_runtime.base_model_input_token_ids[0]
         assert open_runtime.base_model_prefill_length == len(ids)
-        alone.append((ids, open_runtime.base_model_hidden_states(1).array[0].copy()))
+        alone.append((ids, device.download(open_runtime.base_model_hidden_states(1))[0]))
     open_runtime.handle_request(prompts, output_thinker_embeddings=True)
-    together = open_runtime.base_model_hidden_states(1).array
+    together = device.download(open_runtime.base_model_hidden_states(1))
     assert open_runtime.base_model_prefill_length == max(len(ids) for ids, _ in alone) == together.shape[1]
     for row, (ids, states) in enumerate(alone):
         assert open_runtime.base_model_input_token_ids[row] == ids
-        np.testing.assert_array_equal(together[row, : len(ids)], states)
+        assert_same_up_to_rounding(together[row, : len(ids)], states)
 
 
 def test_there_are_none_unless_the_last_request_asked(open_runtime):
@@ -137,19 +140,19 @@ def test_a_layer_that_is_not_put_out_is_none(open_runtime):
 
 
 def test_an_engine_with_places_for_adapters_has_the_same_hidden_states(
-    open_runtime, tiny_checkpoint, tmp_path
+    open_runtime, tiny_checkpoint, tmp_path, device
 ):
     options = {"hidden_state_layers": (1, LAST), "max_lora_rank": 4, "lm_head_input": True}
     export(tiny_checkpoint, tmp_path, **options)
     requests = [request("hello there"), request(images=(IMAGE,))]
     open_runtime.handle_request(requests, output_thinker_embeddings=True)
-    with LLMInferenceRuntime(tmp_path) as other:
+    with LLMInferenceRuntime(tmp_path, device) as other:
         other.handle_request(requests, output_thinker_embeddings=True)
         for layer in (0, 1, LAST):
-            expected = open_runtime.base_model_hidden_states(layer).array
-            np.testing.assert_array_equal(other.base_model_hidden_states(layer).array, expected)
+            expected = device.download(open_runtime.base_model_hidden_states(layer))
+            assert_same_up_to_rounding(device.download(other.base_model_hidden_states(layer)), expected)
 
 
-def test_the_embedding_table_is_the_checkpoint_s(runtime, tiny_checkpoint):
+def test_the_embedding_table_is_the_checkpoint_s(runtime, tiny_checkpoint, device):
     expected = checkpoint_tensor(tiny_checkpoint, "model.embed_tokens.weight")
-    np.testing.assert_array_equal(runtime.embedding_table.array, expected)
+    np.testing.assert_array_equal(device.download(runtime.embedding_table), expected)

@@ -30,9 +30,15 @@ def write_map(path, ids):
     return path
 
 
-def exported(checkpoint, directory, **options) -> LLMInferenceRuntime:
-    export(checkpoint, directory, **options)
-    return LLMInferenceRuntime(directory)
+@pytest.fixture(scope="module")
+def exported(runtime_device):
+    """Exports a checkpoint to a directory, with options, and opens it."""
+
+    def make(checkpoint, directory, **options) -> LLMInferenceRuntime:
+        export(checkpoint, directory, **options)
+        return LLMInferenceRuntime(directory, runtime_device)
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def letters(tiny_engine) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def reduced(tiny_checkpoint, letters, tmp_path_factory):
+def reduced(tiny_checkpoint, letters, tmp_path_factory, exported):
     directory = tmp_path_factory.mktemp("reduced")
     path = write_map(directory / "map.safetensors", np.array(letters[::-1], np.int32))
     with exported(tiny_checkpoint, directory / "engine", vocab_map=path) as runtime:
@@ -51,13 +57,13 @@ def reduced(tiny_checkpoint, letters, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def exchangeable(tiny_checkpoint, tmp_path_factory):
+def exchangeable(tiny_checkpoint, tmp_path_factory, exported):
     with exported(tiny_checkpoint, tmp_path_factory.mktemp("exchange"), lm_head_input=True) as runtime:
         yield runtime
 
 
 class TestReducedVocabulary:
-    def test_a_map_of_all_tokens_changes_nothing(self, tiny_checkpoint, tmp_path, runtime):
+    def test_a_map_of_all_tokens_changes_nothing(self, tiny_checkpoint, tmp_path, runtime, exported):
         path = write_map(tmp_path / "map.safetensors", np.arange(runtime.config.llm.vocab_size))
         with exported(tiny_checkpoint, tmp_path / "engine", vocab_map=path) as other:
             for one in REQUESTS:
@@ -103,7 +109,9 @@ class TestReducedVocabulary:
         )
         assert reduced._pipeline.runner.config.output_vocab_size == len(letters)
 
-    def test_more_log_probabilities_than_tokens_are_refused(self, tiny_checkpoint, tmp_path, runtime):
+    def test_more_log_probabilities_than_tokens_are_refused(
+        self, tiny_checkpoint, tmp_path, runtime, exported
+    ):
         path = write_map(tmp_path / "map.safetensors", runtime.config.stop_token_ids)
         with exported(tiny_checkpoint, tmp_path / "engine", vocab_map=path) as other:
             count = len(runtime.config.stop_token_ids)
@@ -111,7 +119,9 @@ class TestReducedVocabulary:
             with pytest.raises(ValueError, match=f"exceeds the vocabulary of {count} tokens"):
                 other.handle_request(request(logprobs=count + 1))
 
-    def test_a_map_that_does_not_fit_is_named_at_loading(self, tiny_checkpoint, letters, tmp_path):
+    def test_a_map_that_does_not_fit_is_named_at_loading(
+        self, tiny_checkpoint, letters, tmp_path, runtime_device
+    ):
         engine = tmp_path / "engine"
         export(tiny_checkpoint, engine, vocab_map=write_map(tmp_path / "map.safetensors", letters))
         for ids, message in [
@@ -125,7 +135,7 @@ class TestReducedVocabulary:
             data["files"] = [vars(entry) for entry in list_files(engine, paths)]
             (engine / "config.json").write_text(json.dumps(data))
             with pytest.raises(ValueError, match=message):
-                LLMInferenceRuntime(engine)
+                LLMInferenceRuntime(engine, runtime_device)
 
 
 class TestExchangedMatrix:
@@ -179,7 +189,9 @@ class TestExchangedMatrix:
         ):
             runtime.set_lm_head_weights(MATRIX, np.zeros((48, 302), np.float32))
 
-    def test_it_goes_together_with_a_reduced_vocabulary(self, tiny_checkpoint, letters, reduced, tmp_path):
+    def test_it_goes_together_with_a_reduced_vocabulary(
+        self, tiny_checkpoint, letters, reduced, tmp_path, exported
+    ):
         path = write_map(tmp_path / "map.safetensors", letters)
         options = {"vocab_map": path, "lm_head_input": True}
         with exported(tiny_checkpoint, tmp_path / "engine", **options) as both:
