@@ -13,12 +13,19 @@ from command_run import Run
 
 from edgellm_ros.cli import main
 
+EXECUTES = ("generate", "bench")  # the commands that execute engines
+
 
 @pytest.fixture
-def edgellm(capfd):
-    """`edgellm(arguments...)`: the exit code and what was written, also by native libraries."""
+def edgellm(capfd, request):
+    """`edgellm(arguments...)`: the exit code and what was written, also by native libraries.
+
+    Engines are executed on the device that the tests are for.
+    """
 
     def run(*arguments: object) -> Run:
+        if arguments[:1] and arguments[0] in EXECUTES:
+            arguments = (*arguments, *request.getfixturevalue("device_arguments"))
         capfd.readouterr()
         try:
             code = main([str(argument) for argument in arguments])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from on_device import error_without_gpu
 from refusal import assert_refused
 from safetensors.numpy import save_file
 from tiny_adapter import write_adapter
@@ -191,9 +192,10 @@ def test_prompt_of_ten_thousand_words(edgellm, tiny_engine):
     assert_refused(run, "tokens", "max_input_len")
 
 
-def test_device_that_is_not_there(edgellm, tiny_engine):
-    run = edgellm("generate", tiny_engine, "--prompt", "go", "--device", "tensorrt")
-    assert_refused(run, "'tensorrt' is not available")
+@pytest.mark.parametrize("name", ["cuda", "tensorrt"])
+def test_device_that_is_not_there(tiny_engine, name):
+    command = ["-m", "edgellm_ros", "generate", tiny_engine, "--prompt", "go", "--device", name]
+    assert f"edgellm generate: error: device {name!r} is not available: " in error_without_gpu(*command)
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,12 @@ def test_a_wav_file_of_unknown_length_is_read_to_its_end(tmp_path):
     assert len(read_sound(path, 30).samples) == 1600
 
 
-def test_a_sound_file_is_answered_as_the_runtime_answers_its_samples(edgellm, tiny_engine, tmp_path):
+def test_a_sound_file_is_answered_as_the_runtime_answers_its_samples(
+    edgellm, tiny_engine, tmp_path, runtime_device
+):
     path = write(tmp_path / "a.wav", subtype="FLOAT")
     answer = edgellm("generate", tiny_engine, "--audio", path, "--max-tokens", 6, "--json").json
-    with LLMInferenceRuntime(tiny_engine) as runtime:
+    with LLMInferenceRuntime(tiny_engine, runtime_device) as runtime:
         request = LLMGenerationRequest(
             "", audio=(Sound(SAMPLES, 22050),), sampling=SamplingParams(max_tokens=6), action_samples=1
         )

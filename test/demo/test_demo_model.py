@@ -20,8 +20,8 @@ CAREFUL = EPISODES[:6]
 
 
 @pytest.fixture(scope="module")
-def runtime(arena_engine):
-    with LLMInferenceRuntime(arena_engine) as runtime:
+def runtime(arena_engine, runtime_device):
+    with LLMInferenceRuntime(arena_engine, runtime_device) as runtime:
         yield runtime
 
 

@@ -15,6 +15,7 @@ from thinker_reference import Answer, Prompt, ThinkerReference
 from edgellm_ros.arena.renderer import render
 from edgellm_ros.arena.situation import Situation, sample_situation, split_rng
 from edgellm_ros.builder import export
+from edgellm_ros.engine.device import Device
 from edgellm_ros.kernels.random import normal_noise
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
@@ -56,21 +57,27 @@ def _scene(situation: Situation, rng: np.random.Generator, index: int) -> Scene:
 
 
 class Comparison:
-    """The engines of one directory against the checkpoint that they were exported from."""
+    """The engines of one directory against the checkpoint that they were exported from.
 
-    def __init__(self, engine: Path, thinker: ThinkerReference, expert: ExpertReference) -> None:
+    The runtime works on `device`, the graphs alone on the CPU.
+    """
+
+    def __init__(
+        self, engine: Path, device: str | Device, thinker: ThinkerReference, expert: ExpertReference
+    ) -> None:
         self.thinker = thinker
         self.expert = expert
-        self.runtime = LLMInferenceRuntime(engine)
+        self.runtime = LLMInferenceRuntime(engine, device)
         self.language_model = LanguageModel(engine)
         self.encoders = Encoders(engine)
         self.action = Graph(engine / "action" / "model.onnx")
 
     @classmethod
-    def export(cls, checkpoint: Path, engine: Path) -> Comparison:
+    def export(cls, checkpoint: Path, engine: Path, device: str | Device) -> Comparison:
         """Export to the directory `engine` first."""
         export(checkpoint, engine)
-        return cls(engine, ThinkerReference(checkpoint), ExpertReference.load(checkpoint / "action_expert"))
+        expert = ExpertReference.load(checkpoint / "action_expert")
+        return cls(engine, device, ThinkerReference(checkpoint), expert)
 
     def compare(self, scene: Scene) -> Differences:
         prompt = self.thinker.prompt(scene.prompt, image=scene.image, history=scene.history)

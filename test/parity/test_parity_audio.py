@@ -66,8 +66,8 @@ def engine(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runtime(engine):
-    with LLMInferenceRuntime(engine) as runtime:
+def runtime(engine, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device) as runtime:
         yield runtime
 
 

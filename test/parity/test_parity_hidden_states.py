@@ -16,7 +16,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # 
 TOLERANCE = 1e-3
 
 
-def test_hidden_states_match_in_every_layer(checkpoint, thinker, tmp_path):
+def test_hidden_states_match_in_every_layer(checkpoint, thinker, tmp_path, device):
     pixels = thinker.processor.size["shortest_edge"]
     width = {71680: 320}.get(pixels, 64)
     image = np.random.default_rng(1).integers(0, 256, (pixels // width, width, 3), np.uint8)
@@ -27,10 +27,10 @@ def test_hidden_states_match_in_every_layer(checkpoint, thinker, tmp_path):
     )
     prompt = thinker.prompt("go to the red box", image=image)
     expected = thinker.model(**thinker._inputs(prompt), output_hidden_states=True, use_cache=False)
-    with LLMInferenceRuntime(tmp_path) as runtime:
+    with LLMInferenceRuntime(tmp_path, device) as runtime:
         runtime.handle_request(request, output_thinker_embeddings=True)
         assert runtime.base_model_input_token_ids == prompt.input_ids.tolist()
         assert len(expected.hidden_states) == layers + 1
         for layer, states in enumerate(expected.hidden_states):
-            found = runtime.base_model_hidden_states(layer).array
+            found = device.download(runtime.base_model_hidden_states(layer))
             np.testing.assert_allclose(found, states, atol=TOLERANCE, rtol=0)

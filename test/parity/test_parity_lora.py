@@ -42,8 +42,8 @@ def engine(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runtime(engine):
-    with LLMInferenceRuntime(engine, lora_dirs={}) as runtime:
+def runtime(engine, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device, lora_dirs={}) as runtime:
         yield runtime
 
 

@@ -16,8 +16,8 @@ TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
-def differences(trained_checkpoint, tmp_path_factory) -> list[Differences]:
-    comparison = Comparison.export(trained_checkpoint, tmp_path_factory.mktemp("engine"))
+def differences(trained_checkpoint, tmp_path_factory, runtime_device) -> list[Differences]:
+    comparison = Comparison.export(trained_checkpoint, tmp_path_factory.mktemp("engine"), runtime_device)
     return [comparison.compare(scene) for scene in scenes(SCENES)]
 
 

@@ -18,12 +18,12 @@ REFERENCES = json.loads(Path(__file__).parents[1].joinpath("data", "lora_referen
 
 
 @pytest.fixture(scope="module")
-def runtime(tiny_checkpoint, tmp_path_factory):
+def runtime(tiny_checkpoint, tmp_path_factory, runtime_device):
     root = tmp_path_factory.mktemp("adapters")
     export(tiny_checkpoint, root / "engine", max_lora_rank=MAX_RANK)
     directories = write_adapters(root, tiny_checkpoint)
     named = {name.replace(" ", "_"): directory for name, directory in directories.items()}
-    with LLMInferenceRuntime(root / "engine", lora_dirs=named) as runtime:
+    with LLMInferenceRuntime(root / "engine", runtime_device, lora_dirs=named) as runtime:
         yield runtime
 
 

@@ -16,12 +16,12 @@ MAX_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
-def runtime(trained_checkpoint, tmp_path_factory):
+def runtime(trained_checkpoint, tmp_path_factory, runtime_device):
     from edgellm_ros.builder import export
 
     directory = tmp_path_factory.mktemp("engine")
     export(trained_checkpoint, directory)
-    with LLMInferenceRuntime(directory) as runtime:
+    with LLMInferenceRuntime(directory, runtime_device) as runtime:
         yield runtime
 
 
