@@ -9,11 +9,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"  # before rclpy reads it
+
+MISSING = [name for name in ("rclpy", "edgellm_ros.msg") if find_spec(name) is None]
+
+
+class ModuleWithoutRos(pytest.Module):
+    """Skipped if it cannot be imported where ROS is missing."""
+
+    def collect(self):
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            pytest.skip(f"{error.__cause__}; here is no {' and no '.join(MISSING)}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent) -> pytest.Module | None:
+    return ModuleWithoutRos.from_parent(parent, path=module_path) if MISSING else None
 
 
 @dataclass(frozen=True)
