@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from on_device import error_without_gpu, put
@@ -36,6 +38,93 @@ def test_a_tensor_is_copied_into_another(device):
     source, target = put(device, [[0, 1, 2], [3, 4, 5]]), put(device, np.zeros((4, 3), np.int64))
     device.copy(target.rows(1, 3), source)
     np.testing.assert_array_equal(device.download(target), [[0, 0, 0], [0, 1, 2], [3, 4, 5], [0, 0, 0]])
+
+
+def test_parts_of_a_tensor_are_filled_with_zeros(device):
+    tensor = put(device, np.ones((3, 2), np.float16))
+    device.fill_zero(tensor.rows(1, 2))
+    np.testing.assert_array_equal(device.download(tensor), [[1, 1], [0, 0], [1, 1]])
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 300), (10_000, 100), (3_000_000, 3)])
+def test_what_was_uploaded_may_be_changed_at_once(device, size, count):
+    tensors = [device.empty((size,), np.int64) for _ in range(count)]
+    values = np.zeros(size, np.int64)
+    for number, tensor in enumerate(tensors):
+        values[:] = number
+        device.upload(tensor, values)
+    for number, tensor in enumerate(tensors):
+        assert (device.download(tensor) == number).all()
+
+
+def test_an_array_that_is_not_contiguous_is_uploaded_as_it_reads(device):
+    values = np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2]
+    tensor = device.empty((3, 2), np.int64)
+    device.upload(tensor, values)
+    np.testing.assert_array_equal(device.download(tensor), values)
+
+
+def test_a_tensor_without_elements_goes_through_everything(device):
+    empty, other = put(device, np.zeros((0, 4), np.float32)), device.zeros((0, 4), np.float32)
+    device.copy(other, empty)
+    device.fill_zero(other)
+    assert device.download(other).shape == device.read_later(empty).wait().shape == (0, 4)
+
+
+def test_a_reading_has_what_stood_there_when_it_began(device):
+    tensor = device.zeros((3,), np.int64)
+    readings = []
+    for number in range(50):
+        device.upload(tensor, np.full(3, number))
+        readings.append(device.read_later(tensor))
+    assert [reading.wait().tolist() for reading in readings] == [[number] * 3 for number in range(50)]
+
+
+def test_a_reading_is_an_array_of_its_own(device):
+    tensor = put(device, [1, 2])
+    first = device.read_later(tensor).wait()
+    device.upload(tensor, np.array([3, 4]))
+    second = device.read_later(tensor).wait()
+    assert (first.tolist(), second.tolist()) == ([1, 2], [3, 4])
+
+
+def test_a_graph_does_its_work_at_each_launch_and_not_while_it_is_recorded(device):
+    source, target = put(device, [1, 2]), put(device, [0, 0])
+    graph = device.capture(lambda: device.copy(target, source))
+    if graph is None:
+        pytest.skip("this device has no graphs")
+    assert device.download(target).tolist() == [0, 0]
+    for values in ([3, 4], [5, 6]):
+        device.upload(source, np.array(values))
+        graph.launch(device.stream)
+        assert device.download(target).tolist() == values
+
+
+def test_a_device_works_on_after_a_recording_that_failed(device):
+    tensor = put(device, [1, 2])
+
+    def fail():
+        device.fill_zero(tensor)
+        raise RuntimeError("not this time")
+
+    if device.capture(lambda: device.fill_zero(tensor)) is None:
+        pytest.skip("this device has no graphs")
+    with pytest.raises(RuntimeError, match="not this time"):
+        device.capture(fail)
+    assert device.download(tensor).tolist() == [1, 2]
+
+
+def test_threads_may_share_a_device(device):
+    def work(number: int) -> bool:
+        tensor = device.empty((1000,), np.int64)
+        for step in range(50):
+            device.upload(tensor, np.full(1000, number + step))
+            if not (device.read_later(tensor).wait() == number + step).all():
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(0, 4000, 1000)))
 
 
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])

@@ -11,27 +11,14 @@ import torch
 from engine_graphs import Encoders, Graph, LanguageModel
 from expert_reference import ExpertReference
 from thinker_reference import Answer, Prompt, ThinkerReference
+from unseen_scenes import MAX_TOKENS, Scene
 
-from edgellm_ros.arena.renderer import render
-from edgellm_ros.arena.situation import Situation, sample_situation, split_rng
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import Device
 from edgellm_ros.kernels.random import normal_noise
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
-MAX_TOKENS = 64
 LOGPROBS = 8
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A question that training never saw."""
-
-    prompt: str
-    image: np.ndarray
-    history: np.ndarray
-    noise_seed: int
 
 
 @dataclass(frozen=True)
@@ -44,16 +31,6 @@ class Differences:
     velocities: float
     actions: float
     has_actions: bool
-
-
-def scenes(count: int, seed: int = 2026) -> list[Scene]:
-    rng = split_rng(seed, "test")
-    return [_scene(sample_situation(rng, split="test"), rng, i) for i in range(count)]
-
-
-def _scene(situation: Situation, rng: np.random.Generator, index: int) -> Scene:
-    image = render(situation.scene, situation.state, rng)
-    return Scene(situation.command.text, image, np.asarray(situation.history), index)
 
 
 class Comparison:
@@ -82,17 +59,7 @@ class Comparison:
     def compare(self, scene: Scene) -> Differences:
         prompt = self.thinker.prompt(scene.prompt, image=scene.image, history=scene.history)
         answer = self.thinker.answer(prompt, MAX_TOKENS)
-        response = self.runtime.handle_request(
-            LLMGenerationRequest(
-                prompt=scene.prompt,
-                images=(scene.image,),
-                history=scene.history,
-                sampling=SamplingParams(max_tokens=MAX_TOKENS),
-                logprobs=LOGPROBS,
-                action_samples=1,
-                noise_seed=scene.noise_seed,
-            )
-        )
+        response = self.runtime.handle_request(scene.request(LOGPROBS))
         return Differences(
             tokens=(response.token_ids, answer.token_ids),
             logits=self._logits(prompt, answer),

@@ -20,9 +20,10 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from checkpoint_digest import checkpoint_digest  # noqa: E402
-from comparison import LOGPROBS, MAX_TOKENS, scenes  # noqa: E402
+from comparison import LOGPROBS  # noqa: E402
 from expert_reference import ExpertReference  # noqa: E402
 from thinker_reference import ThinkerReference  # noqa: E402
+from unseen_scenes import MAX_TOKENS, scenes  # noqa: E402
 
 from edgellm_ros.kernels.random import normal_noise  # noqa: E402
 

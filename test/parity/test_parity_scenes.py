@@ -9,7 +9,8 @@ pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from comparison import Comparison, Differences, scenes  # noqa: E402
+from comparison import Comparison, Differences  # noqa: E402
+from unseen_scenes import scenes  # noqa: E402
 
 SCENES = 50
 TOLERANCE = 1e-3

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime keeps every engine's data on the GPU: no node copies it to the host or back."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import onnx
+import pytest
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine import onnxruntime_session
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+pytestmark = pytest.mark.only_on("cuda", reason="looks at graphs as ONNX Runtime's CUDA provider runs them")
+COPIES = ("MemcpyToHost", "MemcpyFromHost")
+
+
+@pytest.fixture
+def placed(monkeypatch, tmp_path, device):
+    """Opens the engines of a directory; returns their graphs as the sessions run them."""
+    make_options, numbers = onnxruntime_session._session_options, count()
+
+    def with_file(*arguments):
+        options = make_options(*arguments)
+        options.optimized_model_filepath = str(tmp_path / f"{next(numbers)}.onnx")
+        return options
+
+    def open_all(engine) -> list[onnx.GraphProto]:
+        monkeypatch.setattr(onnxruntime_session, "_session_options", with_file)
+        LLMInferenceRuntime(engine, device).close()
+        files = sorted(tmp_path.glob("*.onnx"))
+        return [onnx.load(file, load_external_data=False).graph for file in files]
+
+    return open_all
+
+
+def assert_no_copies(graphs) -> None:
+    assert len(graphs) == 4  # language model, vision, audio, action
+    for graph in graphs:
+        inputs = [value.name for value in graph.input]
+        copies = [f"{node.op_type} of {node.input[0]}" for node in graph.node if node.op_type in COPIES]
+        assert copies == [], f"the engine with inputs {inputs}"
+
+
+@pytest.mark.parametrize("name", ["arena_engine", "tiny_engine", "tiny_lora_engine"])
+def test_no_engine_copies_to_the_host_or_back(placed, request, name):
+    assert_no_copies(placed(request.getfixturevalue(name)))
+
+
+def test_no_engine_in_half_precision_with_all_extras_copies_either(placed, tiny_checkpoint, tmp_path_factory):
+    engine = tmp_path_factory.mktemp("extras")
+    extras = {"max_lora_rank": 4, "hidden_state_layers": (1, 3), "lm_head_input": True}
+    export(tiny_checkpoint, engine, precision="fp16", **extras)
+    assert_no_copies(placed(engine))
