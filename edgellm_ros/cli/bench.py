@@ -8,8 +8,8 @@ answer's length is the model's business, decoding is reported per token.
 
 Byte model of one decode step: the language model's weights are read once and the whole KV cache (its static
 capacity) is read once; activations and the embedding row are left out. The limit is that many bytes over the
-bandwidth of a large copy on this machine (read plus written bytes), measured here. A model that fits into the
-processor's cache can be above 1.
+bandwidth of a large copy on the same device (read plus written bytes), measured here. A model that fits into
+the device's cache can be above 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +64,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table on standard error and one JSON object on standard output."""
     from edgellm_ros.cli.inputs import read_image
+    from edgellm_ros.engine.bandwidth import copy_bandwidth
+    from edgellm_ros.engine.device import open_device
     from edgellm_ros.runtime.config import EngineConfig
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     # The first token comes out of the prefill; each of the others is one decode step.
     step_s = stages["decode_s"]["median"] / (tokens - 1) if tokens > 1 else None
     model = decode_bytes(args.engine_dir, config)
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth(open_device(args.device))
     result = {
         "engine": str(args.engine_dir),
         "device": args.device,
@@ -118,22 +119,6 @@ def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]
     llm = config.llm
     rows = 2 * llm.num_hidden_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
     return {"weights": weights, "kv_cache": rows * llm.head_dim * BYTES_PER_VALUE[config.precision]}
-
-
-def copy_bandwidth(megabytes: int = 256, repeats: int = 5) -> float:
-    """Bytes per second (read plus written) of the best of several copies of a block much larger than the
-    caches.
-    """
-    import numpy as np
-
-    source = np.ones(megabytes << 18, np.float32)
-    target = np.empty_like(source)
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        np.copyto(target, source)
-        best = min(best, time.perf_counter() - start)
-    return 2 * source.nbytes / best
 
 
 def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:

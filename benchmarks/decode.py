@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a model of any shape decodes, beside the same weights in transformers and the memory's limit.
+
+Weights are random and written as a real checkpoint, exported by the real exporter, and decoded the way users
+decode: `handle_request` with a prompt of --context tokens, greedy, --tokens tokens per sequence, no prefix
+reuse, a KV cache just large enough, decode steps captured where the device has graphs. No answer ends early:
+the stop token's logit is never the greatest.
+
+- prefill: the prompt to the first token. decode: the runtime's own time of the decode stage over its steps;
+  median and p90 of --runs runs after 2 to warm up. `wall_ms`: the same from outside, the whole call less the
+  time to the first token. `step_ms`: from step to step, of one more run, which is told of each.
+- host time: what a step costs the host besides waiting for the device: the time from step to step less the
+  time inside `Reading.wait`, median over the steps of that run. null on the CPU, where the host does it all.
+- bytes per step: the weights once (with the last matrix, without the table of embeddings unless it is that
+  matrix) and the rows that the KV cache of every sequence then holds, on average; nothing else. Share of the
+  copy bandwidth: these bytes per second of the median step, over bytes read and written per second by copies
+  of 256 MiB on the same device in the same run.
+- memory: in use on the device after all runs, and the most while loading and warming up, both less what was
+  in use with the bare device open. `overhead`: by how much the first exceeds weights (a table that is used
+  twice counted once) and KV cache. On the CPU resident memory stands for it, with what malloc keeps.
+- transformers: same weights, prompts and precision on the same device in the same process, after ours is
+  closed: eager with a growing cache, and compiled with a static one (`reduce-overhead`: CUDA graphs on a
+  GPU). `same_tokens`: how many greedy tokens at the beginning are ours too, the fewest of the batch; in fp16
+  and bf16 they part where two logits lie close together, which with random weights is soon.
+
+What takes how long is on standard error. Figures of an H200: docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import finish
+from benchmarks.decode_runs import decode, make_requests, measure, profile_steps
+from benchmarks.device_memory import PeakMemory, used_bytes
+from benchmarks.kernel_profile import KernelProfile, format_table
+from benchmarks.random_checkpoint import (
+    BYTES_PER_VALUE,
+    SHAPES,
+    ModelShape,
+    bytes_per_step,
+    parse_shape,
+    write_checkpoint,
+)
+from edgellm_ros.builder import export
+from edgellm_ros.cli.arguments import DEVICES, integer
+from edgellm_ros.engine.bandwidth import copy_bandwidth
+from edgellm_ros.engine.device import Device, open_device
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.tokenizer import Tokenizer
+
+WARM_UP_RUNS = 2
+
+
+class StopWatch:
+    """Says on standard error what is done; `seconds` per phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = self._last = time.perf_counter()
+
+    def done(self, phase: str, result: str = "") -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._last = now - self._last, now
+        line = f"[{now - self._start:6.1f} s] {phase}: {self.seconds[phase]:.1f} s  {result}"
+        print(line.rstrip(), file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    args = _parse(arguments)
+    clock = StopWatch()
+    with tempfile.TemporaryDirectory() as temporary:
+        root = args.directory or Path(temporary)
+        checkpoint = write_checkpoint(root / "checkpoint", args.shape, args.precision)
+        clock.done("checkpoint", f"{args.shape.parameters / 1e9:.3f} billion weights")
+        engine = root / "engine"
+        sizes = max(args.batch), args.context, args.context + args.tokens
+        export(checkpoint, engine, args.precision, *sizes)
+        clock.done("export")
+        device = open_device(args.device)
+        bandwidth = copy_bandwidth(device)
+        clock.done("bandwidth", f"{bandwidth / 1e9:.1f} GB/s")
+        answers: dict[int, list[list[int]]] = {}
+        ours = _run(args, engine, device, bandwidth, clock, answers)
+        theirs = None
+        if args.transformers and all(map(importlib.util.find_spec, ("torch", "transformers"))):
+            gc.collect()
+            theirs = _run_transformers(args, checkpoint, clock, answers)
+    return finish(
+        "decode",
+        shape=asdict(args.shape),
+        parameters=args.shape.parameters,
+        precision=args.precision,
+        device=args.device,
+        device_name=getattr(device, "description", None),
+        cores=len(os.sched_getaffinity(0)),
+        context=args.context,
+        tokens=args.tokens,
+        runs=args.runs,
+        copy_bandwidth_bytes_per_s=bandwidth,
+        **ours,
+        transformers=theirs,
+        seconds=clock.seconds,
+    )
+
+
+def _run(
+    args: argparse.Namespace,
+    engine: Path,
+    device: Device,
+    bandwidth: float,
+    clock: StopWatch,
+    answers: dict[int, list[list[int]]],
+) -> dict[str, Any]:
+    """Load the engine, decode batches of each size and put the tokens into `answers`."""
+    profile = KernelProfile(device.synchronize) if args.profile else None
+    requests = {batch: make_requests(batch, args.context, args.tokens) for batch in args.batch}
+    batches, kernels = [], {}
+    gc.collect()
+    before = used_bytes(device)
+    with PeakMemory(device) as memory:
+        runtime = LLMInferenceRuntime(engine, device=device, prefix_cache_bytes=0)
+        clock.done("load")
+        graphs = args.graphs and runtime.capture_decoding_cuda_graph()
+        clock.done("capture", "decode steps are graphs" if graphs else "no graphs")
+        for batch in args.batch:
+            for _ in range(WARM_UP_RUNS):
+                responses = decode(runtime, requests[batch])
+            answers[batch] = [response.token_ids for response in responses]
+        clock.done("warm_up")
+    with runtime:
+        for batch in args.batch:
+            figures = measure(runtime, device, requests[batch], args.runs)
+            moved = bytes_per_step(args.shape, args.precision, batch, args.context, args.tokens)
+            figures["bytes_per_step"] = moved
+            rate = sum(moved.values()) / figures["decode_ms"]["median"] * 1e3
+            figures["share_of_copy_bandwidth"] = rate / bandwidth
+            batches.append(figures)
+            clock.done(f"decode_{batch}", _line(figures))
+            if profile is not None:
+                kernels[str(batch)] = profile_steps(runtime, requests[batch], profile)
+                print(format_table(kernels[str(batch)]), file=sys.stderr)
+        in_use = used_bytes(device) - before
+    width = BYTES_PER_VALUE[args.precision]
+    weights = args.shape.parameters * width
+    cache = max(args.batch) * (args.context + args.tokens) * args.shape.cache_values_per_token * width
+    overhead = in_use / (weights + cache) - 1
+    clock.done("close", f"{in_use / 1e9:.3f} GB were in use, {overhead:.1%} over weights and KV cache")
+    return {
+        "cuda_graphs": bool(graphs),
+        "batches": batches,
+        "memory_bytes": {
+            "weights": weights,
+            "kv_cache": cache,
+            "in_use": in_use,
+            "peak": memory.peak - before,
+        },
+        "memory_overhead": overhead,
+        "kernels": kernels or None,
+    }
+
+
+def _run_transformers(
+    args: argparse.Namespace, checkpoint: Path, clock: StopWatch, answers: dict[int, list[list[int]]]
+) -> dict[str, Any]:
+    """Their figures per batch size: milliseconds, and how many tokens are ours."""
+    import torch
+    import transformers
+
+    from benchmarks.transformers_decode import TransformersDecoder
+
+    tokenizer = Tokenizer(checkpoint / "tokenizer.json")
+    place = "cpu" if args.device == "cpu" else "cuda"
+    model = TransformersDecoder(checkpoint, args.shape, args.precision, place)
+    clock.done("transformers_load")
+    ways = {"eager": model.eager, **({"compiled": model.compiled} if args.compile else {})}
+    batches = []
+    for batch, expected in answers.items():
+        requests = make_requests(batch, args.context, args.tokens)
+        prompts = [tokenizer.encode(request.prompt) for request in requests]
+        figures: dict[str, Any] = {"batch": batch}
+        for way, run in ways.items():
+            phase = f"transformers_{way}_{batch}"
+            try:
+                result = run(prompts, args.tokens, args.runs)
+            except (
+                Exception
+            ) as error:  # ours are measured: what a compiler or a full GPU says is a result too
+                figures[way] = {"error": str(error)}
+                clock.done(phase, f"failed: {error}")
+                continue
+            same = min(map(_same_beginning, expected, result.pop("token_ids")))
+            figures[way] = {**result, "same_tokens": same}
+            clock.done(phase, f"{result['decode_ms']:.3f} ms per token, {same} tokens the same")
+        batches.append(figures)
+    return {"version": transformers.__version__, "torch": torch.__version__, "batches": batches}
+
+
+def _line(figures: dict[str, Any]) -> str:
+    prefill, step = figures["prefill_ms"]["median"], figures["decode_ms"]["median"]
+    share, host = figures["share_of_copy_bandwidth"], figures["host_us_per_step"]
+    line = (
+        f"prefill {prefill:.2f} ms, decode {step:.3f} ms per token, {figures['tokens_per_s']:.1f} tokens/s, "
+    )
+    line += f"{share:.1%} of the copy bandwidth"
+    return line if host is None else f"{line}, host {host:.1f} us per step"
+
+
+def _same_beginning(ours: list[int], theirs: list[int]) -> int:
+    return next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1), len(ours))
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--shape",
+        type=_shape,
+        default="qwen3-0.6b",
+        metavar="NAME[,KEY=NUMBER...]",
+        help=f"{', '.join(SHAPES)}, changed where KEYs say so (hidden_size=64,...); default: %(default)s",
+    )
+    add("--precision", choices=BYTES_PER_VALUE, default="fp16", help="default: %(default)s")
+    add("--device", choices=DEVICES, default="cpu", help="default: %(default)s")
+    add("--batch", type=_batches, default="1", metavar="N[,N...]", help="default: %(default)s")
+    add("--context", type=integer(2), default=500, metavar="N", help="tokens; default: %(default)s")
+    add("--tokens", type=integer(2), default=128, metavar="N", help="per sequence; default: %(default)s")
+    add("--runs", type=integer(1), default=5, metavar="N", help="default: %(default)s")
+    add("--no-graphs", dest="graphs", action="store_false", help="queue the kernels of each step one by one")
+    add("--no-transformers", dest="transformers", action="store_false", help="ours alone")
+    add("--no-compile", dest="compile", action="store_false", help="transformers eager alone")
+    add("--profile", action="store_true", help="kernels of a decode step; a GPU and PyTorch are needed")
+    add(
+        "--directory",
+        type=Path,
+        help="where to keep the checkpoint, to be used again, and the engine (default: nowhere)",
+    )
+    args = parser.parse_args(arguments)
+    if args.profile and args.device == "cpu":
+        parser.error("--profile shows what a GPU does: it needs --device cuda or tensorrt")
+    return args
+
+
+def _shape(text: str) -> ModelShape:
+    try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _batches(text: str) -> list[int]:
+    return [integer(1)(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same weights decoded by transformers: eagerly with a growing cache, and compiled with a static one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, Qwen3Config, Qwen3ForCausalLM, StaticCache
+
+from benchmarks.random_checkpoint import EPSILON, MAX_POSITIONS, ROPE_THETA, ModelShape
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+MAX_RUNS = 3
+WARM_UP_STEPS = 5  # a compiled step is compiled, run and recorded before it is replayed
+
+Step = Callable[[torch.Tensor, Cache], torch.Tensor]
+
+
+class TransformersDecoder:
+    """`Qwen3ForCausalLM` with the weights of a checkpoint, whose tensors have the names it expects."""
+
+    def __init__(self, checkpoint: Path, shape: ModelShape, precision: str, device: str) -> None:
+        config = Qwen3Config(
+            **asdict(shape),
+            max_position_embeddings=MAX_POSITIONS,
+            rms_norm_eps=EPSILON,
+            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        )
+        model, found = Qwen3ForCausalLM.from_pretrained(
+            checkpoint, config=config, dtype=DTYPES[precision], output_loading_info=True
+        )
+        strangers = {key: names for key, names in found.items() if names and key != "error_msgs"}
+        if strangers:
+            raise RuntimeError(f"the checkpoint's tensors are not those of Qwen3: {strangers}")
+        self._device = device
+        self._model = model.to(device).eval()
+
+    def eager(self, prompts: Sequence[Sequence[int]], tokens: int, runs: int) -> dict[str, Any]:
+        """Greedy tokens of each prompt; `prefill_ms` and `decode_ms` per token, medians of some runs."""
+        return self._decode(prompts, tokens, runs, lambda capacity: DynamicCache(), self._step)
+
+    def compiled(self, prompts: Sequence[Sequence[int]], tokens: int, runs: int) -> dict[str, Any]:
+        """The same with one compiled graph for a decode step, which on a GPU is a CUDA graph."""
+        torch._dynamo.reset()
+        step = torch.compile(self._step, mode="reduce-overhead", fullgraph=True, dynamic=False)
+
+        def replayable(ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+            torch.compiler.cudagraph_mark_step_begin()
+            return step(ids, cache).clone()  # the next replay overwrites what this one returns
+
+        def static(capacity: int) -> Cache:
+            return StaticCache(config=self._model.config, max_cache_len=capacity)
+
+        return self._decode(prompts, tokens, runs, static, replayable)
+
+    def _step(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Last column of ids [B,S] into the cache, the next tokens [B,1]."""
+        out = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return out.logits.argmax(-1)
+
+    @torch.no_grad()
+    def _decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        runs: int,
+        make_cache: Callable[[int], Cache],
+        step: Step,
+    ) -> dict[str, Any]:
+        """A prompt is never compiled. The first run warms up; the clock stops when all tokens are there.
+
+        Tokens are not looked at in between, which spares transformers a wait per token that `generate` has.
+        """
+        ids = torch.tensor(prompts, device=self._device)
+        cache = make_cache(ids.shape[1] + tokens)
+        prefill_s, decode_s, drawn = [], [], []
+        for run in range(1 + min(runs, MAX_RUNS)):
+            if isinstance(cache, StaticCache):
+                cache.reset()  # the compiled step knows this one's memory
+            else:
+                cache = make_cache(0)
+            marks = [self._now()]
+            drawn = [self._step(ids, cache)]
+            marks.append(self._now())
+            for _ in range(tokens - 1 if run else min(WARM_UP_STEPS, tokens - 1)):
+                drawn.append(step(drawn[-1], cache))
+            marks.append(self._now())
+            if run:
+                prefill_s.append(marks[1] - marks[0])
+                decode_s.append((marks[2] - marks[1]) / (tokens - 1))
+        return {
+            "prefill_ms": 1e3 * median(prefill_s),
+            "decode_ms": 1e3 * median(decode_s),
+            "token_ids": torch.cat(drawn, 1).tolist(),
+        }
+
+    def _now(self) -> float:
+        """When all that was queued is done."""
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoding benchmark, from random weights to its last line, with a model that is small."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import decode
+from benchmarks.decode_runs import decode as decode_requests
+from benchmarks.decode_runs import make_requests
+from benchmarks.random_checkpoint import SHAPES, bytes_per_step, parse_shape, write_checkpoint
+from edgellm_ros.builder import export
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+SMALL = (
+    "qwen3-0.6b,hidden_size=64,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,"
+    "num_key_value_heads=2,head_dim=16,vocab_size=300"
+)
+CONTEXT, TOKENS = 20, 10
+
+
+def options(*more: str, shape: str = SMALL) -> list[str]:
+    given = {"--shape": shape, "--precision": "fp32", "--context": CONTEXT, "--tokens": TOKENS, "--runs": 2}
+    return [str(part) for pair in given.items() for part in pair] + list(more)
+
+
+@pytest.fixture(scope="module")
+def result() -> dict:
+    return decode.main(options("--batch", "1,3", "--no-transformers"))
+
+
+def test_the_last_line_is_the_result_as_json(capsys):
+    returned = decode.main(options("--no-transformers"))
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last == {"benchmark": "decode", **returned}
+
+
+def test_every_batch_size_has_its_figures(result):
+    assert [figures["batch"] for figures in result["batches"]] == [1, 3]
+    for figures in result["batches"]:
+        for name in ("prefill_ms", "decode_ms", "wall_ms", "step_ms"):
+            assert 0 < figures[name]["median"] <= figures[name]["p90"]
+        assert figures["tokens_per_s"] == pytest.approx(
+            1e3 * figures["batch"] / figures["decode_ms"]["median"]
+        )
+        assert figures["share_of_copy_bandwidth"] == pytest.approx(
+            sum(figures["bytes_per_step"].values())
+            / (figures["decode_ms"]["median"] * 1e-3)
+            / result["copy_bandwidth_bytes_per_s"]
+        )
+        assert figures["host_us_per_step"] is None  # the host's own work is the step
+
+
+def test_the_time_from_outside_is_the_time_that_the_runtime_tells(result):
+    for figures in result["batches"]:
+        assert figures["wall_ms"]["median"] == pytest.approx(figures["decode_ms"]["median"], rel=0.3)
+
+
+def test_weights_and_cache_are_those_of_the_shape_and_what_they_exceed_is_told(result):
+    memory, shape = result["memory_bytes"], parse_shape(SMALL)
+    assert memory["weights"] == 4 * shape.parameters
+    assert memory["kv_cache"] == 4 * 3 * (CONTEXT + TOKENS) * 2 * 2 * 2 * 16
+    needed = memory["weights"] + memory["kv_cache"]
+    assert result["memory_overhead"] == pytest.approx(memory["in_use"] / needed - 1)
+    assert memory["peak"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "read"),
+    [
+        ("qwen3-0.6b", 0.596, 0.596),
+        ("qwen3-1.7b", 1.721, 1.721),
+        ("qwen3-4b", 4.022, 4.022),
+        ("qwen3-8b", 8.191, 7.568),  # its table of embeddings is not the last matrix
+    ],
+)
+def test_built_in_shapes_have_as_many_weights_as_the_models(name, billions, read):
+    shape = SHAPES[name]
+    assert shape.parameters == pytest.approx(billions * 1e9, rel=1e-3)
+    assert shape.parameters_per_step == pytest.approx(read * 1e9, rel=1e-3)
+
+
+def test_a_step_reads_the_weights_once_and_every_sequence_s_rows():
+    shape = SHAPES["qwen3-1.7b"]
+    per_token = 2 * 28 * 8 * 128 * 2  # keys and values of 28 layers, 8 heads, fp16
+    moved = bytes_per_step(shape, "fp16", batch=8, context=500, tokens=3)  # steps over 501 and 502 rows
+    assert moved == {"weights": 2 * shape.parameters, "kv_cache": round(8 * 501.5 * per_token)}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_matrices_keep_the_size_of_what_passes_and_only_the_stop_token_s_row_is_zero(tmp_path, precision):
+    shape = parse_shape(SMALL)
+    weights = Weights(write_checkpoint(tmp_path, shape, precision))
+    table = weights.read("model.embed_tokens.weight").astype(np.float32)
+    assert not table[-1].any()
+    for matrix in (table[:-1], weights.read("model.layers.1.mlp.down_proj.weight").astype(np.float32)):
+        assert matrix.all()
+        assert matrix.mean() == pytest.approx(0, abs=0.05 * float(matrix.std()))
+        assert 0.7 < matrix.std() * matrix.shape[1] ** 0.5 < 1.42
+        assert len(np.unique(matrix)) > 100
+
+
+def test_a_checkpoint_is_made_again_only_for_other_weights(tmp_path):
+    shape = parse_shape(SMALL)
+
+    def written(seed: int) -> tuple[int, np.ndarray]:
+        write_checkpoint(tmp_path, shape, "fp32", seed)
+        stamp = (tmp_path / "config.json").stat().st_mtime_ns
+        return stamp, Weights(tmp_path).read("model.layers.0.mlp.up_proj.weight")
+
+    (first, weights), (again, _), (later, others) = written(0), written(0), written(1)
+    assert first == again < later
+    assert not np.array_equal(weights, others)
+
+
+def test_prompts_have_as_many_tokens_as_asked_for_and_answers_never_stop(tmp_path):
+    write_checkpoint(tmp_path / "checkpoint", parse_shape(SMALL), "fp32")
+    export(tmp_path / "checkpoint", tmp_path / "engine", "fp32", 2, CONTEXT, CONTEXT + 100)
+    with LLMInferenceRuntime(tmp_path / "engine", prefix_cache_bytes=0) as runtime:
+        responses = decode_requests(runtime, make_requests(2, CONTEXT, 100))
+    assert [response.prompt_tokens for response in responses] == [CONTEXT, CONTEXT]
+    assert [response.finish_reason for response in responses] == ["length", "length"]
+    assert responses[0].token_ids != responses[1].token_ids
+
+
+def test_an_answer_that_ends_early_is_an_error(tmp_path):
+    write_checkpoint(tmp_path / "checkpoint", parse_shape(SMALL), "fp32")
+    export(tmp_path / "checkpoint", tmp_path / "engine", "fp32", 1, CONTEXT, CONTEXT + 5)
+    with (
+        LLMInferenceRuntime(tmp_path / "engine", prefix_cache_bytes=0) as runtime,
+        pytest.raises(RuntimeError, match="ended after 5 of 9 tokens"),
+    ):
+        decode_requests(runtime, make_requests(1, CONTEXT, 9))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "qwen9"], "unknown shape 'qwen9'"),
+        (["--shape", "qwen3-4b,layers=2"], "'layers=2'"),
+        (["--batch", "1,0"], "at least 1"),
+        (["--profile"], "--device cuda"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        decode.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("tied", [1, 0])
+def test_transformers_draws_the_same_tokens_eager_and_compiled(tied):
+    pytest.importorskip("transformers")
+    result = decode.main(options("--batch", "2", shape=f"{SMALL},tie_word_embeddings={tied}"))
+    for figures in result["transformers"]["batches"]:
+        assert figures["eager"]["same_tokens"] == figures["compiled"]["same_tokens"] == TOKENS
+        assert figures["eager"]["decode_ms"] > 0
