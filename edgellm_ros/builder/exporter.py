@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ from edgellm_ros.runtime.lora import find_adapters
 from edgellm_ros.schema import read_json
 
 EMBEDDING_FILE = "embedding.safetensors"
+CUDA_VARIANT = "llm/model.cuda.onnx"
 
 
 def export(
@@ -132,7 +134,8 @@ def export(
     )
     head = LMHead(text, weights, answers, lm_head_input)
     adapters = {} if max_lora_rank == 0 else find_adapters(checkpoint)
-    llm = build_llm(
+    write_llm = partial(
+        build_llm,
         text,
         weights,
         precision,
@@ -141,6 +144,7 @@ def export(
         lora=bool(adapters or max_lora_rank),
         hidden_state_layers=limits.hidden_state_layers,
     )
+    llm = write_llm()
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
     found = read_adapters(adapters, inputs, max_lora_rank)
     if max_lora_rank is None:
@@ -164,6 +168,8 @@ def export(
         files.append(_write(engine, "lm_head.safetensors", {LM_HEAD: matrix}))
     for part, graph in graphs.items():
         files += [str(path.relative_to(engine)) for path in graph.save(engine / part / "model.onnx")]
+    variant = write_llm(for_cuda=True).save_variant(engine / CUDA_VARIANT, engine / "llm" / "model.onnx")
+    files.append(str(variant.relative_to(engine)))
     copy_adapters(adapters, engine)
     config = dataclasses.replace(config, builder=limits, files=list_files(engine, files))
     config.save(engine)
@@ -180,7 +186,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     optional = (f"{VOCAB_MAP}.safetensors", "lm_head.safetensors")
-    for pattern in ("*/model.onnx", "*/model.onnx.data", "*/*.plan", *optional):
+    for pattern in ("*/model.onnx", "*/model.*.onnx", "*/model.onnx.data", "*/*.plan", *optional):
         for path in engine.glob(pattern):
             path.unlink()
 

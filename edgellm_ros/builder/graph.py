@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small writer of ONNX graphs: named nodes, weights that are read when the file is written, external data.
 
-Every node is named after the module it comes from (`/layers.0/attn/q_proj/MatMul`) and its result after the
+Every node is named after the module it comes from (`/layers.0/attn/qkv_proj/MatMul`) and its result after the
 node, so that a profile of ONNX Runtime or TensorRT reads like the model. Weights keep their tensors' names.
 """
 
@@ -53,11 +53,13 @@ class GraphBuilder:
         yield
         self._scope.pop()
 
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        """Append a node with one result."""
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        """Append a node with one result; None is an input that is left out."""
         return self.ops(op_type, *inputs, outputs=1, **attributes)[0]
 
-    def ops(self, op_type: str, *inputs: ir.Value, outputs: int, **attributes: Any) -> Sequence[ir.Value]:
+    def ops(
+        self, op_type: str, *inputs: ir.Value | None, outputs: int, **attributes: Any
+    ) -> Sequence[ir.Value]:
         """Append a node with several results."""
         name = "/" + "/".join([*filter(None, self._scope), op_type])
         seen = self._names.get(name, 0)
@@ -118,6 +120,21 @@ class GraphBuilder:
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="edgellm_ros")
         ir.save(model, path, external_data=data.name)
         return [path, data]
+
+    def save_variant(self, path: Path, original: Path) -> Path:
+        """Write the graph to `path`, which lies beside a saved graph `original` and shares its weights.
+
+        ValueError for a weight that the original does not have.
+        """
+        saved = ir.load(original).graph.initializers
+        for name, value in self.graph.initializers.items():
+            if isinstance(value.const_value, ir.LazyTensor):
+                if name not in saved:
+                    raise ValueError(f"{original} has no weight {name!r}, which {path.name} needs")
+                value.const_value = saved[name].const_value
+        model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="edgellm_ros")
+        ir.save(model, path)
+        return path
 
     def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
         tensor_type = ir.TensorType(tensor.dtype)

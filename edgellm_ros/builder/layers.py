@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -42,27 +42,70 @@ class ModelBuilder(GraphBuilder):
         return self.weight(full, shape, lambda: self.weights.read(full))
 
     def linear(self, name: str, x: ir.Value, fan_in: int, fan_out: int, bias: bool = False) -> ir.Value:
-        """Linear layer, x [..., fan_in] -> [..., fan_out]; with a place for an adapter x must be a matrix.
-
-        The checkpoint keeps [fan_out, fan_in], or more dimensions for a convolution that sees each patch
-        once; MatMul takes it transposed. Every linear layer is a MatMul of its own, also where several share
-        an input: fusing q, k and v, or gate and up, changed prefill and decode on the CPU by less than 3%,
-        TensorRT fuses by itself, and so each layer keeps a place for an adapter.
-        """
+        """Linear layer, x [..., fan_in] -> [..., fan_out]; with a place for an adapter x must be a matrix."""
         with self.module(name):
             full = self.full_name("weight")
-            stored = self.weights.shape(full)
-            if (stored[0], int(np.prod(stored[1:]))) != (fan_out, fan_in):
-                self.weights.require(full, (fan_out, fan_in))
-            matrix = self.weight(
-                full, (fan_in, fan_out), lambda: self.weights.read(full).reshape(fan_out, fan_in).T
-            )
+            matrix = self.weight(full, (fan_in, fan_out), self._matrix(full, fan_in, fan_out))
             y = self.op("MatMul", x, matrix)
             if bias:
                 y = self.op("Add", y, self.tensor("bias", fan_out))
-            if self.lora and name in TARGETS:
-                y = add_adapter(self, ".".join(self._prefix), x, y, fan_in, fan_out)
+            return self._adapted(x, y, fan_in, fan_out)
+
+    # x -- MatMul [first | second | ...] -- Split --+-- first -->
+    #                                               +-- second -->
+    def linears(
+        self, name: str, parts: Mapping[str, int], x: ir.Value, fan_in: int, bias: bool = False
+    ) -> list[ir.Value]:
+        """Linear layers that read the same x [..., fan_in], name -> fan_out, as one product named `name`.
+
+        On a GPU a decode step of Qwen3-1.7B takes 0.91 of the time that it takes with one product each (H200,
+        fp16, batch 1, ONNX Runtime 1.31); on a CPU it makes no difference, TensorRT does it by itself. Each
+        layer keeps its own place for an adapter.
+        """
+        fan_outs = list(parts.values())
+        weights = {part: self.full_name(f"{part}.weight") for part in parts}
+        reads = [self._matrix(full, fan_in, parts[part]) for part, full in weights.items()]
+        with self.scope(name):
+            matrix = self.weight(
+                self.full_name(f"{name}.weight"),
+                (fan_in, sum(fan_outs)),
+                lambda: np.concatenate([read() for read in reads], axis=1),
+            )
+            y = self.op("MatMul", x, matrix)
+            if bias:
+                y = self.op("Add", y, self._joined_biases(name, parts))
+            results = self.split(y, fan_outs, axis=-1)
+        adapted = []
+        for (part, fan_out), result in zip(parts.items(), results, strict=True):
+            with self.module(part):
+                adapted.append(self._adapted(x, result, fan_in, fan_out))
+        return adapted
+
+    def _matrix(self, full: str, fan_in: int, fan_out: int) -> Callable[[], np.ndarray]:
+        """How to read a weight as MatMul takes it, [fan_in, fan_out].
+
+        The checkpoint keeps [fan_out, fan_in], more dimensions for a convolution that sees each patch once.
+        """
+        stored = self.weights.shape(full)
+        if (stored[0], int(np.prod(stored[1:]))) != (fan_out, fan_in):
+            self.weights.require(full, (fan_out, fan_in))
+        return lambda: self.weights.read(full).reshape(fan_out, fan_in).T
+
+    def _joined_biases(self, name: str, parts: Mapping[str, int]) -> ir.Value:
+        names = [self.full_name(f"{part}.bias") for part in parts]
+        for full, size in zip(names, parts.values(), strict=True):
+            self.weights.require(full, (size,))
+        return self.weight(
+            self.full_name(f"{name}.bias"),
+            (sum(parts.values()),),
+            lambda: np.concatenate([self.weights.read(full) for full in names]),
+        )
+
+    def _adapted(self, x: ir.Value, y: ir.Value, fan_in: int, fan_out: int) -> ir.Value:
+        """The result y of this module's layer, with a place for an adapter if there are any."""
+        if not self.lora or self._prefix[-1] not in TARGETS:
             return y
+        return add_adapter(self, ".".join(self._prefix), x, y, fan_in, fan_out)
 
     def conv2d(self, name: str, x: ir.Value, fan_in: int, fan_out: int) -> ir.Value:
         """3 x 3 convolution of stride 2, x [N, fan_in, H, W] -> [N, fan_out, ceil(H/2), ceil(W/2)]."""
@@ -82,14 +125,13 @@ class ModelBuilder(GraphBuilder):
             scale, shift = self.tensor("weight", size), self.tensor("bias", size)
             return self.op("LayerNormalization", x, scale, shift, axis=-1, epsilon=epsilon, stash_type=1)
 
-    # x --+-- gate_proj --+-- Sigmoid --+
-    #     |               +----------- Mul --+
-    #     +-- up_proj --------------------- Mul -- down_proj -->
+    # x -- gate_up_proj --+-- gate --+-- Sigmoid --+
+    #                     |          +----------- Mul --+
+    #                     +-- up -------------------- Mul -- down_proj -->
     def swiglu(self, name: str, x: ir.Value, size: int, inner: int) -> ir.Value:
         """Feed-forward block of Llama and Qwen, x [..., size] -> [..., size]."""
         with self.module(name):
-            gate = self.linear("gate_proj", x, size, inner)
-            up = self.linear("up_proj", x, size, inner)
+            gate, up = self.linears("gate_up_proj", {"gate_proj": inner, "up_proj": inner}, x, size)
             silu = self.op("Mul", gate, self.op("Sigmoid", gate))
             return self.linear("down_proj", self.op("Mul", silu, up), inner, size)
 

@@ -13,6 +13,7 @@ from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.layers import ModelBuilder
 
 LM_HEAD = "lm_head.weight"
+EMBEDDING_INPUT = "embedding"
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,20 @@ class LMHead:
         matrix = self.weights.read(self._tensor_name())
         return (matrix if self.vocab_map is None else matrix[self.vocab_map]).T
 
-    def logits(self, graph: ModelBuilder, x: ir.Value) -> ir.Value:
-        """X [B,N,H] to logits [B,N,V] in fp32."""
+    def logits(self, graph: ModelBuilder, x: ir.Value, share_embedding: bool = False) -> ir.Value:
+        """X [B,N,H] to logits [B,N,V] in fp32.
+
+        `share_embedding`: if the matrix is the embedding table, the graph takes it as its input `embedding`
+        [V,H] from where the runtime has it.
+        """
         runner = self.architecture.runner
         self.weights.require(self._tensor_name(), (runner.vocab_size, runner.hidden_size))
         with graph.scope("lm_head"):
             if self.as_input:
                 return graph.to_fp32(_matmul(graph, x, graph.input(LM_HEAD, graph.dtype, self.shape)))
+            if share_embedding and self.architecture.tie_word_embeddings and self.vocab_map is None:
+                table = graph.input(EMBEDDING_INPUT, graph.dtype, self.shape[::-1])
+                return graph.to_fp32(_product_with_table(graph, x, table, self.shape[0]))
             matrix = graph.weight(self._tensor_name(), self.shape, self.read)
             return graph.to_fp32(graph.op("MatMul", x, matrix))
 
@@ -63,3 +71,11 @@ def _matmul(graph: ModelBuilder, x: ir.Value, matrix: ir.Value) -> ir.Value:
     x = graph.op("Unsqueeze", x, graph.constant([0]))
     product = graph.op("MatMul", graph.op("Concat", x, x, axis=0), matrix)
     return graph.op("Gather", product, graph.constant(0), axis=0)
+
+
+# x [B,N,H] -- rows [B*N,H] -- Gemm table^T [H,V] -- [B*N,V] -- [B,N,V] -->
+def _product_with_table(graph: ModelBuilder, x: ir.Value, table: ir.Value, size: int) -> ir.Value:
+    """X [B,N,size] times the transposed table [V,size], without a transposed copy of it."""
+    batch = graph.op("Shape", x, start=0, end=2)
+    rows = graph.op("Gemm", graph.reshape(x, [-1, size]), table, transB=1)
+    return graph.op("Reshape", rows, graph.op("Concat", batch, graph.constant([-1]), axis=0))

@@ -18,8 +18,9 @@ OPERATORS = {  # all of them in TensorRT's list of supported ONNX operators
     "Concat",
     "Conv",
     "Cos",
+    "Expand",
     "Gather",
-    "GatherND",
+    "GatherElements",
     "Gelu",
     "Gemm",
     "LayerNormalization",
@@ -146,7 +147,7 @@ def test_action_graph_reads_the_caches_where_they_are(graphs):
 
 def test_nodes_are_named_after_the_modules(graphs):
     names = {part: {node.name for node in graph.node} for part, graph in graphs.items()}
-    assert "/layers.0/attn/q_proj/MatMul" in names["llm"]
+    assert "/layers.0/attn/qkv_proj/MatMul" in names["llm"]
     assert "/layers.2/mlp/down_proj/MatMul" in names["llm"]
     assert "/blocks.1/attn/qkv/MatMul" in names["visual"]
     assert "/merger_list.0/mlp.2/MatMul" in names["visual"]
