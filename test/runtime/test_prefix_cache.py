@@ -9,32 +9,34 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from edgellm_ros.engine.device import CpuDevice
-from edgellm_ros.kernels import load_kernels
 from edgellm_ros.runtime.config import EngineConfig
 from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.prefix_cache import PAGE, PrefixCache
 from edgellm_ros.runtime.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
 
-DEVICE = CpuDevice()
-KERNELS = load_kernels(DEVICE)
 LAYERS, KV_HEADS, HEAD_DIM, CAPACITY = 2, 2, 4, 200
 PAGE_BYTES = 2 * LAYERS * KV_HEADS * PAGE * HEAD_DIM * 4
 
 
-def make_cache(pages: int = 12) -> PrefixCache:
-    return PrefixCache(DEVICE, KERNELS, LAYERS, KV_HEADS, HEAD_DIM, np.float32, pages * PAGE_BYTES)
+@pytest.fixture
+def make_cache(device, kernels):
+    """A prefix cache of so many pages."""
+
+    def make(pages: int = 12) -> PrefixCache:
+        return PrefixCache(device, kernels, LAYERS, KV_HEADS, HEAD_DIM, np.float32, pages * PAGE_BYTES)
+
+    return make
 
 
 @pytest.fixture
-def cache() -> PrefixCache:
+def cache(make_cache) -> PrefixCache:
     return make_cache()
 
 
 @pytest.fixture
-def slots() -> LinearKVCache:
+def slots(device, kernels) -> LinearKVCache:
     """The KV cache: prompts are computed in slot 0, prefixes are loaded into slot 1."""
-    return LinearKVCache(DEVICE, KERNELS, LAYERS, 2, KV_HEADS, CAPACITY, HEAD_DIM, np.float32)
+    return LinearKVCache(device, kernels, LAYERS, 2, KV_HEADS, CAPACITY, HEAD_DIM, np.float32)
 
 
 def row(keys, token) -> float:
@@ -42,31 +44,43 @@ def row(keys, token) -> float:
     return float(hash(tuple(keys[: token + 1])) % 1_000_003)
 
 
-def compute(slots, keys):
+@pytest.fixture
+def compute(device, slots):
     """Slot 0 as after the prefill of a prompt."""
-    sequence = slots.sequence(0)
-    for layer, tensors in enumerate(zip(sequence.keys, sequence.values, strict=True)):
-        for kind, tensor in enumerate(tensors):
-            tensor.array[:] = np.nan
-            for token in range(len(keys)):
-                tensor.array[0, :, token] = row(keys, token) + layer + 0.5 * kind
-    return sequence
+
+    def run(keys):
+        sequence = slots.sequence(0)
+        numbers = np.array([row(keys, token) for token in range(len(keys))])[:, None]
+        for layer, tensors in enumerate(zip(sequence.keys, sequence.values, strict=True)):
+            for kind, tensor in enumerate(tensors):
+                rows = np.full(tensor.shape, np.nan, np.float32)
+                rows[0, :, : len(keys)] = numbers + layer + 0.5 * kind
+                device.upload(tensor, rows)
+        return sequence
+
+    return run
 
 
-def assert_loads(cache, slots, keys, length, adapter="") -> None:
-    """The prompt is found up to `length`, and its rows are what they were."""
-    prefix = cache.match(adapter, keys)
-    assert prefix.length == length
-    sequence = slots.sequence(1)
-    for tensor in (*sequence.keys, *sequence.values):
-        tensor.array[:] = -1
-    cache.load(prefix, sequence, length)
-    for layer, tensors in enumerate(zip(sequence.keys, sequence.values, strict=True)):
-        for kind, tensor in enumerate(tensors):
-            expected = [row(keys, token) + layer + 0.5 * kind for token in range(length)]
-            for head in range(KV_HEADS):
-                np.testing.assert_array_equal(tensor.array[0, head, :length, 0], np.float32(expected))
-            assert (tensor.array[0, :, length:] == -1).all()
+@pytest.fixture
+def assert_loads(device, slots):
+    """The prompt is found in a cache up to `length`, and its rows are what they were."""
+
+    def check(cache, keys, length, adapter="") -> None:
+        prefix = cache.match(adapter, keys)
+        assert prefix.length == length
+        sequence = slots.sequence(1)
+        for tensor in (*sequence.keys, *sequence.values):
+            device.upload(tensor, np.full(tensor.shape, -1, np.float32))
+        cache.load(prefix, sequence, length)
+        for layer, tensors in enumerate(zip(sequence.keys, sequence.values, strict=True)):
+            for kind, tensor in enumerate(tensors):
+                expected = [row(keys, token) + layer + 0.5 * kind for token in range(length)]
+                rows = device.download(tensor)[0]
+                for head in range(KV_HEADS):
+                    np.testing.assert_array_equal(rows[head, :length, 0], np.float32(expected))
+                assert (rows[:, length:] == -1).all()
+
+    return check
 
 
 def prompt(*parts) -> list:
@@ -78,132 +92,132 @@ SYSTEM = ("s", 75)
 
 
 @pytest.mark.parametrize("length", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 150])
-def test_a_prompt_is_found_again_but_for_its_last_token(cache, slots, length):
+def test_a_prompt_is_found_again_but_for_its_last_token(cache, length, compute, assert_loads):
     keys = prompt(("a", length))
-    cache.insert("", keys, compute(slots, keys))
-    assert_loads(cache, slots, keys, length - 1)
-    assert_loads(cache, slots, [*keys, "more"], length)
+    cache.insert("", keys, compute(keys))
+    assert_loads(cache, keys, length - 1)
+    assert_loads(cache, [*keys, "more"], length)
 
 
 @pytest.mark.parametrize("common", [0, 1, PAGE - 1, PAGE, PAGE + 1, 75, 100])
-def test_the_longest_common_beginning_is_found(cache, slots, common):
+def test_the_longest_common_beginning_is_found(cache, common, compute, assert_loads):
     first = prompt(("common", common), ("a", 40))
-    cache.insert("", first, compute(slots, first))
-    assert_loads(cache, slots, prompt(("common", common), ("b", 50)), common)
+    cache.insert("", first, compute(first))
+    assert_loads(cache, prompt(("common", common), ("b", 50)), common)
 
 
-def test_of_several_prompts_the_one_that_shares_most_is_found(cache, slots):
+def test_of_several_prompts_the_one_that_shares_most_is_found(cache, compute, assert_loads):
     for tail in (3, 20, 9):
         keys = prompt(SYSTEM, ("t", tail), (f"end{tail}", 10))
-        cache.insert("", keys, compute(slots, keys))
-    assert_loads(cache, slots, prompt(SYSTEM, ("t", 17), ("other", 5)), 75 + 17)
+        cache.insert("", keys, compute(keys))
+    assert_loads(cache, prompt(SYSTEM, ("t", 17), ("other", 5)), 75 + 17)
 
 
-def test_what_prompts_have_in_common_is_kept_once(cache, slots):
+def test_what_prompts_have_in_common_is_kept_once(cache, compute):
     for frame in range(4):
         keys = prompt(("s", 2 * PAGE), (f"frame{frame}", 20))
-        cache.insert("", keys, compute(slots, keys))
+        cache.insert("", keys, compute(keys))
     assert cache.used_bytes == (2 + 4) * PAGE_BYTES
-    cache.insert("", keys, compute(slots, keys))
+    cache.insert("", keys, compute(keys))
     assert cache.used_bytes == (2 + 4) * PAGE_BYTES
 
 
-def test_a_longer_prompt_fills_up_the_page_of_a_shorter_one(cache, slots):
+def test_a_longer_prompt_fills_up_the_page_of_a_shorter_one(cache, compute, assert_loads):
     short, long = prompt(("a", 10)), prompt(("a", 10), ("b", 60))
-    cache.insert("", short, compute(slots, short))
-    cache.insert("", long, compute(slots, long))
+    cache.insert("", short, compute(short))
+    cache.insert("", long, compute(long))
     assert cache.used_bytes == 3 * PAGE_BYTES
-    assert_loads(cache, slots, long, 69)
-    assert_loads(cache, slots, [*short, "other"], 10)
+    assert_loads(cache, long, 69)
+    assert_loads(cache, [*short, "other"], 10)
 
 
-def test_adapters_are_kept_apart(cache, slots):
+def test_adapters_are_kept_apart(cache, compute, assert_loads):
     keys = prompt(SYSTEM)
-    cache.insert("one", keys, compute(slots, keys))
+    cache.insert("one", keys, compute(keys))
     assert cache.match("", keys).length == cache.match("two", keys).length == 0
-    assert_loads(cache, slots, keys, 74, adapter="one")
+    assert_loads(cache, keys, 74, adapter="one")
 
 
-def test_the_page_used_least_recently_makes_room(slots):
+def test_the_page_used_least_recently_makes_room(make_cache, compute, assert_loads):
     cache = make_cache(pages=4)
     prompts = [prompt(("s", PAGE), (f"frame{i}", PAGE)) for i in range(5)]
     for keys in prompts[:3]:
-        cache.insert("", keys, compute(slots, keys))
+        cache.insert("", keys, compute(keys))
     assert cache.used_bytes == cache.capacity_bytes
     cache.match("", prompts[0])
-    cache.insert("", prompts[3], compute(slots, prompts[3]))
+    cache.insert("", prompts[3], compute(prompts[3]))
     found = [cache.match("", keys).length for keys in prompts]
     assert found == [2 * PAGE - 1, PAGE, 2 * PAGE - 1, 2 * PAGE - 1, PAGE]
     for keys, length in zip(prompts, found, strict=True):
-        assert_loads(cache, slots, keys, length)
+        assert_loads(cache, keys, length)
 
 
-def test_a_prompt_that_is_too_long_is_kept_as_far_as_there_is_room(slots):
+def test_a_prompt_that_is_too_long_is_kept_as_far_as_there_is_room(make_cache, compute, assert_loads):
     cache = make_cache(pages=2)
     old, long = prompt(("old", 20)), prompt(("long", 120))
-    cache.insert("", old, compute(slots, old))
-    cache.insert("", long, compute(slots, long))
-    assert_loads(cache, slots, long, 2 * PAGE)
+    cache.insert("", old, compute(old))
+    cache.insert("", long, compute(long))
+    assert_loads(cache, long, 2 * PAGE)
     assert cache.match("", old).length == 0
     assert cache.used_bytes == cache.capacity_bytes == 2 * PAGE_BYTES
 
 
-def test_thousands_of_prompts_stay_within_the_budget_and_true(slots):
+def test_thousands_of_prompts_stay_within_the_budget_and_true(make_cache, compute, assert_loads):
     cache = make_cache(pages=7)
     rng = np.random.default_rng(0)
     for _ in range(400):
         keys = prompt(("s", int(rng.integers(0, 60))), (f"f{rng.integers(5)}-", int(rng.integers(1, 90))))
-        cache.insert("", keys, compute(slots, keys))
+        cache.insert("", keys, compute(keys))
         wanted = prompt(("s", int(rng.integers(0, 60))), (f"f{rng.integers(5)}-", int(rng.integers(1, 90))))
-        assert_loads(cache, slots, wanted, cache.match("", wanted).length)
+        assert_loads(cache, wanted, cache.match("", wanted).length)
         assert cache.used_bytes <= 7 * PAGE_BYTES
         assert len(list(cache.pages())) * PAGE_BYTES == cache.used_bytes
 
 
-def test_without_memory_nothing_is_kept(slots):
+def test_without_memory_nothing_is_kept(make_cache, compute):
     cache = make_cache(pages=0)
     keys = prompt(SYSTEM)
-    cache.insert("", keys, compute(slots, keys))
+    cache.insert("", keys, compute(keys))
     assert cache.match("", keys).length == 0
     assert cache.capacity_bytes == 0
 
 
 @pytest.mark.parametrize("size", [-1, PAGE_BYTES - 1])
-def test_a_budget_without_room_for_a_page_is_an_error_that_names_both(size):
+def test_a_budget_without_room_for_a_page_is_an_error_that_names_both(size, device, kernels):
     with pytest.raises(ValueError, match=f"0 or at least {PAGE_BYTES} bytes, got {size}"):
-        PrefixCache(DEVICE, KERNELS, LAYERS, KV_HEADS, HEAD_DIM, np.float32, size)
+        PrefixCache(device, kernels, LAYERS, KV_HEADS, HEAD_DIM, np.float32, size)
 
 
-def test_clearing_forgets_everything(cache, slots):
+def test_clearing_forgets_everything(cache, compute):
     keys = prompt(SYSTEM)
-    cache.insert("", keys, compute(slots, keys))
+    cache.insert("", keys, compute(keys))
     cache.clear()
     assert cache.used_bytes == 0
     assert cache.match("", keys).length == 0
 
 
-def test_an_adapter_that_is_removed_frees_its_pages_and_no_others(cache, slots):
+def test_an_adapter_that_is_removed_frees_its_pages_and_no_others(cache, compute, assert_loads):
     for adapter, parts in [("", [SYSTEM]), ("lora", [SYSTEM, ("a", 30)])]:
         keys = prompt(*parts)
-        cache.insert(adapter, keys, compute(slots, keys))
+        cache.insert(adapter, keys, compute(keys))
         if not adapter:
             used = cache.used_bytes
     cache.remove("lora")
     cache.remove("unknown")
     assert cache.used_bytes == used
     assert cache.match("lora", prompt(SYSTEM)).length == 0
-    assert_loads(cache, slots, [*prompt(SYSTEM), "x"], len(prompt(SYSTEM)))
+    assert_loads(cache, [*prompt(SYSTEM), "x"], len(prompt(SYSTEM)))
 
 
-def test_an_adapter_whose_last_page_made_room_leaves_nothing(slots):
+def test_an_adapter_whose_last_page_made_room_leaves_nothing(make_cache, compute, assert_loads):
     cache = make_cache(pages=1)
     keys = prompt(("a", 20))
-    sequence = compute(slots, keys)
+    sequence = compute(keys)
     for number in range(5):
         cache.insert(f"lora {number}", keys, sequence)
     assert list(cache._roots) == ["lora 4"]
     make_cache(pages=0).insert("lora", keys, sequence)
-    assert_loads(cache, slots, keys, 19, adapter="lora 4")
+    assert_loads(cache, keys, 19, adapter="lora 4")
 
 
 def rewrite(path, damage) -> None:
@@ -217,66 +231,72 @@ def rewrite(path, damage) -> None:
 
 class TestOnDisk:
     @pytest.fixture
-    def filled(self, cache, slots):
+    def filled(self, cache, compute):
         for adapter, parts in [("", [SYSTEM, ("a", 30)]), ("", [SYSTEM, ("b", 40)]), ("lora", [("c", 50)])]:
             keys = prompt(*parts)
-            cache.insert(adapter, keys, compute(slots, keys))
+            cache.insert(adapter, keys, compute(keys))
         return cache
 
-    def test_what_was_saved_is_found_again(self, filled, slots, tmp_path):
-        save_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
+    def test_what_was_saved_is_found_again(self, filled, tmp_path, device, make_cache, assert_loads):
+        save_prefix_cache(tmp_path / "cache", filled, device, "engine")
         other = make_cache()
-        assert load_prefix_cache(tmp_path / "cache", other, DEVICE, "engine") == 8
-        assert_loads(other, slots, prompt(SYSTEM, ("a", 30)), 104)
-        assert_loads(other, slots, prompt(SYSTEM, ("b", 40)), 114)
-        assert_loads(other, slots, prompt(("c", 50)), 49, adapter="lora")
+        assert load_prefix_cache(tmp_path / "cache", other, device, "engine") == 8
+        assert_loads(other, prompt(SYSTEM, ("a", 30)), 104)
+        assert_loads(other, prompt(SYSTEM, ("b", 40)), 114)
+        assert_loads(other, prompt(("c", 50)), 49, adapter="lora")
         assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
-    def test_an_empty_cache_is_an_empty_file(self, filled, tmp_path):
+    def test_an_empty_cache_is_an_empty_file(self, filled, tmp_path, device, make_cache):
         for pages in (0, 5):
-            save_prefix_cache(tmp_path / "cache", make_cache(pages), DEVICE, "engine")
-            assert load_prefix_cache(tmp_path / "cache", make_cache(5), DEVICE, "engine") == 0
+            save_prefix_cache(tmp_path / "cache", make_cache(pages), device, "engine")
+            assert load_prefix_cache(tmp_path / "cache", make_cache(5), device, "engine") == 0
 
-    def test_a_smaller_cache_takes_what_was_used_last(self, filled, slots, tmp_path):
+    def test_a_smaller_cache_takes_what_was_used_last(
+        self, filled, tmp_path, device, make_cache, assert_loads
+    ):
         filled.match("", prompt(SYSTEM, ("a", 30)))
-        save_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
+        save_prefix_cache(tmp_path / "cache", filled, device, "engine")
         small = make_cache(pages=4)
-        assert load_prefix_cache(tmp_path / "cache", small, DEVICE, "engine") == 4
-        assert_loads(small, slots, prompt(SYSTEM, ("a", 30)), 104)
+        assert load_prefix_cache(tmp_path / "cache", small, device, "engine") == 4
+        assert_loads(small, prompt(SYSTEM, ("a", 30)), 104)
         assert small.match("lora", prompt(("c", 50))).length == 0
 
-    def test_pages_that_were_loaded_make_room_in_the_same_order(self, filled, slots, tmp_path):
-        save_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
+    def test_pages_that_were_loaded_make_room_in_the_same_order(
+        self, filled, tmp_path, device, make_cache, compute, assert_loads
+    ):
+        save_prefix_cache(tmp_path / "cache", filled, device, "engine")
         small = make_cache(pages=8)
-        load_prefix_cache(tmp_path / "cache", small, DEVICE, "engine")
+        load_prefix_cache(tmp_path / "cache", small, device, "engine")
         keys = prompt(("new", 40))
-        small.insert("", keys, compute(slots, keys))
-        assert_loads(small, slots, prompt(("c", 50)), 49, adapter="lora")
+        small.insert("", keys, compute(keys))
+        assert_loads(small, prompt(("c", 50)), 49, adapter="lora")
         assert small.match("", prompt(SYSTEM, ("a", 30))).length == 75
 
-    def test_a_file_of_another_engine_is_refused_and_nothing_changes(self, filled, slots, tmp_path):
-        save_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
+    def test_a_file_of_another_engine_is_refused_and_nothing_changes(
+        self, filled, tmp_path, device, assert_loads
+    ):
+        save_prefix_cache(tmp_path / "cache", filled, device, "engine")
         with pytest.raises(
             ValueError, match=r"made for another engine.*engine engine, .*this is engine other"
         ):
-            load_prefix_cache(tmp_path / "cache", filled, DEVICE, "other")
-        assert_loads(filled, slots, prompt(SYSTEM, ("a", 30)), 104)
+            load_prefix_cache(tmp_path / "cache", filled, device, "other")
+        assert_loads(filled, prompt(SYSTEM, ("a", 30)), 104)
 
-    def test_a_damaged_file_is_refused(self, filled, tmp_path):
+    def test_a_damaged_file_is_refused(self, filled, tmp_path, device):
         path = tmp_path / "cache"
-        save_prefix_cache(path, filled, DEVICE, "engine")
+        save_prefix_cache(path, filled, device, "engine")
         whole = path.read_bytes()
         for damaged in (whole[:-100], whole[:50], b"", whole.replace(b"last_used", b"last_seen")):
             path.write_bytes(damaged)
             with pytest.raises(ValueError, match="cache: not a readable prefix cache"):
-                load_prefix_cache(path, filled, DEVICE, "engine")
+                load_prefix_cache(path, filled, device, "engine")
         text = rb"\"parent\": 0"
         assert text in whole
         path.write_bytes(whole.replace(text, rb"\"parent\": 7"))
         with pytest.raises(ValueError, match=r"damaged: page \d+ does not fit the others"):
-            load_prefix_cache(path, filled, DEVICE, "engine")
+            load_prefix_cache(path, filled, device, "engine")
         with pytest.raises(FileNotFoundError, match="nowhere not found"):
-            load_prefix_cache(tmp_path / "nowhere", filled, DEVICE, "engine")
+            load_prefix_cache(tmp_path / "nowhere", filled, device, "engine")
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -289,17 +309,17 @@ class TestOnDisk:
             ("parent", True),
         ],
     )
-    def test_a_page_of_the_wrong_types_is_refused(self, filled, tmp_path, name, value):
+    def test_a_page_of_the_wrong_types_is_refused(self, filled, tmp_path, name, value, device):
         def damage(metadata, tensors):
             metadata["pages"][1][name] = value
 
-        save_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
+        save_prefix_cache(tmp_path / "cache", filled, device, "engine")
         rewrite(tmp_path / "cache", damage)
         with pytest.raises(ValueError, match="damaged: page 1 does not fit the others"):
-            load_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
+            load_prefix_cache(tmp_path / "cache", filled, device, "engine")
 
     def test_a_row_or_a_token_that_changed_on_disk_is_refused_and_nothing_changes(
-        self, filled, slots, tmp_path
+        self, filled, tmp_path, device, assert_loads
     ):
         def damage_row(metadata, tensors):
             tensors["pool_1"][3, 1, 5, 2] = np.nan
@@ -308,15 +328,15 @@ class TestOnDisk:
             metadata["pages"][0]["keys"][0] = "another"
 
         for damage in (damage_row, damage_token):
-            save_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
+            save_prefix_cache(tmp_path / "cache", filled, device, "engine")
             rewrite(tmp_path / "cache", damage)
             with pytest.raises(ValueError, match="damaged: its SHA-256"):
-                load_prefix_cache(tmp_path / "cache", filled, DEVICE, "engine")
-            assert_loads(filled, slots, prompt(SYSTEM, ("a", 30)), 104)
+                load_prefix_cache(tmp_path / "cache", filled, device, "engine")
+            assert_loads(filled, prompt(SYSTEM, ("a", 30)), 104)
 
-    def test_a_folder_that_is_missing_is_an_os_error(self, filled, tmp_path):
+    def test_a_folder_that_is_missing_is_an_os_error(self, filled, tmp_path, device):
         with pytest.raises(OSError, match="cache"):
-            save_prefix_cache(tmp_path / "missing" / "cache", filled, DEVICE, "engine")
+            save_prefix_cache(tmp_path / "missing" / "cache", filled, device, "engine")
 
     def test_the_fingerprint_follows_the_files(self, tiny_engine):
         config = EngineConfig.load(tiny_engine)
