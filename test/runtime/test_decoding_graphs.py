@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode steps that are recorded as graphs give the answers of those that are not, and are used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from requests_for_tests import IMAGE, assert_same_answer, assert_same_bits, request
+from test_shrinking_batch import random_request
+from tiny_adapter import write_adapter
+
+from edgellm_ros.builder import export
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the CPU has no graphs")
+LONG = {"max_tokens": 20, "repetition_penalty": 1.3}
+
+
+class CountedGraph:
+    def __init__(self, graph, launches: list) -> None:
+        self.graph, self.launches = graph, launches
+
+    def launch(self, stream) -> None:
+        self.launches.append(self)
+        self.graph.launch(stream)
+
+
+@pytest.fixture(scope="module")
+def launches() -> list[CountedGraph]:
+    """Every launch of a graph so far."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def recorded(acting_engine, device, launches):
+    """A runtime whose decode steps are recorded."""
+    capture = device.capture
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "capture", lambda record: CountedGraph(capture(record), launches))
+        with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0) as runtime:
+            assert runtime.capture_decoding_cuda_graph() is True
+            yield runtime
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        request(images=(IMAGE,), action_samples=2, noise_seed=5, max_tokens=30),
+        request("what do you see?", temperature=1.2, top_k=40, seed=3, **LONG),
+        request("stop", logprobs=3, **LONG),
+    ],
+    ids=["trajectory", "drawn", "log-probabilities"],
+)
+def test_an_answer_has_the_bits_of_one_without_graphs(recorded, acting_runtime, one):
+    assert_same_bits(recorded.handle_request(one), acting_runtime.handle_request(one))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_requests_get_the_same_answers_in_random_batches(recorded, acting_runtime, seed):
+    rng = np.random.default_rng(seed)
+    requests = [random_request(rng) for _ in range(8)]
+    alone = [acting_runtime.handle_request(make()) for make in requests]
+    for _ in range(6):
+        chosen = rng.permutation(8)[: rng.integers(2, 5)]
+        answers = recorded.handle_request([requests[index]() for index in chosen])
+        for index, answer in zip(chosen, answers, strict=True):
+            assert_same_answer(answer, alone[index])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_every_step_of_every_batch_size_is_a_launch(recorded, launches, batch):
+    launches.clear()
+    answers = recorded.handle_request([request(**LONG)] * batch)
+    assert [len(answer.token_ids) for answer in answers] == [20] * batch
+    assert len(launches) == 19  # the first token comes out of the prefill
+    assert len(set(launches)) == 1
+
+
+def test_adapters_and_an_exchanged_matrix_are_what_the_steps_compute_with(
+    device, tiny_checkpoint, tmp_path_factory
+):
+    """Also those that came after the recording."""
+    engine = tmp_path_factory.mktemp("extras")
+    export(tiny_checkpoint, engine, max_lora_rank=8, lm_head_input=True)
+    adapters = {name: write_adapter(engine / name, tiny_checkpoint, seed=ord(name), r=4) for name in "abc"}
+    first = {name: adapters[name] for name in "ab"}
+    with (
+        LLMInferenceRuntime(engine, device, lora_dirs=first, prefix_cache_bytes=0) as plain,
+        LLMInferenceRuntime(engine, device, lora_dirs=first, prefix_cache_bytes=0) as recorded,
+    ):
+        assert recorded.capture_decoding_cuda_graph() is True
+
+        def compare(names) -> list[list[int]]:
+            requests = [request(lora=name, **LONG) for name in names]
+            answers = [recorded.handle_request(one) for one in requests]
+            for one, answer in zip(requests, answers, strict=True):
+                assert_same_bits(answer, plain.handle_request(one))
+            for found, expected in zip(recorded.handle_request(requests), answers, strict=True):
+                assert_same_answer(found, expected)
+            return [answer.token_ids for answer in answers]
+
+        before = compare(["", "a", "b"])
+        for runtime in (plain, recorded):
+            runtime.remove_lora("a")
+            runtime.add_lora("c", adapters["c"])
+        assert compare(["", "c", "b"])[::2] == before[::2]
+        matrix = np.random.default_rng(0).standard_normal((48, 302)).astype(np.float32)
+        for runtime in (plain, recorded):
+            runtime.set_lm_head_weights("lm_head.weight", matrix)
+        assert compare(["", "c", "b"]) != before
