@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ from edgellm_ros.builder.graph import DTYPES, GraphBuilder
 from edgellm_ros.builder.lm_head import LM_HEAD, LMHead
 from edgellm_ros.builder.qwen3_omni_audio import build_audio
 from edgellm_ros.builder.qwen3_omni_text import EMBEDDING, build_llm
+from edgellm_ros.builder.qwen3_omni_text_cuda import build_cuda_llm
 from edgellm_ros.builder.qwen3_omni_vision import build_vision
 from edgellm_ros.builder.section import Section
 from edgellm_ros.builder.vocabulary import (
@@ -134,17 +134,16 @@ def export(
     )
     head = LMHead(text, weights, answers, lm_head_input)
     adapters = {} if max_lora_rank == 0 else find_adapters(checkpoint)
-    write_llm = partial(
-        build_llm,
-        text,
-        weights,
-        precision,
-        max_kv_cache_capacity,
-        head,
-        lora=bool(adapters or max_lora_rank),
-        hidden_state_layers=limits.hidden_state_layers,
-    )
-    llm = write_llm()
+    llm_parts = {
+        "architecture": text,
+        "weights": weights,
+        "precision": precision,
+        "capacity": max_kv_cache_capacity,
+        "head": head,
+        "lora": bool(adapters or max_lora_rank),
+        "hidden_state_layers": limits.hidden_state_layers,
+    }
+    llm = build_llm(**llm_parts)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
     found = read_adapters(adapters, inputs, max_lora_rank)
     if max_lora_rank is None:
@@ -168,7 +167,7 @@ def export(
         files.append(_write(engine, "lm_head.safetensors", {LM_HEAD: matrix}))
     for part, graph in graphs.items():
         files += [str(path.relative_to(engine)) for path in graph.save(engine / part / "model.onnx")]
-    variant = write_llm(for_cuda=True).save_variant(engine / CUDA_VARIANT, engine / "llm" / "model.onnx")
+    variant = build_cuda_llm(**llm_parts).save_variant(engine / CUDA_VARIANT, engine / "llm" / "model.onnx")
     files.append(str(variant.relative_to(engine)))
     copy_adapters(adapters, engine)
     config = dataclasses.replace(config, builder=limits, files=list_files(engine, files))

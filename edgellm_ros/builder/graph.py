@@ -19,6 +19,7 @@ OPSET = 24  # the first with TensorScatter; Attention, RotaryEmbedding and RMSNo
 IR_VERSION = 12  # the one that came with opset 24
 DTYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 FLOAT = ir.DataType.FLOAT
+INT32 = ir.DataType.INT32
 INT64 = ir.DataType.INT64
 BOOL = ir.DataType.BOOL
 
@@ -58,15 +59,17 @@ class GraphBuilder:
         return self.ops(op_type, *inputs, outputs=1, **attributes)[0]
 
     def ops(
-        self, op_type: str, *inputs: ir.Value | None, outputs: int, **attributes: Any
+        self, op_type: str, *inputs: ir.Value | None, outputs: int, domain: str = "", **attributes: Any
     ) -> Sequence[ir.Value]:
-        """Append a node with several results."""
+        """Append a node with several results; `domain` "" has ONNX's own operators."""
+        if domain:
+            self.graph.opset_imports[domain] = 1
         name = "/" + "/".join([*filter(None, self._scope), op_type])
         seen = self._names.get(name, 0)
         self._names[name] = seen + 1
         if seen:
             name = f"{name}_{seen}"
-        node = ir.node(op_type, inputs, attributes, num_outputs=outputs, name=name)
+        node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=outputs, name=name)
         for index, value in enumerate(node.outputs):
             value.name = f"{name}_output_{index}"
         self.graph.append(node)

@@ -62,24 +62,27 @@ class ModelBuilder(GraphBuilder):
         fp16, batch 1, ONNX Runtime 1.31); on a CPU it makes no difference, TensorRT does it by itself. Each
         layer keeps its own place for an adapter.
         """
-        fan_outs = list(parts.values())
-        weights = {part: self.full_name(f"{part}.weight") for part in parts}
-        reads = [self._matrix(full, fan_in, parts[part]) for part, full in weights.items()]
-        with self.scope(name):
-            matrix = self.weight(
-                self.full_name(f"{name}.weight"),
-                (fan_in, sum(fan_outs)),
-                lambda: np.concatenate([read() for read in reads], axis=1),
-            )
-            y = self.op("MatMul", x, matrix)
-            if bias:
-                y = self.op("Add", y, self._joined_biases(name, parts))
-            results = self.split(y, fan_outs, axis=-1)
+        results = self.split(self.joined_linears(name, parts, x, fan_in, bias), list(parts.values()), axis=-1)
         adapted = []
         for (part, fan_out), result in zip(parts.items(), results, strict=True):
             with self.module(part):
                 adapted.append(self._adapted(x, result, fan_in, fan_out))
         return adapted
+
+    def joined_linears(
+        self, name: str, parts: Mapping[str, int], x: ir.Value, fan_in: int, bias: bool = False
+    ) -> ir.Value:
+        """The product of `linears` before it is split, [..., sum of fan_outs]; no places for adapters."""
+        weights = {part: self.full_name(f"{part}.weight") for part in parts}
+        reads = [self._matrix(full, fan_in, parts[part]) for part, full in weights.items()]
+        with self.scope(name):
+            matrix = self.weight(
+                self.full_name(f"{name}.weight"),
+                (fan_in, sum(parts.values())),
+                lambda: np.concatenate([read() for read in reads], axis=1),
+            )
+            y = self.op("MatMul", x, matrix)
+            return self.op("Add", y, self._joined_biases(name, parts)) if bias else y
 
     def _matrix(self, full: str, fan_in: int, fan_out: int) -> Callable[[], np.ndarray]:
         """How to read a weight as MatMul takes it, [fan_in, fan_out].

@@ -12,7 +12,6 @@ Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeThink
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import onnx_ir as ir
 
@@ -37,7 +36,6 @@ def build_llm(
     head: LMHead,
     lora: bool = False,
     hidden_state_layers: Collection[int] = (),
-    for_cuda: bool = False,
 ) -> ModelBuilder:
     """The graph of `llm/model.onnx`: B sequences, S new tokens and N wanted rows of each, C = `capacity`.
 
@@ -45,24 +43,18 @@ def build_llm(
     - inputs_embeds [B,S,H]
     - rope_cos, rope_sin [B,S,D/2] fp32: one row per token
     - kv_write_index [B] i64: cache row of a sequence's first new token; its last must be below C
-    - attention_mask [B,1,S,C] bool: true where a token sees a cache row; no row may be all false.
-      In its place with `for_cuda`: kv_length [B] i64, the cache rows that are filled once the new tokens are
-      written; each token sees those up to its own
+    - attention_mask [B,1,S,C] bool: true where a token sees a cache row; no row may be all false
     - last_token_ids [B,N] i64: the tokens (0..S-1) whose logits are wanted
     - key_cache_i, value_cache_i [B,Hkv,C,D]
     - deepstack_embeds_i [B,S,H]: added after layer i; zero where there is no image
     - with `lora`, per linear layer <module>.lora_A.weight [K,r], <module>.lora_B.weight [r,N]: see `lora.py`
     - lm_head.weight [H,V] if the head is an input
-    - with `for_cuda`, embedding [V,H] if the head is the embedding table: it is on the device already
 
     Outputs:
     - logits [B,N,V] fp32
     - present_key_i, present_value_i [B,Hkv,C,D], to be bound to the memory of key_cache_i and value_cache_i
     - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: what comes out
       of the i-th layer (from 1), before deepstack; the last layer's after the final norm
-
-    `for_cuda`: the variant for ONNX Runtime's CUDA provider. There an explicit mask keeps Attention off its
-    flash kernels; TensorRT's parser takes nothing but a mask.
     """
     graph = ModelBuilder("llm", weights, precision, lora)
     runner, epsilon = architecture.runner, architecture.rms_norm_eps
@@ -71,10 +63,7 @@ def build_llm(
     x = graph.input("inputs_embeds", graph.dtype, ["B", "S", hidden])
     cos_sin = graph.rope_rows("S", runner.head_dim // 2)
     write_index = graph.input("kv_write_index", INT64, ["B"])
-    if for_cuda:
-        visible = graph.input("kv_length", INT64, ["B"])
-    else:
-        visible = graph.input("attention_mask", BOOL, ["B", 1, "S", capacity])
+    mask = graph.input("attention_mask", BOOL, ["B", 1, "S", capacity])
     last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
     tokens = TokenRows(graph, write_index)
     caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
@@ -90,7 +79,7 @@ def build_llm(
         with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
             attended, present = _attention(
-                graph, architecture, tokens, normed, cos_sin, caches[i], write_index, visible, for_cuda
+                graph, architecture, tokens, normed, cos_sin, caches[i], write_index, mask
             )
             presents.append(present)
             x = graph.op("Add", x, attended)
@@ -108,7 +97,7 @@ def build_llm(
         hidden_states[layers] = x = graph.rms_norm("norm", x, hidden, epsilon)
     if wants_last:
         x = _rows(graph, x, last_token_ids, hidden)
-    graph.output(head.logits(graph, x, for_cuda), "logits", FLOAT, ["B", "N", runner.output_vocab_size])
+    graph.output(head.logits(graph, x), "logits", FLOAT, ["B", "N", runner.output_vocab_size])
     for i, (key, value) in enumerate(presents):
         shape: list[Dim] = ["B", runner.num_key_value_heads, capacity, runner.head_dim]
         graph.output(key, f"present_key_{i}", graph.dtype, shape)
@@ -143,8 +132,7 @@ def _attention(
     cos_sin: tuple[ir.Value, ir.Value],
     cache: tuple[ir.Value, ir.Value],
     write_index: ir.Value,
-    visible: ir.Value,
-    for_cuda: bool,
+    mask: ir.Value,
 ) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
     """Grouped-query attention over the cache: x [B,S,H] -> [B,S,H] (as `tokens` lie), and the caches with the
     new rows.
@@ -164,12 +152,6 @@ def _attention(
         k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *cos_sin)
         keys = graph.op("TensorScatter", cache[0], k, write_index, axis=-2, mode="linear")
         values = graph.op("TensorScatter", cache[1], v, write_index, axis=-2, mode="linear")
-        if for_cuda:
-            seen: dict[str, Any] = {"is_causal": 1}
-            inputs = [q, keys, values, None, None, None, visible]
-        else:
-            seen = {}
-            inputs = [q, keys, values, visible]
-        attended = graph.op("Attention", *inputs, scale=head_dim**-0.5, **seen)
+        attended = graph.op("Attention", q, keys, values, mask, scale=head_dim**-0.5)
         attended = tokens.join_heads(attended, heads * head_dim)
         return graph.linear("o_proj", attended, heads * head_dim, hidden, bias), (keys, values)

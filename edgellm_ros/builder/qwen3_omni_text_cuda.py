@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The language model's graph again, for ONNX Runtime's CUDA provider: the same weights, fewer kernels.
+
+Beside ONNX's operators it has two of ONNX Runtime's own (domain com.microsoft), which TensorRT does not know:
+
+- GroupQueryAttention, in half precision: norms and rotates queries and keys, writes the new rows into the
+  cache and attends to it. There is no such kernel for fp32, which takes `Attention` with lengths.
+- SkipSimplifiedLayerNormalization: a sum and its RMSNorm in one kernel.
+
+Tokens of all sequences lie in one matrix [B*S,H] between the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.architecture import TextArchitecture
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.graph import FLOAT, INT32, INT64, Dim
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.lm_head import LMHead
+
+ORT_DOMAIN = "com.microsoft"
+Present = tuple[ir.Value, ir.Value]
+
+
+def build_cuda_llm(
+    architecture: TextArchitecture,
+    weights: Weights,
+    precision: str,
+    capacity: int,
+    head: LMHead,
+    lora: bool = False,
+    hidden_state_layers: Collection[int] = (),
+) -> ModelBuilder:
+    """The graph of `llm/model.cuda.onnx`: inputs and outputs are those of `build_llm`, but for some.
+
+    - rope_cos, rope_sin [P,D/2] fp32: a table, P at least C, of which each token takes row position_ids [B,S]
+      i64; the tokens of a sequence take rows that follow each other
+    - kv_length [B] i64 in place of attention_mask and kv_write_index: the cache rows that are filled once the
+      new tokens are written, which are the last ones of them; each token sees those up to its own
+    - B = 1 if S > 1: several tokens of one sequence, or one token of several
+    - embedding [V,H] if the head is the embedding table, which is on the device already
+    """
+    graph = ModelBuilder("llm", weights, precision, lora)
+    runner, epsilon = architecture.runner, architecture.rms_norm_eps
+    hidden, layers = runner.hidden_size, runner.num_hidden_layers
+
+    step = _Step(architecture, graph, capacity)
+    attend = _plain_attention if graph.dtype == FLOAT else _fused_attention
+    last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
+    caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
+    deepstack = [
+        graph.input(f"deepstack_embeds_{i}", graph.dtype, ["B", "S", hidden])
+        for i in range(runner.num_deepstack_features)
+    ]
+
+    presents: list[Present] = []
+    hidden_states: dict[int, ir.Value] = {}
+    x, update = step.join(step.embeds, hidden), None
+    for i in range(layers):
+        with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
+            x, normed = _add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
+            attended, present = attend(step, normed, caches[i])
+            presents.append(present)
+            x, normed = _add_norm(graph, "post_attention_layernorm", x, attended, hidden, epsilon)
+            update = graph.swiglu("mlp", normed, hidden, architecture.intermediate_size)
+            if i + 1 in hidden_state_layers and i + 1 < layers:
+                x, update = graph.op("Add", x, update), None
+                hidden_states[i + 1] = step.part(x, hidden)
+            if i < len(deepstack):
+                if update is not None:
+                    x = graph.op("Add", x, update)
+                update = step.join(deepstack[i], hidden)
+    with graph.module("model", nodes=""):
+        _, normed = _add_norm(graph, "norm", x, update, hidden, epsilon)
+    hidden_states[layers] = step.part(normed, hidden)
+    logits = head.logits(graph, _rows(step, normed, last_token_ids, hidden), share_embedding=True)
+    graph.output(logits, "logits", FLOAT, ["B", "N", runner.output_vocab_size])
+    for i, (key, value) in enumerate(presents):
+        shape: list[Dim] = ["B", runner.num_key_value_heads, capacity, runner.head_dim]
+        graph.output(key, f"present_key_{i}", graph.dtype, shape)
+        graph.output(value, f"present_value_{i}", graph.dtype, shape)
+    for i in hidden_state_layers:
+        graph.output(hidden_states[i], f"hidden_states_{i}", graph.dtype, ["B", "S", hidden])
+    return graph
+
+
+class _Step:
+    """What all layers share: the inputs that say where tokens stand, and how they lie.
+
+    `last_row`, `longest`: as GroupQueryAttention takes lengths; `write_index`: as TensorScatter does.
+    """
+
+    def __init__(self, architecture: TextArchitecture, graph: ModelBuilder, capacity: int) -> None:
+        self.graph, self.architecture = graph, architecture
+        runner = architecture.runner
+        self.embeds = graph.input("inputs_embeds", graph.dtype, ["B", "S", runner.hidden_size])
+        with graph.scope("tokens"):
+            self._batch = graph.op("Shape", self.embeds, start=0, end=2)
+        self._shapes: dict[tuple[int, ...], ir.Value] = {}
+        self.position_ids = graph.input("position_ids", INT64, ["B", "S"])
+        tables = [graph.input(name, FLOAT, ["P", runner.head_dim // 2]) for name in ("rope_cos", "rope_sin")]
+        with graph.scope("rope"):
+            self.cos, self.sin = map(graph.from_fp32, tables)
+        self.kv_length = graph.input("kv_length", INT64, ["B"])
+        if graph.dtype == FLOAT:
+            self.write_index = graph.input("kv_write_index", INT64, ["B"])
+        else:
+            with graph.scope("lengths"):
+                last = graph.op("Sub", self.kv_length, graph.constant(1))
+                self.last_row = graph.op("Cast", last, to=int(INT32))
+            # ONNX Runtime reads it on the host, where nobody knows the lengths: the most that they can be.
+            self.longest = graph.constant(capacity, INT32)
+
+    def join(self, x: ir.Value, size: int) -> ir.Value:
+        """[B,S,size] as it lies between the layers, [B*S,size]."""
+        with self.graph.scope("tokens"):
+            return self.graph.reshape(x, [-1, size])
+
+    def part(self, x: ir.Value, *sizes: int) -> ir.Value:
+        """[B*S, product of sizes] to [B,S,*sizes]."""
+        graph = self.graph
+        with graph.scope("tokens"):
+            if sizes not in self._shapes:
+                self._shapes[sizes] = graph.op("Concat", self._batch, graph.constant(sizes), axis=0)
+            return graph.op("Reshape", x, self._shapes[sizes])
+
+
+def _add_norm(
+    graph: ModelBuilder, name: str, x: ir.Value, update: ir.Value | None, size: int, epsilon: float
+) -> tuple[ir.Value, ir.Value]:
+    """The sum x + update and its RMSNorm, both [B*S,size]."""
+    if update is None:
+        return x, graph.rms_norm(name, x, size, epsilon)
+    with graph.module(name):
+        scale = graph.tensor("weight", size)
+        results = graph.ops(
+            "SkipSimplifiedLayerNormalization",
+            *(x, update, scale),
+            outputs=4,
+            domain=ORT_DOMAIN,
+            epsilon=epsilon,
+        )
+    return results[3], results[0]
+
+
+def _rows(step: _Step, x: ir.Value, index: ir.Value, size: int) -> ir.Value:
+    """Wanted rows: x [B*S,size], index [B,N] -> [B,N,size]."""
+    graph = step.graph
+    with graph.scope("rows"):
+        index = graph.op("Unsqueeze", index, graph.constant([-1]))
+        index = graph.op("Expand", index, graph.constant([1, 1, size]))
+        return graph.op("GatherElements", step.part(x, size), index, axis=1)
+
+
+def _head_widths(architecture: TextArchitecture) -> dict[str, int]:
+    runner = architecture.runner
+    keys = runner.num_key_value_heads * runner.head_dim
+    return {"q_proj": runner.num_attention_heads * runner.head_dim, "k_proj": keys, "v_proj": keys}
+
+
+# x -- qkv_proj -- GroupQueryAttention (norms, RoPE, caches, attention) -- o_proj -->
+def _fused_attention(step: _Step, x: ir.Value, cache: Present) -> tuple[ir.Value, Present]:
+    """Grouped-query attention over the cache in half precision: x [B*S,H] -> the same."""
+    graph, architecture = step.graph, step.architecture
+    runner, bias = architecture.runner, architecture.attention_bias
+    hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
+    inputs: list[ir.Value | None]
+    with graph.module("self_attn", nodes="attn"):
+        if graph.lora:
+            parts = graph.linears("qkv_proj", widths, x, hidden, bias)
+            inputs = [step.part(rows, width) for rows, width in zip(parts, widths.values(), strict=True)]
+        else:
+            joined = graph.joined_linears("qkv_proj", widths, x, hidden, bias)
+            inputs = [step.part(joined, sum(widths.values())), None, None]
+        inputs += [*cache, step.last_row, step.longest, step.cos, step.sin, step.position_ids]
+        inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
+        for name in ("q_norm", "k_norm"):
+            with graph.module(name):
+                inputs.append(graph.tensor("weight", head_dim))
+        attended, keys, values = graph.ops(
+            "GroupQueryAttention",
+            *inputs,
+            outputs=3,
+            domain=ORT_DOMAIN,
+            num_heads=runner.num_attention_heads,
+            kv_num_heads=runner.num_key_value_heads,
+            scale=head_dim**-0.5,
+            do_rotary=1,
+            qk_norm_epsilon=architecture.rms_norm_eps,
+        )
+        attended = graph.reshape(attended, [-1, widths["q_proj"]])
+        return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), (keys, values)
+
+
+# x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ---------------------+
+#                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter -- Attention -- o_proj -->
+#                 +-- v ------------------------------- TensorScatter -----+
+def _plain_attention(step: _Step, x: ir.Value, cache: Present) -> tuple[ir.Value, Present]:
+    """The same in fp32, of ONNX's operators."""
+    graph, architecture = step.graph, step.architecture
+    runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
+    hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
+    rope = step.cos, step.sin, step.position_ids
+    with graph.module("self_attn", nodes="attn"):
+        projected = graph.linears("qkv_proj", widths, x, hidden, bias)
+        q, k, v = (
+            graph.transpose(step.part(rows, width // head_dim, head_dim), 0, 2, 1, 3)
+            for rows, width in zip(projected, widths.values(), strict=True)
+        )
+        q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *rope)
+        k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *rope)
+        keys = graph.op("TensorScatter", cache[0], k, step.write_index, axis=-2, mode="linear")
+        values = graph.op("TensorScatter", cache[1], v, step.write_index, axis=-2, mode="linear")
+        seen = [q, keys, values, None, None, None, step.kv_length]
+        attended = graph.op("Attention", *seen, is_causal=1, scale=head_dim**-0.5)
+        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, widths["q_proj"]])
+        return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), (keys, values)
