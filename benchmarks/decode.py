@@ -91,10 +91,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         clock.done("bandwidth", f"{bandwidth / 1e9:.1f} GB/s")
         answers: dict[int, list[list[int]]] = {}
         ours = _run(args, engine, device, bandwidth, clock, answers)
-        theirs = None
+        theirs: dict[str, Any] | None = None
         if args.transformers and all(map(importlib.util.find_spec, ("torch", "transformers"))):
             gc.collect()
-            theirs = _run_transformers(args, checkpoint, clock, answers)
+            theirs = {}
+            try:
+                _run_transformers(args, checkpoint, clock, answers, theirs)
+            except Exception as error:  # what a compiler or a full GPU says is a result too: ours stand
+                theirs["error"] = f"{type(error).__name__}: {error}"
+                clock.done("transformers", theirs["error"])
     return finish(
         "decode",
         shape=asdict(args.shape),
@@ -170,39 +175,33 @@ def _run(
 
 
 def _run_transformers(
-    args: argparse.Namespace, checkpoint: Path, clock: StopWatch, answers: dict[int, list[list[int]]]
-) -> dict[str, Any]:
-    """Their figures per batch size: milliseconds, and how many tokens are ours."""
+    args: argparse.Namespace,
+    checkpoint: Path,
+    clock: StopWatch,
+    answers: dict[int, list[list[int]]],
+    theirs: dict[str, Any],
+) -> None:
+    """Put into `theirs` milliseconds per way and batch size, and how many tokens are ours."""
     import torch
     import transformers
 
     from benchmarks.transformers_decode import TransformersDecoder
 
-    tokenizer = Tokenizer(checkpoint / "tokenizer.json")
+    theirs |= {"version": transformers.__version__, "torch": torch.__version__}
     place = "cpu" if args.device == "cpu" else "cuda"
     model = TransformersDecoder(checkpoint, args.shape, args.precision, place)
     clock.done("transformers_load")
+    tokenizer = Tokenizer(checkpoint / "tokenizer.json")
     ways = {"eager": model.eager, **({"compiled": model.compiled} if args.compile else {})}
-    batches = []
-    for batch, expected in answers.items():
-        requests = make_requests(batch, args.context, args.tokens)
-        prompts = [tokenizer.encode(request.prompt) for request in requests]
-        figures: dict[str, Any] = {"batch": batch}
-        for way, run in ways.items():
-            phase = f"transformers_{way}_{batch}"
-            try:
-                result = run(prompts, args.tokens, args.runs)
-            except (
-                Exception
-            ) as error:  # ours are measured: what a compiler or a full GPU says is a result too
-                figures[way] = {"error": str(error)}
-                clock.done(phase, f"failed: {error}")
-                continue
+    for way, run in ways.items():
+        theirs[way] = []
+        for batch, expected in answers.items():
+            requests = make_requests(batch, args.context, args.tokens)
+            result = run([tokenizer.encode(request.prompt) for request in requests], args.tokens, args.runs)
             same = min(map(_same_beginning, expected, result.pop("token_ids")))
-            figures[way] = {**result, "same_tokens": same}
+            theirs[way].append({"batch": batch, **result, "same_tokens": same})
+            phase = f"transformers_{way}_{batch}"
             clock.done(phase, f"{result['decode_ms']:.3f} ms per token, {same} tokens the same")
-        batches.append(figures)
-    return {"version": transformers.__version__, "torch": torch.__version__, "batches": batches}
 
 
 def _line(figures: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,9 @@ class KernelProfile:
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
+        # CUPTI that is torn down and set up again does not get along with graphs that were recorded before.
+        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
         import torch.profiler
 
         self._synchronize = synchronize
