@@ -15,13 +15,18 @@ import numpy as np
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.tensor import Tensor
 
-DEVICES = ("cpu", "cuda", "tensorrt")  # what --device takes
+DOUBLE = "tensorrt-double"  # test/tensorrt_double_device.py
+DEVICES = ("cpu", "cuda", "tensorrt", DOUBLE)  # what --device takes
 ROUNDING = 1e-4  # of the largest value: what fp32 sums may differ in that were added in another order
 chosen = "cpu"  # what --device gave
 
 
 def for_runtime(name: str) -> str | Device:
     """What `LLMInferenceRuntime(..., device=...)` takes, of the name that --device gave."""
+    if name == DOUBLE:
+        from tensorrt_double_device import open_double
+
+        return open_double()
     return name
 
 

@@ -2,8 +2,8 @@
 """Places for LoRA adapters in a graph: y = x W + (x A) B, with A and B as inputs of the graph.
 
 An adapter is then nothing but other addresses to bind: no rebuild, no reload, no copy. Without an adapter the
-rank is 0, and the two products below have nothing to sum (ONNX Runtime takes empty tensors; an executor that
-cannot may bind zeros of rank 1).
+rank is 0, and the two products below have nothing to sum. ONNX Runtime takes empty tensors; TensorRT gets
+zeros of rank 1 instead (TensorRTBackend).
 
 Which form of the products? The bits of a sequence must not depend on the batch around it, and ONNX Runtime's
 MatMul of two activations breaks that: a single row takes another way than several, and the number of rows and

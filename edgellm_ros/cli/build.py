@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from edgellm_ros.cli import arguments
+
+VERIFICATION_TOKENS = 61  # as in builder.profiles, which `edgellm --help` does not import
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -17,15 +21,53 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "TensorRT; the engine directory itself runs without them.",
     )
     arguments.add_engine_dir(parser)
+    parser.add_argument(
+        "--version-compatible",
+        action="store_true",
+        help="plans that later TensorRTs and the lean runtime load too, perhaps slower",
+    )
+    parser.add_argument(
+        "--verification-tokens",
+        type=arguments.integer(1),
+        default=VERIFICATION_TOKENS,
+        metavar="N",
+        help="most drafted tokens that the language model verifies in one run (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workspace-mb",
+        type=arguments.integer(1),
+        metavar="N",
+        help="GPU memory in MB (10^6 bytes) that a single kernel may use beside its tensors (default: all)",
+    )
+    parser.add_argument(
+        "--timing-cache",
+        type=Path,
+        metavar="FILE",
+        help="measured kernel times, read and written, so that the next build takes less long "
+        "(default: a file in ENGINE_DIR)",
+    )
+    arguments.add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the engine directory, then say that this version has no TensorRT backend yet."""
-    from edgellm_ros.runtime.config import EngineConfig
+    """Build all plans and say what was written."""
+    from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
+    from edgellm_ros.engine.device import open_device
 
-    EngineConfig.load(args.engine_dir)
-    raise NotImplementedError(
-        f"{args.engine_dir}: TensorRT plans need a GPU with TensorRT, which this version of edgellm_ros "
-        "cannot use yet; the engine directory runs as it is with --device cpu"
+    options = PlanOptions(
+        workspace_bytes=args.workspace_mb and args.workspace_mb * 10**6,
+        timing_cache=args.timing_cache,
+        version_compatible=args.version_compatible,
+        verification_tokens=args.verification_tokens,
     )
+    built = build_plans(
+        args.engine_dir,
+        lambda: open_device("tensorrt"),
+        options,
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if args.json:
+        plans = [{"path": str(plan.path), "seconds": plan.seconds, "bytes": plan.bytes} for plan in built]
+        arguments.print_json({"engine_dir": args.engine_dir, "plans": plans})
+    return 0

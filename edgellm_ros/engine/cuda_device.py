@@ -68,6 +68,7 @@ class CudaDevice:
 
     memory = "cuda"
     run_ahead = 1
+    capturing = False
 
     def __init__(self, name: str = "cuda") -> None:
         self.name = name
@@ -163,6 +164,7 @@ class CudaDevice:
             # relaxed: libraries may allocate memory while they are recorded
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
             check(driver.cuStreamBeginCapture(self._stream, mode), "beginning a graph")
+            self.capturing = True
             try:
                 record()
             except BaseException:
@@ -170,6 +172,8 @@ class CudaDevice:
                     self._stream
                 )  # fails with what was recorded; the stream is free again
                 raise
+            finally:
+                self.capturing = False
             graph = check(driver.cuStreamEndCapture(self._stream), "ending a graph")
             try:
                 _check_replayable(graph)

@@ -35,14 +35,17 @@ class DeviceGraph(Protocol):
 class Device(Protocol):
     """Memory and a stream.
 
-    `name`: the string that `open_device` was given; `memory`: where buffers live, "cpu" or "cuda"; `stream`:
-    None on the CPU; `run_ahead`: how many decode steps may be queued before the tokens of the first are read.
+    `name`: the string that `open_device` was given; `memory`: where buffers live, "cpu" or "cuda"; `arch`:
+    such as "sm_90", "" on the CPU; `stream`: None on the CPU; `run_ahead`: how many decode steps may be
+    queued before the tokens of the first are read; `capturing`: true while `capture` records.
     """
 
     name: str
     memory: str
+    arch: str
     stream: Any
     run_ahead: int
+    capturing: bool
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         """New buffer with any contents."""
@@ -98,8 +101,10 @@ class CpuDevice:
 
     name = "cpu"
     memory = "cpu"
+    arch = ""
     stream = None
     run_ahead = 0
+    capturing = False
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         dtype = np.dtype(dtype)

@@ -44,6 +44,7 @@ class EngineExecutor:
     def __init__(self, backend: EngineBackend, name: str) -> None:
         self.name = name
         self.bindings = {binding.name: binding for binding in backend.bindings}
+        self.takes_empty_tensors = backend.takes_empty_tensors
         self._backend = backend
         self._snapshot: BindingSnapshot | None = None
         self._bound: OrderedDict[BindingSnapshot, Any] = OrderedDict()  # the latest one last
@@ -60,9 +61,14 @@ class EngineExecutor:
 
         `threads` of the CPU, 0 = one per core. FileNotFoundError, EngineError.
         """
+        path = Path(path)
+        if device.name == "tensorrt":
+            from edgellm_ros.engine.tensorrt_executor import TensorRTBackend
+
+            tensorrt = TensorRTBackend(path, device)
+            return cls(tensorrt, f"{path.parent.name}/{tensorrt.path.name}")
         from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 
-        path = Path(path)
         variant = path.with_suffix(f".{device.memory}{path.suffix}")  # model.cuda.onnx
         if variant.is_file():
             path = variant

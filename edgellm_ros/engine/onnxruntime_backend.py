@@ -48,6 +48,8 @@ class OnnxRuntimeBackend:
     follow from one request alone.
     """
 
+    takes_empty_tensors = True
+
     def __init__(self, path: Path, device: Device, threads: int = 0) -> None:
         try:
             import onnxruntime

@@ -79,7 +79,12 @@ class LLMEngineRunner:
         }
         self._lm_head: dict[str, Tensor] = {}
         self._decode_inputs: dict[int, dict[str, Tensor]] = {}
-        self.loras = LoraAdapters(device, executor.bindings.values(), config.max_supported_lora_rank)
+        self.loras = LoraAdapters(
+            device,
+            executor.bindings.values(),
+            config.max_supported_lora_rank,
+            executor.takes_empty_tensors,
+        )
         if executor.bindings["key_cache_0"].shape[2] != capacity:
             raise EngineError(
                 f"{executor.name}: key_cache_0 is {executor.bindings['key_cache_0'].shape}, "

@@ -33,7 +33,7 @@ class LoraAdapter:
     """What one adapter binds: `tensors` has every adapter input of the engine, at this rank.
 
     `digest` is the SHA-256 of the contents: two adapters with the same one compute the same. The base model
-    is an adapter without a name, of rank 0, with the digest "".
+    is an adapter without a name, of the lowest rank, with the digest "".
     """
 
     name: str
@@ -50,10 +50,13 @@ class LoraAdapter:
 class LoraAdapters:
     """The adapters of one engine, by name, and which of them is active: used by requests that name none.
 
-    May be called from any thread, also while a batch runs: a batch keeps the adapters that it began with.
+    Where the engine takes no empty tensors, the base model is an adapter of rank 1 that is zero. May be
+    called from any thread, also while a batch runs: a batch keeps the adapters that it began with.
     """
 
-    def __init__(self, device: Device, bindings: Iterable[Binding], max_rank: int) -> None:
+    def __init__(
+        self, device: Device, bindings: Iterable[Binding], max_rank: int, takes_empty_tensors: bool = True
+    ) -> None:
         self._device = device
         self._max_rank = max_rank
         self._inputs = {binding.name: binding for binding in bindings if _INPUT.fullmatch(binding.name)}
@@ -63,7 +66,8 @@ class LoraAdapters:
         dtype = next((binding.dtype for binding in self._inputs.values()), np.dtype(np.float32))
         self._zeros = device.zeros((max(1, widest * max_rank),), dtype)
         self._lock = threading.Lock()
-        self.base = LoraAdapter("", 0, "", self._bind(PeftAdapter(0, {})))
+        rank = 0 if takes_empty_tensors else 1
+        self.base = LoraAdapter("", rank, "", self._bind(PeftAdapter(rank, {})))
         self._adapters = {"": self.base}
         self._active = ""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -243,8 +244,14 @@ def test_export_with_limits_that_contradict_each_other(edgellm, tiny_checkpoint,
     assert_refused(run, "max_kv_cache_capacity 448", "max_input_len")
 
 
-def test_build_says_that_it_needs_a_gpu(edgellm, tiny_engine):
-    assert_refused(edgellm("build", tiny_engine), str(tiny_engine), "TensorRT", "--device cpu")
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
+def test_build_without_tensorrt_says_what_to_install(edgellm, tiny_engine):
+    assert_refused(edgellm("build", tiny_engine), "TensorRT is not installed", "pip install tensorrt-cu13")
+
+
+def test_build_for_more_drafted_tokens_than_the_cache_has(edgellm, tiny_engine):
+    run = edgellm("build", tiny_engine, "--verification-tokens", 449)
+    assert_refused(run, "verification of 449 tokens: expected 1 to the KV cache's 448")
 
 
 def test_demo_of_something_that_is_no_checkpoint(edgellm, tmp_path):

@@ -12,12 +12,16 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime_session import available_cores, open_session
 
+ONNX_RUNTIME = pytest.mark.only_on("cpu", "cuda", reason="TensorRT loads plans")
 
+
+@ONNX_RUNTIME
 def test_a_missing_file_is_named(device, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.onnx not found"):
         EngineExecutor.open(tmp_path / "none.onnx", device)
 
 
+@ONNX_RUNTIME
 def test_a_damaged_file_is_named(device, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"no graph at all")
     with pytest.raises(EngineError, match=r"bad\.onnx: ONNX Runtime .* cannot load it"):

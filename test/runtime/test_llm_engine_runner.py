@@ -35,11 +35,10 @@ def prefill(device, runner):
 
     def run(inputs, lengths) -> np.ndarray:
         batch, tokens, _ = inputs.shape
-        embeds = put(device, inputs)
         logits = device.empty((batch, 1, VOCABULARY), np.float32)
         positions = np.broadcast_to(np.arange(tokens), (batch, 3, tokens))
         deepstack = [device.zeros(inputs.shape, np.float32) for _ in range(2)]
-        runner.execute_prefill_step(embeds, lengths, positions, [0] * batch, deepstack, logits)
+        runner.execute_prefill_step(put(device, inputs), lengths, positions, [0] * batch, deepstack, logits)
         return device.download(logits)[:, 0]
 
     return run
@@ -50,9 +49,8 @@ def decode(device, runner):
     """Logits [B, V] after one more token for each sequence, inputs [B, H]."""
 
     def run(inputs) -> np.ndarray:
-        embeds = put(device, inputs[:, None])
         logits = device.empty((len(inputs), 1, VOCABULARY), np.float32)
-        runner.execute_vanilla_decoding_step(embeds, logits)
+        runner.execute_vanilla_decoding_step(put(device, inputs[:, None]), logits)
         return device.download(logits)[:, 0]
 
     return run

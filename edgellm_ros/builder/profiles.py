@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimization profiles: how large each dimension of a graph may be, and for which size TensorRT tunes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.input_embedder import MIN_PREFILL
+
+VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the one that they follow
+
+
+@dataclass(frozen=True)
+class Range:
+    """Smallest size of a dimension, the one to tune for, and the largest."""
+
+    low: int
+    tuned: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.tuned <= self.high:
+            raise ValueError(f"a range needs 1 <= {self.low} <= {self.tuned} <= {self.high}")
+
+
+Profile = Mapping[str, Range]  # by the dimension's symbol
+
+
+def one(size: int) -> Range:
+    """A dimension with only one size."""
+    return Range(size, size, size)
+
+
+def up_to(high: int, low: int = 1) -> Range:
+    """From `low` to `high`, tuned for the latter."""
+    return Range(low, high, high)
+
+
+def make_profiles(
+    config: EngineConfig, verification_tokens: int = VERIFICATION_TOKENS
+) -> dict[str, list[Profile]]:
+    """Profiles of each graph of an engine directory, in the order in which the runtime numbers them.
+
+    The language model has three: prefill 0, decode 1 (tuned for one sequence, as a robot has it),
+    verification of up to `verification_tokens` drafted tokens 2. ValueError if those exceed the cache.
+    """
+    builder = config.builder
+    if not 1 <= verification_tokens <= builder.max_kv_cache_capacity:
+        raise ValueError(
+            f"verification of {verification_tokens} tokens: expected 1 to the KV cache's "
+            f"{builder.max_kv_cache_capacity}"
+        )
+    batch = Range(1, 1, builder.max_batch_size)
+    rank = {"r": up_to(builder.max_lora_rank)} if builder.max_lora_rank else {}
+    tree = up_to(verification_tokens)
+    profiles: dict[str, list[Profile]] = {
+        "llm": [
+            {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1), **rank},
+            {"B": batch, "S": one(1), "N": one(1), **rank},
+            {"B": batch, "S": tree, "N": tree, **rank},
+        ]
+    }
+    if config.vision is not None:
+        patches = config.vision.patches_per_token
+        profiles["visual"] = [{"P": up_to(builder.max_input_len * patches, patches)}]
+    if config.audio is not None:
+        chunks = -(-builder.max_input_len // config.audio.chunk_tokens)
+        frames, tokens = config.audio.chunk_frames, builder.max_input_len
+        profiles["audio"] = [{"N": Range(1, 1, chunks), "T": up_to(frames), "A": up_to(tokens)}]
+    if config.action is not None:  # one request at a time, with all its samples (ActionRunner)
+        profiles["action"] = [{"B": one(1), "Bn": Range(1, 1, builder.max_action_samples)}]
+    return profiles
+
+
+def input_shapes(
+    name: str, shape: tuple[int | str, ...], profile: Profile
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Smallest, tuned and largest shape of an input. ValueError for a symbol that has no range."""
+    missing = [dim for dim in shape if isinstance(dim, str) and dim not in profile]
+    if missing:
+        raise ValueError(
+            f"input {name}: no range for dimension {missing[0]!r}, only for {', '.join(profile)}"
+        )
+    ranges = [one(dim) if isinstance(dim, int) else profile[dim] for dim in shape]
+    return (
+        tuple(size.low for size in ranges),
+        tuple(size.tuned for size in ranges),
+        tuple(size.high for size in ranges),
+    )

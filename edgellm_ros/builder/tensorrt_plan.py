@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX in, TensorRT plan out, for the GPU and the TensorRT of this machine.
+
+Networks are strongly typed: TensorRT computes in the types that the graph says, and TF32 is off, so fp32 is
+fp32. Which kernels were fastest is kept in a timing cache: a second build of the same graph takes less long.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgellm_ros.builder.profiles import VERIFICATION_TOKENS, Profile, input_shapes, make_profiles
+from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.onnx_bindings import read_bindings
+from edgellm_ros.engine.tensorrt_library import FULL, engine_error, library_log, load_library, plan_path
+from edgellm_ros.runtime.config import EngineConfig
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to build.
+
+    workspace_bytes: memory that a kernel may use at build and run time, None = all. timing_cache: its file,
+    None = one in the engine directory. version_compatible: the plan also loads in later TensorRTs and in the
+    lean runtime, and may be slower. verification_tokens: the most tokens that the verification profile takes.
+    """
+
+    workspace_bytes: int | None = None
+    timing_cache: Path | None = None
+    version_compatible: bool = False
+    verification_tokens: int = VERIFICATION_TOKENS
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """A plan that was written."""
+
+    part: str
+    path: Path
+    seconds: float
+    bytes: int
+
+
+def build_plans(
+    engine_dir: str | Path,
+    open_device: Callable[[], Device],
+    options: PlanOptions = PlanOptions(),
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[BuiltPlan]:
+    """Build the plan of every graph in an engine directory. `progress` is told what happens.
+
+    FileNotFoundError or ValueError for a directory that cannot be used; EngineError without TensorRT or GPU,
+    or if TensorRT refuses a graph. Plans are written whole or not at all.
+    """
+    engine = Path(engine_dir)
+    profiles = make_profiles(EngineConfig.load(engine), options.verification_tokens)
+    library = load_library(FULL)
+    arch = open_device().arch
+    cache = options.timing_cache or engine / f"{arch}-trt{library.__version__}.timing"
+    built = []
+    for part, ranges in profiles.items():
+        model = engine / part / "model.onnx"
+        progress(f"{part}: building for {arch} with TensorRT {library.__version__}; this takes minutes")
+        start = time.perf_counter()
+        plan = build_plan(model, ranges, cache, options, library)
+        path = plan_path(model, arch, library.__version__, options.version_compatible)
+        _write(path, plan)
+        built.append(BuiltPlan(part, path, time.perf_counter() - start, len(plan)))
+        progress(f"{part}: {path.name}, {len(plan) / 1e6:.1f} MB, in {built[-1].seconds:.1f} s")
+    return built
+
+
+def build_plan(
+    model: Path, profiles: Sequence[Profile], timing_cache: Path, options: PlanOptions, library: Any
+) -> memoryview:
+    """The plan of one graph. EngineError with TensorRT's words."""
+    trt = library
+    log = library_log(trt)
+    log.take()
+    try:
+        builder = trt.Builder(log)
+    except TypeError:  # what the bindings make of a null pointer
+        raise engine_error(f"TensorRT {trt.__version__} cannot build here: {log.take()}") from None
+    # Not needed from TensorRT 11 on, where nothing else exists.
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(model)):
+        raise EngineError(f"{model}: TensorRT's parser refuses it: {_parser_errors(parser)}")
+    config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)
+    if options.version_compatible:
+        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+    if options.workspace_bytes is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+    known = timing_cache.read_bytes() if timing_cache.is_file() else b""
+    if not config.set_timing_cache(config.create_timing_cache(known), False):
+        config.set_timing_cache(config.create_timing_cache(b""), False)  # another GPU's or TensorRT's
+    bindings = {binding.name: binding for binding in read_bindings(model)}
+    for ranges in profiles:
+        profile = builder.create_optimization_profile()
+        _set_shapes(profile, network, bindings, ranges)
+        if config.add_optimization_profile(profile) < 0:
+            raise engine_error(f"{model}: TensorRT refuses a profile: {log.take()}")
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise engine_error(f"{model}: TensorRT could not build it: {log.take()}")
+    _write(timing_cache, memoryview(config.get_timing_cache().serialize()))
+    return memoryview(plan)
+
+
+def _set_shapes(
+    profile: trt.IOptimizationProfile,
+    network: trt.INetworkDefinition,
+    bindings: Mapping[str, Binding],
+    ranges: Profile,
+) -> None:
+    for i in range(network.num_inputs):
+        tensor = network.get_input(i)
+        if -1 in tuple(tensor.shape):
+            low, tuned, high = input_shapes(tensor.name, bindings[tensor.name].shape, ranges)
+            profile.set_shape(tensor.name, low, tuned, high)
+
+
+def _parser_errors(parser: trt.OnnxParser) -> str:
+    """What the parser found, with the nodes' names."""
+    errors = [parser.get_error(i) for i in range(parser.num_errors)]
+    return "; ".join(f"{error.node_operator()} {error.node_name()}: {error.desc()}" for error in errors)
+
+
+def _write(path: Path, contents: memoryview) -> None:
+    """Replace the file in one step, so that nobody finds half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        unfinished.write_bytes(contents)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

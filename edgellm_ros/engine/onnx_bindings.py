@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs and outputs of an ONNX file, with the names of their dimensions, which a TensorRT plan forgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.errors import EngineError
+
+
+def read_bindings(path: Path) -> tuple[Binding, ...]:
+    """Inputs, then outputs, in the graph's order; weights are not read. FileNotFoundError, EngineError."""
+    import onnx_ir as ir
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} not found")
+    try:
+        graph = ir.load(path).graph
+    except Exception as error:  # protobuf and onnx raise classes of their own
+        raise EngineError(f"{path}: not a readable ONNX file: {error}") from None
+    return tuple(
+        _binding(path, value, is_input)
+        for values, is_input in ((graph.inputs, True), (graph.outputs, False))
+        for value in values
+    )
+
+
+def _binding(path: Path, value: Any, is_input: bool) -> Binding:
+    if value.dtype is None or value.shape is None:
+        raise EngineError(f"{path}: {value.name} has no type or no shape")
+    shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+    return Binding(value.name, value.dtype.numpy(), shape, is_input)

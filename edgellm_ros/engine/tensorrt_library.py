@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TensorRT that is installed, full or lean: what it logs, what its plans are called."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+FULL, LEAN = "tensorrt", "tensorrt_lean"  # Python modules; the lean one only loads version-compatible plans
+FIRST_VERSION = (10, 15)  # its parser is the first with TensorScatter, which becomes an update in place
+COMPATIBLE = "-compatible"  # ends the name of a version-compatible plan
+KEPT_LINES = 20
+OUT_OF_MEMORY = ("out of memory", "outofmemory", "failed_allocation", "could not be allocated")
+LOST = ("illegal memory access", "unspecified launch failure", "misaligned address", "device-side assert")
+# Words of TensorRT's errors on loading a plan, and what they mean to a user.
+BAD_PLAN = (
+    (("incompatible device", "expecting compute"), "the plan was made for another GPU"),
+    (("version of tensorrt", "version tag", "expecting library version"), "another TensorRT made the plan"),
+    (("magic", "corrupt", "truncated", "assertion", "deserializ"), "the file is damaged or no plan"),
+)
+
+
+def load_library(*names: str) -> trt:
+    """The first of these Python modules that is installed, of all if none is named. EngineError."""
+    problems = []
+    for name in names or (FULL, LEAN):
+        try:
+            library = importlib.import_module(name)
+        except ImportError as error:
+            problems.append(str(error))
+            continue
+        if version_of(library.__version__) < FIRST_VERSION:
+            raise EngineError(f"TensorRT {library.__version__} is too old, 10.15 or later is needed")
+        return library
+    raise EngineError(
+        f"TensorRT is not installed ({'; '.join(problems)}): pip install tensorrt-cu13"
+        + ("" if names else ", or tensorrt-lean-cu13, which runs plans made with --version-compatible")
+    )
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers of a version, to compare."""
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+@functools.cache
+def library_log(library: Any) -> Any:
+    """Where the library logs: `take()` gives its latest warnings and errors as one text and forgets them.
+
+    One for the process, because TensorRT ignores every logger but the first. All goes to Python's logging
+    too.
+    """
+    trt = library
+
+    class Log(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+            self._levels = {
+                trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
+                trt.ILogger.Severity.ERROR: logging.ERROR,
+                trt.ILogger.Severity.WARNING: logging.WARNING,
+                trt.ILogger.Severity.INFO: logging.DEBUG,
+            }
+
+        def log(self, severity: Any, msg: str) -> None:
+            level = self._levels.get(severity)
+            if level is None:
+                return
+            if level >= logging.WARNING:
+                self._lines.append(msg.strip())
+            logging.getLogger(__name__).log(min(level, logging.INFO), "TensorRT: %s", msg)
+
+        def take(self) -> str:
+            lines, self._lines = self._lines, deque(maxlen=KEPT_LINES)
+            return "; ".join(lines) or "TensorRT gave no reason"
+
+    return Log()
+
+
+def engine_error(message: str) -> EngineError:
+    """The kind of error that a message with TensorRT's own words tells of."""
+    lowered = message.lower()
+    if any(words in lowered for words in OUT_OF_MEMORY):
+        return DeviceMemoryError(message)
+    if any(words in lowered for words in LOST):
+        return DeviceLostError(message)
+    return EngineError(message)
+
+
+def plan_error(path: Path, version: str, reason: str) -> EngineError:
+    """Why a plan could not be loaded, and what to do."""
+    error = engine_error(f"{path}: TensorRT {version} cannot load the plan: {reason}")
+    if type(error) is not EngineError:
+        return error
+    lowered = reason.lower()
+    meaning = next((text for words, text in BAD_PLAN if any(word in lowered for word in words)), "")
+    advice = f"`edgellm build {path.parent.parent}` makes one for this GPU and this TensorRT"
+    return EngineError(f"{error} ({meaning + ': ' if meaning else ''}{advice})")
+
+
+def plan_path(model: Path, arch: str, version: str, compatible: bool = False) -> Path:
+    """Where the plan of a graph lies: beside it, named after GPU and TensorRT."""
+    return model.with_name(f"{arch}-trt{version}{COMPATIBLE if compatible else ''}.plan")
+
+
+def find_plan(model: Path, arch: str, library: Any) -> Path:
+    """The plan of a graph for this GPU and this library.
+
+    One that this very TensorRT made, or the latest version-compatible one that is not newer; the lean library
+    takes only the latter. EngineError lists the plans that are there.
+    """
+    version = library.__version__
+    exact = plan_path(model, arch, version)
+    if exact.is_file() and library.__name__ != LEAN:
+        return exact
+    found = {}
+    for path in model.parent.glob(f"{arch}-trt*{COMPATIBLE}.plan"):
+        made_by = version_of(path.name.removeprefix(f"{arch}-trt").removesuffix(f"{COMPATIBLE}.plan"))
+        if made_by <= version_of(version):
+            found[made_by] = path
+    if found:
+        return found[max(found)]
+    there = ", ".join(sorted(path.name for path in model.parent.glob("*.plan"))) or "none"
+    kind = "version-compatible plan" if library.__name__ == LEAN else "plan"
+    option = " --version-compatible" if library.__name__ == LEAN else ""
+    raise EngineError(
+        f"{model.parent}: no {kind} for {arch} and TensorRT {version} (there: {there}); "
+        f"run `edgellm build {model.parent.parent}{option}` on this machine"
+    )

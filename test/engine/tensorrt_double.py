@@ -1,0 +1,570 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for the module `tensorrt`: ONNX Runtime on the CPU computes, behind the rules of TensorRT.
+
+What TensorRT documents as an error is one here: it is logged and the call returns False or None, as there.
+The device is test/deferred_device.py, so a run that was enqueued happens when somebody waits for it. Names
+and arguments of everything public are those of the real bindings, and arguments of a wrong type are refused
+as pybind11 refuses them.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deferred_device
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
+from edgellm_ros.engine.tensor import Tensor
+
+VERSION = (11, 4, 0, 106)
+__version__ = ".".join(map(str, VERSION))
+MAGIC = b"ftrt"
+ALIGNMENT = 256
+SCRATCH_JUNK = 0xCD
+
+
+class TensorIOMode(enum.Enum):
+    NONE, INPUT, OUTPUT = range(3)
+
+
+class TensorLocation(enum.Enum):
+    DEVICE, HOST = range(2)
+
+
+class DataType(enum.Enum):
+    FLOAT, HALF, INT8, INT32, BOOL, UINT8, FP8, BF16, INT64, INT4, FP4, E8M0 = range(12)
+
+
+class ExecutionContextAllocationStrategy(enum.Enum):
+    STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
+
+
+class BuilderFlag(enum.Enum):
+    TF32, VERSION_COMPATIBLE = range(2)
+
+
+class MemoryPoolType(enum.Enum):
+    WORKSPACE = 0
+
+
+class NetworkDefinitionCreationFlag(enum.IntEnum):
+    STRONGLY_TYPED = 1
+
+
+class Dims(tuple):
+    """Sizes of the dimensions, -1 for those that vary."""
+
+
+TYPES = {
+    np.dtype(np.float32): DataType.FLOAT,
+    np.dtype(np.float16): DataType.HALF,
+    np.dtype(np.int32): DataType.INT32,
+    np.dtype(np.int64): DataType.INT64,
+    np.dtype(np.uint8): DataType.UINT8,
+    np.dtype(np.bool_): DataType.BOOL,
+}
+FITS: dict[Any, Callable[[Any], bool]] = {
+    int: lambda value: isinstance(value, int | np.integer),
+    str: lambda value: isinstance(value, str),
+    bool: lambda value: isinstance(value, bool),
+    bytes: lambda value: bool(memoryview(value).nbytes >= 0),
+    Dims: lambda value: isinstance(value, tuple | list) and all(isinstance(size, int) for size in value),
+}
+
+
+def typed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse arguments that are not of the annotated types."""
+
+    @functools.wraps(method)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        hints = typing.get_type_hints(method)
+        given = inspect.signature(method).bind(*arguments, **keywords).arguments
+        for name, value in given.items():
+            if name != "self" and name in hints:
+                fits = FITS.get(hints[name], functools.partial(_is_instance, hints[name]))
+                if not fits(value):
+                    raise TypeError(
+                        f"{method.__qualname__}(): incompatible function arguments: {name}={value!r}"
+                    )
+        return method(*arguments, **keywords)
+
+    return checked
+
+
+def _is_instance(kind: type, value: Any) -> bool:
+    return isinstance(value, kind)
+
+
+class ILogger:
+    class Severity(enum.IntEnum):
+        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    def __init__(self) -> None:
+        self._made = True
+
+    def log(self, severity: Severity, msg: str) -> None:
+        raise NotImplementedError
+
+
+def _check_logger(logger: ILogger) -> None:
+    if not getattr(logger, "_made", False):
+        raise TypeError("ILogger.__init__() must be called when overriding __init__")
+
+
+class IHostMemory(bytes):
+    @property
+    def nbytes(self) -> int:
+        return len(self)
+
+
+# --- loading and running ----------------------------------------------------------------------------------
+
+
+class Runtime:
+    @typed
+    def __init__(self, logger: ILogger) -> None:
+        _check_logger(logger)
+        self._logger = logger
+        self.engine_host_code_allowed = False
+
+    @typed
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+        plan = bytes(serialized_engine)
+        if plan[:4] != MAGIC:
+            return self._refuse(
+                "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion "
+                "magicTagRead == kMAGIC_TAG failed.Magic tag does not match)"
+            )
+        made_by = tuple(plan[24:28])
+        content = json.loads(plan[28:])
+        if made_by != VERSION and not content["version_compatible"]:
+            return self._refuse(
+                "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is not "
+                f"compatible with this version of TensorRT, expecting library version {__version__} got "
+                f"{'.'.join(map(str, made_by))}, please rebuild.)"
+            )
+        if content["arch"] != "host":
+            return self._refuse(
+                "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is "
+                f"generated on an incompatible device, expecting compute {content['arch']} got compute host, "
+                "please rebuild.)"
+            )
+        return ICudaEngine(content, self._logger)
+
+    def _refuse(self, message: str) -> None:
+        self._logger.log(ILogger.Severity.ERROR, message)
+
+
+class ICudaEngine:
+    def __init__(self, content: dict[str, Any], logger: ILogger) -> None:
+        self._logger = logger
+        self._profiles: list[dict[str, list[list[int]]]] = content["profiles"]
+        self._aliases: dict[str, str] = content["aliases"]
+        self._backend = OnnxRuntimeBackend(Path(content["model"]), CpuDevice())
+        self._bindings = {binding.name: binding for binding in self._backend.bindings}
+        self._output_shapes: dict[Any, dict[str, tuple[int, ...]]] = {}
+        self.device_memory_size_v2 = 1000 + 512 * len(self._bindings)
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._bindings)
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self._profiles)
+
+    @typed
+    def get_tensor_name(self, index: int) -> str:
+        return sorted(self._bindings)[index]  # not in the graph's order: nothing may rely on that
+
+    @typed
+    def get_tensor_shape(self, name: str) -> Dims:
+        return Dims(dim if isinstance(dim, int) else -1 for dim in self._bindings[name].shape)
+
+    @typed
+    def get_tensor_dtype(self, name: str) -> DataType:
+        return TYPES[self._bindings[name].dtype]
+
+    @typed
+    def get_tensor_mode(self, name: str) -> TensorIOMode:
+        return TensorIOMode.INPUT if self._bindings[name].is_input else TensorIOMode.OUTPUT
+
+    @typed
+    def get_tensor_location(self, name: str) -> TensorLocation:
+        return TensorLocation.DEVICE
+
+    @typed
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self._aliases.get(name)
+
+    @typed
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
+        return [Dims(shape) for shape in self._profiles[profile_index][name]]
+
+    @typed
+    def create_execution_context(
+        self, strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC
+    ) -> IExecutionContext:
+        return IExecutionContext(self, strategy)
+
+    def _shapes(self, inputs: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors; those that no input's symbols tell are tried out."""
+        key = tuple(sorted(inputs.items()))
+        if key in self._output_shapes:
+            return self._output_shapes[key]
+        symbols: dict[str, int] = {}
+        for name, shape in inputs.items():
+            for dim, size in zip(self._bindings[name].shape, shape, strict=True):
+                if symbols.setdefault(dim, size) != size and not isinstance(dim, int):
+                    raise RuntimeError(f"{name}: dimension {dim} is {size}, elsewhere {symbols[dim]}")
+        shapes = dict(inputs)
+        outputs = [binding for binding in self._bindings.values() if not binding.is_input]
+        if all(isinstance(dim, int) or dim in symbols for binding in outputs for dim in binding.shape):
+            for binding in outputs:
+                shapes[binding.name] = tuple(
+                    dim if isinstance(dim, int) else symbols[dim] for dim in binding.shape
+                )
+        else:
+            zeros = {name: np.zeros(shape, self._bindings[name].dtype) for name, shape in inputs.items()}
+            names = [binding.name for binding in outputs]
+            results = self._backend._session.run(names, zeros)
+            shapes |= {name: result.shape for name, result in zip(names, results, strict=True)}
+        self._output_shapes[key] = shapes
+        return shapes
+
+
+class IExecutionContext:
+    def __init__(self, engine: ICudaEngine, strategy: ExecutionContextAllocationStrategy) -> None:
+        self._engine = engine
+        self._strategy = strategy
+        self._profile = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._memory = (0, 0)
+        self._settled = False  # enqueued since its shapes changed
+        self._in_a_graph = False
+
+    @typed
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        if not 0 <= profile_index < self._engine.num_optimization_profiles:
+            return self._fail(f"profileIndex {profile_index} is out of range")
+        if stream_handle not in deferred_device.devices:
+            return self._fail(f"{stream_handle:#x} is no stream")
+        if not self._may_change():
+            return False
+        self._profile, self._shapes, self._addresses = profile_index, {}, {}
+        return True
+
+    @typed
+    def set_device_memory(self, memory: int, size: int) -> None:
+        if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
+            self._fail("the context manages its memory itself")
+        elif memory % ALIGNMENT:
+            self._fail(f"device memory {memory:#x} is not aligned to {ALIGNMENT} bytes")
+        elif size < self._engine.device_memory_size_v2:
+            self._fail(f"device memory of {size} bytes, {self._engine.device_memory_size_v2} are needed")
+        elif self._may_change():
+            self._memory = (memory, size)
+
+    @typed
+    def set_input_shape(self, name: str, shape: Dims) -> bool:
+        binding = self._engine._bindings.get(name)
+        if binding is None or not binding.is_input:
+            return self._fail(f"{name} is no input")
+        if len(shape) != len(binding.shape):
+            return self._fail(f"{name} has {len(binding.shape)} dimensions, not {len(shape)}")
+        low, _, high = self._engine._profiles[self._profile].get(name, (binding.shape,) * 3)
+        if any(not a <= size <= b for size, a, b in zip(shape, low, high, strict=True)):
+            return self._fail(
+                f"Error Code 3: API Usage Error ({name} {list(shape)} is outside the range of profile "
+                f"{self._profile})"
+            )
+        if not self._may_change():
+            return False
+        self._settled = self._settled and self._shapes.get(name) == tuple(shape)
+        self._shapes[name] = tuple(shape)
+        return True
+
+    @typed
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        if name not in self._engine._bindings:
+            return self._fail(f"{name} is neither input nor output")
+        if memory % ALIGNMENT:
+            return self._fail(f"{name}: address {memory:#x} is not aligned to {ALIGNMENT} bytes")
+        if not self._may_change():
+            return False
+        self._addresses[name] = memory
+        return True
+
+    @typed
+    def infer_shapes(self) -> list[str]:
+        return [name for name, b in self._engine._bindings.items() if b.is_input and name not in self._shapes]
+
+    @typed
+    def get_tensor_shape(self, name: str) -> Dims:
+        if self.infer_shapes():
+            return self._engine.get_tensor_shape(name)
+        return Dims(self._engine._shapes(self._shapes)[name])
+
+    @typed
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        device = deferred_device.devices.get(stream_handle)
+        if device is None:
+            return self._fail(f"{stream_handle:#x} is no stream")
+        problem = self._problem(device)
+        if problem:
+            return self._fail(f"IExecutionContext::enqueueV3: Error Code 3: API Usage Error ({problem})")
+        self._settled = True
+        self._in_a_graph = self._in_a_graph or device.capturing
+        scratch = device.buffer_at(*self._memory)
+        start = self._memory[0] - scratch.pointer
+        tensors = {}
+        for name, shape in self._tensors().items():
+            dtype, address = self._engine._bindings[name].dtype, self._addresses[name]
+            tensors[name] = Tensor(address, shape, dtype, device.buffer_at(address, _nbytes(shape, dtype)))
+        device.queue(
+            functools.partial(_execute, self._engine, tensors, scratch.bytes[start : start + self._memory[1]])
+        )
+        return True
+
+    def _tensors(self) -> dict[str, tuple[int, ...]]:
+        return self._engine._shapes(self._shapes)
+
+    def _problem(self, device: deferred_device.DeferredDevice) -> str | None:
+        engine = self._engine
+        unspecified = self.infer_shapes()
+        if unspecified:
+            return f"input shapes of {', '.join(unspecified)} are not set"
+        if device.capturing and not self._settled:
+            return "shapes changed since the last enqueue: not possible while a graph is captured"
+        for name, shape in self._tensors().items():
+            if not self._addresses.get(name):
+                return f"address is not set for {name}"
+            nbytes = _nbytes(shape, engine._bindings[name].dtype)
+            if device.buffer_at(self._addresses[name], nbytes) is None:
+                return f"{name} at {self._addresses[name]:#x} is no memory of {nbytes} bytes"
+        for output, source in engine._aliases.items():
+            if self._addresses[output] != self._addresses[source]:
+                return f"{output} is aliased with {source}, and must be bound to its address"
+        if device.buffer_at(*self._memory) is None:
+            return f"device memory {self._memory} is not set"
+        return None
+
+    def _may_change(self) -> bool:
+        if self._in_a_graph:
+            return self._fail("the context was captured in a graph: changing it makes the graph undefined")
+        return True
+
+    def _fail(self, message: str) -> bool:
+        self._engine._logger.log(ILogger.Severity.ERROR, message)
+        return False
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return int(np.prod(shape)) * dtype.itemsize
+
+
+def _execute(engine: ICudaEngine, tensors: dict[str, Tensor], scratch: np.ndarray) -> None:
+    """What the stream does with an enqueued run: spoil the intermediate memory, compute."""
+    scratch[:] = SCRATCH_JUNK
+    engine._backend.run(engine._backend.bind(0, tensors, None), None)
+
+
+# --- building ---------------------------------------------------------------------------------------------
+
+
+class Builder:
+    @typed
+    def __init__(self, logger: ILogger) -> None:
+        _check_logger(logger)
+        self._logger = logger
+
+    @typed
+    def create_network(self, flags: int = 0) -> INetworkDefinition:
+        return INetworkDefinition(flags)
+
+    @typed
+    def create_builder_config(self) -> IBuilderConfig:
+        return IBuilderConfig()
+
+    @typed
+    def create_optimization_profile(self) -> IOptimizationProfile:
+        return IOptimizationProfile()
+
+    def build_serialized_network(
+        self, network: INetworkDefinition, config: IBuilderConfig
+    ) -> IHostMemory | None:
+        for profile in config._profiles:
+            problem = _profile_problem(network, profile)
+            if problem:
+                self._logger.log(ILogger.Severity.ERROR, f"Error Code 4: API Usage Error ({problem})")
+                return None
+        content = {
+            "model": str(network._path),
+            "arch": "host",
+            "version_compatible": BuilderFlag.VERSION_COMPATIBLE in config._flags,
+            "profiles": [profile._shapes for profile in config._profiles],
+            "aliases": network._aliases,
+        }
+        if config._timing_cache is not None:
+            config._timing_cache._content += network._path.parent.name.encode()
+        return IHostMemory(MAGIC + bytes(20) + bytes(VERSION) + json.dumps(content).encode())
+
+
+def _profile_problem(network: INetworkDefinition, profile: IOptimizationProfile) -> str | None:
+    for number in range(3):  # min, opt, max
+        symbols: dict[str, int] = {}
+        for tensor, dims in zip(network._inputs, network._dims, strict=True):
+            if -1 in tensor.shape and tensor.name not in profile._shapes:
+                return f"dynamic input {tensor.name} is missing dimensions in the profile"
+            shape = profile._shapes.get(tensor.name, (tensor.shape,) * 3)[number]
+            for dim, size in zip(dims, shape, strict=True):
+                if isinstance(dim, int) and dim != size:
+                    return f"{tensor.name} has the fixed size {dim}, not {size}"
+                if symbols.setdefault(dim, size) != size and isinstance(dim, str):
+                    return f"{tensor.name}: {dim} is {size}, elsewhere {symbols[dim]}"
+    return None
+
+
+class ITensor:
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name = name
+        self.shape = Dims(shape)
+
+
+class INetworkDefinition:
+    def __init__(self, flags: int) -> None:
+        self._flags = flags
+        self._inputs: list[ITensor] = []
+        self._dims: list[tuple[int | str, ...]] = []
+        self._aliases: dict[str, str] = {}
+        self._path = Path()
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._inputs)
+
+    @typed
+    def get_input(self, index: int) -> ITensor:
+        return self._inputs[index]
+
+
+class ParserError:
+    def __init__(self, desc: str, node_name: str, node_operator: str) -> None:
+        self._values = desc, node_name, node_operator
+
+    @typed
+    def desc(self) -> str:
+        return self._values[0]
+
+    @typed
+    def node_name(self) -> str:
+        return self._values[1]
+
+    @typed
+    def node_operator(self) -> str:
+        return self._values[2]
+
+
+class OnnxParser:
+    @typed
+    def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
+        self._network = network
+        self._errors: list[ParserError] = []
+
+    @property
+    def num_errors(self) -> int:
+        return len(self._errors)
+
+    @typed
+    def get_error(self, index: int) -> ParserError:
+        return self._errors[index]
+
+    @typed
+    def parse_from_file(self, model: str) -> bool:
+        graph, network = ir.load(model).graph, self._network
+        unknown = [node for node in graph if node.domain or node.op_type == "NonZeroPlugin"]
+        self._errors = [ParserError("no importer", node.name, node.op_type) for node in unknown]
+        network._path = Path(model).resolve()
+        for value in graph.inputs:
+            dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+            network._dims.append(dims)
+            network._inputs.append(ITensor(value.name, tuple(d if isinstance(d, int) else -1 for d in dims)))
+        for node in graph:
+            if node.op_type == "TensorScatter" and node.inputs[0] in graph.inputs:
+                network._aliases[node.outputs[0].name] = node.inputs[0].name
+        return not self._errors
+
+
+class IOptimizationProfile:
+    def __init__(self) -> None:
+        self._shapes: dict[str, list[list[int]]] = {}
+
+    @typed
+    def set_shape(self, input: str, min: Dims, opt: Dims, max: Dims) -> None:
+        if any(not 0 <= a <= b <= c for a, b, c in zip(min, opt, max, strict=True)):
+            raise ValueError(f"Shape provided for min, opt, max is inconsistent: {min}, {opt}, {max}")
+        self._shapes[input] = [list(min), list(opt), list(max)]
+
+
+class ITimingCache:
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    @typed
+    def serialize(self) -> IHostMemory:
+        return IHostMemory(self._content)
+
+
+class IBuilderConfig:
+    def __init__(self) -> None:
+        self._flags = {BuilderFlag.TF32}
+        self._profiles: list[IOptimizationProfile] = []
+        self._pools: dict[MemoryPoolType, int] = {}
+        self._timing_cache: ITimingCache | None = None
+
+    @typed
+    def set_flag(self, flag: BuilderFlag) -> None:
+        self._flags.add(flag)
+
+    @typed
+    def clear_flag(self, flag: BuilderFlag) -> None:
+        self._flags.discard(flag)
+
+    @typed
+    def set_memory_pool_limit(self, pool: MemoryPoolType, pool_size: int) -> None:
+        self._pools[pool] = pool_size
+
+    @typed
+    def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    @typed
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache:
+        return ITimingCache(bytes(serialized_timing_cache))
+
+    @typed
+    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        self._timing_cache = cache
+        return True
+
+    @typed
+    def get_timing_cache(self) -> ITimingCache:
+        return self._timing_cache
+
+
+def install() -> None:
+    """Let `import tensorrt` find this module."""
+    sys.modules["tensorrt"] = sys.modules[__name__]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pytest --device tensorrt-double`: the TensorRT backend on an asynchronous device in host memory.
+
+test/engine/tensorrt_double.py stands in for TensorRT. Plans are built when a test first opens a graph, by the
+code of `edgellm build`.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import tensorrt_double
+from deferred_device import DeferredDevice, QueuedKernels
+
+from edgellm_ros.builder.profiles import Profile, Range, make_profiles
+from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
+from edgellm_ros.engine import tensorrt_executor
+from edgellm_ros.engine.onnx_bindings import read_bindings
+from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
+from edgellm_ros.kernels import host
+from edgellm_ros.runtime.config import CONFIG_FILE, EngineConfig
+
+ANY_SIZE = Range(1, 1, 4096)
+
+
+@functools.cache
+def open_double() -> DeferredDevice:
+    """The device; from now on this process has a TensorRT, a double."""
+    tensorrt_double.install()
+    host_kernels = host.HostKernels
+    host.HostKernels = lambda: QueuedKernels(host_kernels())
+    tensorrt_executor.find_plan = _find_or_build
+    return DeferredDevice("tensorrt")
+
+
+def _find_or_build(model: Path, arch: str, library: Any) -> Path:
+    plan = plan_path(model, arch, library.__version__)
+    if model.is_file() and (not plan.is_file() or plan.stat().st_mtime_ns < model.stat().st_mtime_ns):
+        contents = build_plan(model, _profiles(model), model.parent / "timing", PlanOptions(), library)
+        plan.write_bytes(contents)
+    return find_plan(model, arch, library)
+
+
+def _profiles(model: Path) -> list[Profile]:
+    """Those of the engine directory; outside of one all sizes."""
+    if (model.parent.parent / CONFIG_FILE).is_file():
+        return make_profiles(EngineConfig.load(model.parent.parent))[model.parent.name]
+    symbols = {dim for binding in read_bindings(model) for dim in binding.shape if isinstance(dim, str)}
+    return [dict.fromkeys(symbols, ANY_SIZE)] * 2
