@@ -23,6 +23,7 @@ setup(
     # Named explicitly so that an editable install is one path entry and not an import hook: the interpreter
     # then finds the generated interfaces beside the clone's code.
     package_dir={"": "."},
+    package_data={"edgellm_ros.kernels.cuda": ["*.cu", "*.cuh"]},
     install_requires=[
         "jinja2>=3.1",
         "numpy>=2.0",

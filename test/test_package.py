@@ -35,7 +35,21 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 TRACKED_SOURCES = [
     ROOT / path
     for path in subprocess.run(
-        ["git", "-C", ROOT, "ls-files", "*.py", "*.sh", "*.cmake", "*.msg", "*.srv", "*.action", "scripts/*"],
+        [
+            "git",
+            "-C",
+            ROOT,
+            "ls-files",
+            "*.py",
+            "*.cu",
+            "*.cuh",
+            "*.sh",
+            "*.cmake",
+            "*.msg",
+            "*.srv",
+            "*.action",
+            "scripts/*",
+        ],
         capture_output=True,
         text=True,
     ).stdout.split()
@@ -138,7 +152,7 @@ def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
     (wheel,) = tmp_path.glob("edgellm-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        for path in SOURCES:
+        for path in (*SOURCES, *PACKAGE.rglob("*.cu"), *PACKAGE.rglob("*.cuh")):
             assert path.relative_to(ROOT).as_posix() in names
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
         assert "edgellm = edgellm_ros.cli:main" in archive.read(entry_points).decode()

@@ -19,4 +19,8 @@ def load_kernels(device: Device) -> Kernels:
         from edgellm_ros.kernels.host import HostKernels
 
         return HostKernels()
+    if device.memory == "cuda":
+        from edgellm_ros.kernels.cuda import load_cuda_kernels
+
+        return load_cuda_kernels(device)
     raise EngineError(f"no kernels for memory {device.memory!r} (device {device.name!r})")

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels in CUDA C++, compiled for the GPU at hand on first use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgellm_ros.kernels.cuda.compiler import cached_kernels
+from edgellm_ros.kernels.cuda.kernels import CudaKernels
+from edgellm_ros.kernels.cuda.program import CudaProgram
+
+
+def load_cuda_kernels(device: Any) -> CudaKernels:
+    """The kernels for a `CudaDevice`, compiled for its architecture or taken from the cache."""
+    return CudaKernels(device, CudaProgram(device, cached_kernels(device.arch)))

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels on CUDA tensors: checks, sizes of launches, and the scratch memory of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.layout import MAX_VOCAB, MOST_LOGPROBS, ROW_SCRATCH_BYTES, SAMPLE_THREADS
+from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
+
+WIDEST = 16  # bytes that one thread moves at once
+THREADS = 256  # of a block, where nothing says otherwise
+MAX_BLOCKS = 1 << 20  # more work than these have is done in turns
+MAX_PLANES = 1 << 15  # along a grid's second axis
+SHARE = 4096  # tokens of the vocabulary that are worth a block of their own when sampling
+MAX_BLOCKS_PER_ROW = 32
+FLOAT32 = np.dtype(np.float32)
+
+
+class CudaKernels:
+    """See `Kernels` for what each does. Everything is queued on the device's stream.
+
+    device: a `CudaDevice`; program: anything with the method `launch` of `CudaProgram`.
+    """
+
+    def __init__(self, device: Any, program: Any) -> None:
+        self._device = device
+        self._program = program
+        # Recorded graphs hold on to the scratch memory they were recorded with, so none is freed before self.
+        self._scratch: list[Tensor] = []
+
+    def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
+        row = _row_bytes(out)
+        width = _width(row, table, multimodal_rows, out)
+        self._by_token(
+            f"embed_{width}", token_ids, row // width,
+            out.pointer, token_ids.pointer, table.pointer, multimodal_rows.pointer,
+            token_ids.size, table.shape[0], multimodal_rows.shape[0], row // width,
+        )  # fmt: skip
+
+    def deepstack(self, token_ids: Tensor, vocab_size: int, multimodal_rows: Tensor, out: Tensor) -> None:
+        row = _row_bytes(out)
+        width = _width(row, multimodal_rows, out)
+        self._by_token(
+            f"deepstack_{width}", token_ids, row // width,
+            out.pointer, token_ids.pointer, multimodal_rows.pointer,
+            token_ids.size, vocab_size, multimodal_rows.shape[0], row // width,
+        )  # fmt: skip
+
+    def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
+        _check_float32(table.cos, table.sin, cos, sin)
+        self._by_element(
+            "rope_rows", cos.size,
+            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, lengths.pointer, deltas.pointer,
+            cos.shape[0], cos.shape[1], *table.cos.shape,
+        )  # fmt: skip
+
+    def mrope_rows(
+        self, table: RopeTable, positions: Tensor, mrope_section: Sequence[int], cos: Tensor, sin: Tensor
+    ) -> None:
+        _check_float32(table.cos, table.sin, cos, sin)
+        height_end, width_end = (3 * size for size in mrope_section[1:3]) if mrope_section else (0, 0)
+        self._by_element(
+            "mrope_rows", cos.size,
+            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, positions.pointer,
+            cos.shape[0], cos.shape[1], *table.cos.shape, height_end, width_end,
+        )  # fmt: skip
+
+    def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
+        batch, _, steps, capacity = out.shape
+        width = _width(capacity, out)
+        self._by_element(
+            f"causal_mask_{width}", out.size // width,
+            out.pointer, lengths.pointer, batch, steps, capacity // width,
+        )  # fmt: skip
+
+    def visible_rows(self, lengths: Tensor, steps: int, out: Tensor) -> None:
+        self._by_element("visible_rows", out.size, out.pointer, lengths.pointer, out.size, steps)
+
+    def copy_cache_rows(
+        self,
+        source: Tensor,
+        source_at: tuple[int, int],
+        target: Tensor,
+        target_at: tuple[int, int],
+        count: int,
+    ) -> None:
+        layers, _, heads, _, _ = source.shape
+        row = _row_bytes(source)
+        addresses, strides = [], []
+        for cache, (sequence, first) in ((target, target_at), (source, source_at)):
+            _, batch, _, capacity, _ = cache.shape
+            addresses.append(cache.pointer + (sequence * heads * capacity + first) * row)
+            strides += [batch * heads * capacity * row, capacity * row]
+        width = _lowest_bit(WIDEST, row, *addresses)
+        self._by_plane(
+            f"copy_cache_rows_{width}", layers * heads, count * row // width,
+            *addresses, layers, heads, *(stride // width for stride in strides), count * row // width,
+        )  # fmt: skip
+
+    def rotate_sequences(self, cache: Tensor, first: int, last: int, count: int) -> None:
+        if first == last:
+            return
+        layers, batch, heads, capacity, _ = cache.shape
+        row = _row_bytes(cache)
+        width = _width(row, cache)
+        head_stride = capacity * row // width
+        self._by_plane(
+            f"rotate_sequences_{width}", layers * heads, count * row // width,
+            cache.pointer, layers, heads, batch * heads * head_stride, heads * head_stride, head_stride,
+            first, last, count * row // width,
+        )  # fmt: skip
+
+    def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
+        rows, vocab = tokens.shape[0], logits.shape[-1]
+        _check_logits(logits, state.seen.shape[-1])
+        if not rows:
+            return
+        blocks = min(self._device.multiprocessors // rows, -(-vocab // SHARE), MAX_BLOCKS_PER_ROW)
+        blocks = max(1, blocks)
+        self._program.launch(
+            "sample", (blocks, rows), SAMPLE_THREADS,
+            logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
+            state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.step.pointer,
+            state.seen.pointer, tokens.pointer, self._scratch_for(rows),
+            cooperative=blocks > 1,
+        )  # fmt: skip
+
+    def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
+        self._by_element(
+            "map_tokens", out.size,
+            out.pointer, tokens.pointer, vocab_map.pointer, out.size, vocab_map.size,
+        )  # fmt: skip
+
+    def advance(self, lengths: Tensor, state: StopState) -> None:
+        self._by_element("advance", lengths.size, lengths.pointer, state.steps_left.pointer, lengths.size)
+
+    def stop_test(self, tokens: Tensor, state: StopState) -> None:
+        self._by_element(
+            "stop_test", tokens.size,
+            tokens.pointer, state.steps_left.pointer, state.stop_ids.pointer, state.stop_ids.size,
+            state.final_token.pointer, tokens.size,
+        )  # fmt: skip
+
+    def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
+        rows, vocab, width = tokens.shape[0], logits.shape[-1], top_ids.shape[1]
+        _check_logits(logits, vocab)
+        most = min(vocab, MOST_LOGPROBS)
+        if not 0 <= width - 1 <= most:
+            raise ValueError(f"{width - 1} most likely tokens wanted, expected at most {most}")
+        if rows:
+            self._program.launch(
+                "log_probabilities", (rows,), SAMPLE_THREADS,
+                logits.pointer, vocab, tokens.pointer, top_ids.pointer, top_values.pointer, width,
+            )  # fmt: skip
+
+    def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
+        _check_float32(x, velocity)
+        self._by_element("euler_step", x.size, x.pointer, velocity.pointer, x.size, float(dt))
+
+    def _by_token(self, name: str, token_ids: Tensor, units: int, *arguments: Any) -> None:
+        """A block for each token, with a thread for each unit of its row."""
+        if token_ids.size and units:
+            grid = (min(token_ids.size, MAX_BLOCKS),)
+            self._program.launch(name, grid, min(THREADS, -(-units // 32) * 32), *arguments)
+
+    def _by_plane(self, name: str, planes: int, units: int, *arguments: Any) -> None:
+        """Blocks for each plane, with a thread for each of its units."""
+        if planes and units:
+            grid = (min(-(-units // THREADS), MAX_BLOCKS), min(planes, MAX_PLANES))
+            self._program.launch(name, grid, THREADS, *arguments)
+
+    def _by_element(self, name: str, elements: int, *arguments: Any) -> None:
+        """A thread for each element."""
+        if elements:
+            self._program.launch(name, (min(-(-elements // THREADS), MAX_BLOCKS),), THREADS, *arguments)
+
+    def _scratch_for(self, rows: int) -> int:
+        """The address of zeroed scratch memory for this many rows; sampling leaves it zeroed."""
+        if not self._scratch or self._scratch[-1].shape[0] < rows:
+            self._scratch.append(self._device.zeros((max(8, 2 * rows), ROW_SCRATCH_BYTES), np.uint8))
+        return self._scratch[-1].pointer
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    """Bytes along the last axis."""
+    return tensor.shape[-1] * tensor.dtype.itemsize
+
+
+def _width(row_bytes: int, *tensors: Tensor) -> int:
+    """How many bytes may be moved at once: 1, 2, 4, 8 or 16, of which rows and addresses are multiples."""
+    return _lowest_bit(WIDEST, row_bytes, *(tensor.pointer for tensor in tensors))
+
+
+def _lowest_bit(*numbers: int) -> int:
+    union = 0
+    for number in numbers:
+        union |= number
+    return union & -union
+
+
+def _check_float32(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype != FLOAT32:
+            raise ValueError(f"the CUDA kernel computes with float32, got {tensor!r}")
+
+
+def _check_logits(logits: Tensor, vocab: int) -> None:
+    _check_float32(logits)
+    if logits.shape[-1] != vocab or not 0 < vocab <= MAX_VOCAB:
+        raise ValueError(f"logits of {logits.shape[-1]} tokens, expected {vocab}, at most {MAX_VOCAB}")

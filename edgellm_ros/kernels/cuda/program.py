@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches kernels of a compiled program on a device's stream, with little work on the host for each."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import Kernel, LaunchConfig, ObjectCode, launch
+
+from edgellm_ros.engine.cuda_device import CudaDevice, check
+from edgellm_ros.engine.errors import EngineError
+
+Grid = tuple[int, ...]
+
+
+class CudaProgram:
+    """The kernels in a cubin for the device's architecture."""
+
+    def __init__(self, device: CudaDevice, cubin: bytes) -> None:
+        device.activate()
+        self._device = device
+        self._code = ObjectCode.from_cubin(cubin)
+        self._kernels: dict[str, Kernel] = {}
+
+    def launch(self, name: str, grid: Grid, threads: int, *arguments: Any, cooperative: bool = False) -> None:
+        """Queue a kernel. An int is passed as 64 bits (a number or an address), a float as a double.
+
+        EngineError if it cannot be queued.
+        """
+        self._device.activate()
+        try:
+            kernel = self._kernels.get(name) or self._load(name)
+            launch(self._device.stream, _config(grid, threads, cooperative), kernel, *arguments)
+        except Exception as error:  # cuda-core's own class is not public; its text begins with the status
+            status = driver.CUresult.__members__.get(str(error).split(":")[0])
+            if status is not None:
+                check((status,), f"launching the kernel {name}")
+            raise EngineError(f"cannot launch the kernel {name} on {list(grid)} blocks: {error}") from error
+
+    def _load(self, name: str) -> Kernel:
+        self._kernels[name] = self._code.get_kernel(name)
+        return self._kernels[name]
+
+
+@lru_cache(maxsize=1024)
+def _config(grid: Grid, threads: int, cooperative: bool) -> LaunchConfig:
+    return LaunchConfig(grid=grid, block=threads, is_cooperative=cooperative)

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of embeddings and of KV caches, moved as they are. Sizes and strides count units of the chosen width.
+
+// out [tokens, units]; table [vocab, units], multimodal [multimodal_count, units]. One block per token.
+template <class Unit>
+__device__ void embed(Unit* out, const i64* ids, const Unit* table, const Unit* multimodal, i64 tokens, i64 vocab,
+                      i64 multimodal_count, i64 units) {
+  for (i64 token = blockIdx.x; token < tokens; token += gridDim.x) {
+    const i64 id = ids[token];
+    const Unit* source = id < vocab || multimodal_count == 0
+                             ? table + clamp(id, 0, vocab - 1) * units
+                             : multimodal + clamp(id - vocab, 0, multimodal_count - 1) * units;
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x) out[token * units + unit] = source[unit];
+  }
+}
+
+// As embed, but zeros for the tokens of the vocabulary.
+template <class Unit>
+__device__ void deepstack(Unit* out, const i64* ids, const Unit* multimodal, i64 tokens, i64 vocab,
+                          i64 multimodal_count, i64 units) {
+  for (i64 token = blockIdx.x; token < tokens; token += gridDim.x) {
+    const i64 id = ids[token];
+    const bool zero = id < vocab || multimodal_count == 0;
+    const Unit* source = zero ? multimodal : multimodal + clamp(id - vocab, 0, multimodal_count - 1) * units;
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x)
+      out[token * units + unit] = zero ? Unit() : source[unit];
+  }
+}
+
+// `units` consecutive units of each of layers * heads planes. blockIdx.y walks over the planes.
+template <class Unit>
+__device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i64 heads, i64 target_layer_stride,
+                                i64 target_head_stride, i64 source_layer_stride, i64 source_head_stride, i64 units) {
+  for (i64 plane = blockIdx.y; plane < layers * heads; plane += gridDim.y) {
+    const i64 layer = plane / heads, head = plane % heads;
+    Unit* to = target + layer * target_layer_stride + head * target_head_stride;
+    const Unit* from = source + layer * source_layer_stride + head * source_head_stride;
+    for (i64 unit = first_index(); unit < units; unit += index_stride()) to[unit] = from[unit];
+  }
+}
+
+// The first `units` units of each plane move from sequence s + 1 to s, for first <= s < last, and those of
+// `first` to `last`. Each thread rotates its own column, so nothing is read after it was overwritten.
+template <class Unit>
+__device__ void rotate_sequences(Unit* cache, i64 layers, i64 heads, i64 layer_stride, i64 sequence_stride,
+                                 i64 head_stride, i64 first, i64 last, i64 units) {
+  for (i64 plane = blockIdx.y; plane < layers * heads; plane += gridDim.y) {
+    Unit* rows = cache + plane / heads * layer_stride + plane % heads * head_stride;
+    for (i64 unit = first_index(); unit < units; unit += index_stride()) {
+      Unit* column = rows + unit;
+      const Unit leaving = column[first * sequence_stride];
+      for (i64 sequence = first; sequence < last; ++sequence)
+        column[sequence * sequence_stride] = column[(sequence + 1) * sequence_stride];
+      column[last * sequence_stride] = leaving;
+    }
+  }
+}
+
+#define ROW_KERNELS(width, Unit)                                                                                    \
+  extern "C" __global__ void embed_##width(Unit* out, const i64* ids, const Unit* table, const Unit* multimodal,    \
+                                           i64 tokens, i64 vocab, i64 multimodal_count, i64 units) {                \
+    embed(out, ids, table, multimodal, tokens, vocab, multimodal_count, units);                                     \
+  }                                                                                                                 \
+  extern "C" __global__ void deepstack_##width(Unit* out, const i64* ids, const Unit* multimodal, i64 tokens,       \
+                                               i64 vocab, i64 multimodal_count, i64 units) {                        \
+    deepstack(out, ids, multimodal, tokens, vocab, multimodal_count, units);                                        \
+  }                                                                                                                 \
+  extern "C" __global__ void copy_cache_rows_##width(                                                               \
+      Unit* target, const Unit* source, i64 layers, i64 heads, i64 target_layer_stride, i64 target_head_stride,     \
+      i64 source_layer_stride, i64 source_head_stride, i64 units) {                                                 \
+    copy_cache_rows(target, source, layers, heads, target_layer_stride, target_head_stride, source_layer_stride,    \
+                    source_head_stride, units);                                                                     \
+  }                                                                                                                 \
+  extern "C" __global__ void rotate_sequences_##width(Unit* cache, i64 layers, i64 heads, i64 layer_stride,         \
+                                                      i64 sequence_stride, i64 head_stride, i64 first, i64 last,    \
+                                                      i64 units) {                                                  \
+    rotate_sequences(cache, layers, heads, layer_stride, sequence_stride, head_stride, first, last, units);         \
+  }
+
+FOR_EACH_WIDTH(ROW_KERNELS)

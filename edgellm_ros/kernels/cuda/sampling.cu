@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// The next token of each row of a batch, in one cooperative launch: gridDim.x blocks for each of gridDim.y rows.
+//
+// Every filter keeps the most likely tokens up to some place in the falling order, so top-k, top-p and the draw
+// are one question: which token is the first at which the count, or the mass, summed in that order exceeds a
+// number? It is answered by histograms: one over the distance from the most likely token, then finer ones over
+// the ranks within the bin where the answer lies, until that bin holds one token. The blocks of a row add their
+// histograms up in global memory, and each finds the same answer.
+//
+// Scratch memory is zero when a launch begins and when it ends, except for the histograms, which are cleared
+// before they are used.
+
+struct Histogram {
+  u64 mass[THREADS];
+  u32 count[THREADS];
+  u32 id[THREADS];  // of the one token, where count is 1
+};
+
+struct RowScratch {
+  u64 best;        // highest rank; NOT_FINITE if a logit is not finite
+  u64 min_p_mass;  // of the tokens that min-p keeps
+  u32 arrived;     // blocks that reached a barrier, of all barriers so far
+  u32 left;        // blocks that are done
+  u32 padding[2];
+  Histogram histograms[3];  // one is added to while another may still be read and the next is cleared
+};
+
+static_assert(sizeof(RowScratch) == ROW_SCRATCH_BYTES, "what the host allocates for a row");
+
+struct Bin {  // thread i has bin i; *_through: sums up to and with it
+  u64 mass, mass_through;
+  u32 count, count_through;
+  u32 id;
+};
+
+struct Found {  // a bin, and what comes before it
+  int bin;
+  u32 count, count_before, id;
+  u64 mass, mass_before;
+};
+
+struct SampleShared {
+  u32 mass_low[THREADS], mass_high[THREADS], count[THREADS], id[THREADS];
+  u64 warp_masses[WARPS];
+  u32 warp_counts[WARPS];
+  u64 total_mass;
+  u32 total_count;
+  Found found;
+  u32 least_key, greatest_key;
+  Scale scale;
+  float least_score;  // that min-p keeps
+};
+
+enum Measure { COUNT, MASS };
+enum Question { TOP_K, TOP_P, DRAW };  // where the first two end, and which token is drawn
+
+struct RowSampler {
+  SampleShared& shared;
+  RowScratch& scratch;
+  const float* logits;
+  const bool* seen;
+  float penalty;
+  Ranks ranks;
+  int begin, end;  // ids of this block
+  u32 barriers;    // passed
+  int histogram;   // the next to be used
+  float top;    // score of the most likely token
+  Scale scale;  // of distances from it
+
+  __device__ float score(int id) const {
+    float logit = logits[id];
+    if (penalty != 1.0f && seen[id]) logit = logit < 0.0f ? logit * penalty : logit / penalty;
+    return fminf(fmaxf(logit, -LARGEST_FLOAT), LARGEST_FLOAT);
+  }
+
+  // Waits for all blocks of the row; what they wrote before is seen after.
+  __device__ void barrier() {
+    ++barriers;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      atomicAdd(&scratch.arrived, 1u);
+      while (*(volatile u32*)&scratch.arrived < barriers * gridDim.x) __nanosleep(16);
+      __threadfence();
+    }
+    __syncthreads();
+  }
+
+  __device__ void clear_next_histogram() {
+    if (blockIdx.x > 0) return;
+    Histogram& next = scratch.histograms[histogram];
+    next.mass[threadIdx.x] = 0;
+    next.count[threadIdx.x] = 0;
+  }
+
+  __device__ void find_best() {
+    u64 highest = 0;
+#pragma unroll 4
+    for (int id = begin + threadIdx.x; id < end; id += THREADS) {
+      const bool finite = fabsf(logits[id]) <= LARGEST_FLOAT;
+      const u64 rank = finite ? ranks.rank(score(id), id) : NOT_FINITE;
+      highest = rank > highest ? rank : highest;
+    }
+    highest = block_maximum(highest, shared.warp_masses);
+    if (threadIdx.x == 0) atomicMax(&scratch.best, highest);
+  }
+
+  __device__ void clear_bins() {
+    shared.mass_low[threadIdx.x] = shared.mass_high[threadIdx.x] = shared.count[threadIdx.x] = 0;
+    __syncthreads();
+  }
+
+  // 64-bit sums in two words: shared memory adds 32 bits at once.
+  __device__ void add_to_bin(int bin, u64 mass, int id) {
+    const u32 low = (u32)mass, before = atomicAdd(&shared.mass_low[bin], low);
+    const u32 high = (u32)(mass >> 32) + (before + low < before);
+    if (high) atomicAdd(&shared.mass_high[bin], high);
+    atomicAdd(&shared.count[bin], 1u);
+    shared.id[bin] = (u32)id;
+  }
+
+  // This thread's bin of the whole row, when all threads have added their tokens.
+  __device__ Bin sum_bins() {
+    Histogram& row = scratch.histograms[histogram];
+    histogram = (histogram + 1) % 3;
+    const int i = threadIdx.x;
+    __syncthreads();
+    if (shared.count[i]) {
+      atomicAdd(&row.mass[i], ((u64)shared.mass_high[i] << 32) + shared.mass_low[i]);
+      atomicAdd(&row.count[i], shared.count[i]);
+      row.id[i] = shared.id[i];
+    }
+    clear_next_histogram();
+    barrier();
+    Bin bin;
+    bin.mass = __ldcg(&row.mass[i]);
+    bin.count = __ldcg(&row.count[i]);
+    bin.id = __ldcg(&row.id[i]);
+    bin.mass_through = block_sum_through(bin.mass, shared.warp_masses);
+    bin.count_through = block_sum_through(bin.count, shared.warp_counts);
+    return bin;
+  }
+
+  // Bins over the distance from the most likely token, of all tokens that have a weight.
+  __device__ Bin all_bins(bool min_p) {
+    clear_bins();
+    u64 kept = 0;
+    for (int id = begin + threadIdx.x; id < end; id += THREADS) {
+      const float of_id = score(id), bin = distance_bin(top, of_id, scale.high);
+      if (bin >= (float)THREADS) continue;
+      const u64 mass = weight(top, of_id, scale);
+      add_to_bin((int)bin, mass, id);
+      if (min_p && of_id >= shared.least_score) kept += mass;
+    }
+    if (min_p) {
+      kept = block_sum(kept, shared.warp_masses);
+      if (threadIdx.x == 0) atomicAdd(&scratch.min_p_mass, kept);
+    }
+    const Bin bin = sum_bins();
+    if (threadIdx.x == THREADS - 1) {
+      shared.total_mass = bin.mass_through;
+      shared.total_count = bin.count_through;
+    }
+    __syncthreads();
+    return bin;
+  }
+
+  // Bins of 2^shift ranks each, from `high` down.
+  __device__ Bin fine_bins(u64 low, u64 high, int shift) {
+    clear_bins();
+    for (int id = begin + threadIdx.x; id < end; id += THREADS) {
+      const float of_id = score(id);
+      const u64 rank = ranks.rank(of_id, id);
+      if (low <= rank && rank <= high) add_to_bin((int)((high - rank) >> shift), weight(top, of_id, scale), id);
+    }
+    return sum_bins();
+  }
+
+  // The bin where the sum first exceeds `target`; there is one.
+  __device__ Found find(const Bin& bin, u64 target, Measure measure) {
+    const u64 own = measure == MASS ? bin.mass : bin.count;
+    const u64 through = measure == MASS ? bin.mass_through : bin.count_through;
+    if (through > target && through - own <= target)
+      shared.found = {(int)threadIdx.x,           bin.count, bin.count_through - bin.count, bin.id, bin.mass,
+                      bin.mass_through - bin.mass};
+    __syncthreads();
+    const Found found = shared.found;
+    __syncthreads();
+    return found;
+  }
+
+  // The token where the sum in falling order first exceeds `target`: its bin holds it alone.
+  __device__ Found find_token(const Bin& all, u64 target, Measure measure) {
+    Found found = find(all, target, measure);
+    if (found.count == 1) return found;
+    const u32 top_key = order_key(top);
+    if (threadIdx.x == 0) shared.least_key = least_key_of_bins(top_key, found.bin, scale.high);
+    if (threadIdx.x == 32)
+      shared.greatest_key =
+          found.bin == 0 ? top_key : least_key_of_bins(top_key, found.bin - 1, scale.high) - 1;
+    __syncthreads();
+    u64 low = ranks.last_of_key(shared.least_key), high = ranks.first_of_key(shared.greatest_key);
+    while (found.count > 1) {
+      const int shift = bin_shift(low, high);
+      const Bin fine = fine_bins(low, high, shift);
+      const Found finer = find(fine, target - (measure == MASS ? found.mass_before : found.count_before), measure);
+      found = {finer.bin,
+               finer.count,
+               found.count_before + finer.count_before,
+               finer.id,
+               finer.mass,
+               found.mass_before + finer.mass_before};
+      high -= (u64)finer.bin << shift;
+      const u64 last = high - ((1ull << shift) - 1);
+      low = last > low && last <= high ? last : low;
+    }
+    return found;
+  }
+
+  // top_p in units of 2^-64; 0 if it keeps all.
+  __device__ i64 draw(i64 top_k, u64 top_p, bool min_p, u64 random_bits) {
+    const Bin all = all_bins(min_p);
+    u64 kept = shared.total_mass;
+    Found found;
+#pragma unroll 1  // one copy of the search: fewer registers
+    for (int question = TOP_K; question <= DRAW; ++question) {
+      u64 target;
+      if (question == TOP_K) {
+        if (top_k == 0 || top_k >= shared.total_count) continue;
+        target = top_k - 1;
+      } else if (question == TOP_P) {
+        if (top_p == 0) continue;
+        target = __umul64hi(kept, top_p) + (kept * top_p != 0) - 1;
+      } else {
+        const u64 kept_by_min_p = min_p ? __ldcg(&scratch.min_p_mass) : kept;
+        target = __umul64hi(random_bits << 11, kept_by_min_p < kept ? kept_by_min_p : kept);
+      }
+      found = find_token(all, target, question == TOP_K ? COUNT : MASS);
+      kept = found.mass_before + found.mass;
+    }
+    return found.id;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sample(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
+           const float* min_ps, const float* penalties, const u64* seeds, i64* steps, bool* seen, i64* tokens,
+           RowScratch* scratch) {
+  __shared__ SampleShared shared;
+  const i64 row = blockIdx.y;
+  const int share = ((int)vocab + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * share;
+  const int end = begin + share < (int)vocab ? begin + share : (int)vocab;
+  const bool greedy = temperatures[row] == 0.0f;
+  RowSampler sampler{shared,         scratch[row], logits + row * vocab, seen + row * vocab,
+                     penalties[row], Ranks(vocab), begin,                end};
+
+  sampler.find_best();
+  i64 token = -1;
+  if (!greedy) {
+    const float temperature = temperatures[row], min_p = min_ps[row], top_p = top_ps[row];
+    sampler.clear_next_histogram();
+    if (threadIdx.x == 0) shared.scale = make_scale(temperature);
+    sampler.barrier();
+    const u64 best = __ldcg(&sampler.scratch.best);
+    if (best != NOT_FINITE) {
+      sampler.top = sampler.ranks.score(best);
+      sampler.scale = shared.scale;
+      if (threadIdx.x == 0 && min_p > 0.0f)  // rounded up: no score that is a float lies between
+        shared.least_score = __double2float_ru(sampler.top + (double)temperature * log((double)min_p));
+      const u64 top_p_bits = top_p < 1.0f ? (u64)fmaxf(top_p * 18446744073709551616.0f, 1.0f) : 0;
+      token = sampler.draw(top_ks[row], top_p_bits, min_p > 0.0f, token_bits(seeds[row], (u32)steps[row]));
+    }
+  }
+
+  __syncthreads();
+  if (threadIdx.x == 0) {  // the last block to leave writes the token and leaves the scratch memory as it was
+    __threadfence();
+    if (atomicAdd(&sampler.scratch.left, 1u) == gridDim.x - 1) {
+      __threadfence();
+      const u64 best = __ldcg(&sampler.scratch.best);
+      if (greedy && best != NOT_FINITE) token = sampler.ranks.id(best);
+      tokens[row] = token;
+      if (token >= 0) seen[row * vocab + token] = true;
+      steps[row] += 1;
+      sampler.scratch.best = sampler.scratch.min_p_mass = 0;
+      sampler.scratch.arrived = sampler.scratch.left = 0;
+    }
+  }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What surrounds the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
+
+// cos, sin [batch, steps, frequencies] from tables [positions, frequencies].
+extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
+                                     const i64* lengths, const i64* deltas, i64 batch, i64 steps, i64 positions,
+                                     i64 frequencies) {
+  for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
+    const i64 token = i / frequencies, sequence = token / steps;
+    const i64 position = clamp(lengths[sequence] + deltas[sequence] + token % steps, 0, positions - 1);
+    const i64 source = position * frequencies + i % frequencies;
+    cos[i] = cos_table[source];
+    sin[i] = sin_table[source];
+  }
+}
+
+// positions [batch, 3, steps]: time, height, width. Frequencies below height_end with remainder 1 modulo 3
+// take the height, those below width_end with remainder 2 the width.
+extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
+                                      const i64* positions, i64 batch, i64 steps, i64 table_positions,
+                                      i64 frequencies, i64 height_end, i64 width_end) {
+  for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
+    const i64 token = i / frequencies, frequency = i % frequencies;
+    const i64 axis = frequency % 3 == 1 && frequency < height_end  ? 1
+                     : frequency % 3 == 2 && frequency < width_end ? 2
+                                                                   : 0;
+    const i64 position = positions[(token / steps * 3 + axis) * steps + token % steps];
+    const i64 source = clamp(position, 0, table_positions - 1) * frequencies + frequency;
+    cos[i] = cos_table[source];
+    sin[i] = sin_table[source];
+  }
+}
+
+// out [batch, 1, steps, capacity * width]: as many bytes at once as a unit has.
+template <class Unit>
+__device__ void causal_mask(Unit* out, const i64* lengths, i64 batch, i64 steps, i64 units) {
+  constexpr int width = sizeof(Unit);
+  for (i64 i = first_index(); i < batch * steps * units; i += index_stride()) {
+    const i64 token = i / units, column = i % units * width;
+    const i64 last_seen = lengths[token / steps] + token % steps;
+    Unit unit;
+    for (int byte = 0; byte < width; ++byte) ((unsigned char*)&unit)[byte] = column + byte <= last_seen;
+    out[i] = unit;
+  }
+}
+
+#define MASK_KERNEL(width, Unit)                                                                                    \
+  extern "C" __global__ void causal_mask_##width(Unit* out, const i64* lengths, i64 batch, i64 steps, i64 units) {  \
+    causal_mask(out, lengths, batch, steps, units);                                                                 \
+  }
+
+FOR_EACH_WIDTH(MASK_KERNEL)
+
+extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch, i64 steps) {
+  for (i64 i = first_index(); i < batch; i += index_stride()) out[i] = lengths[i] + steps;
+}
+
+extern "C" __global__ void advance(i64* lengths, i64* steps_left, i64 batch) {
+  for (i64 i = first_index(); i < batch; i += index_stride()) {
+    if (steps_left[i] > 0) {
+      lengths[i] += 1;
+      steps_left[i] -= 1;
+    }
+  }
+}
+
+extern "C" __global__ void stop_test(const i64* tokens, i64* steps_left, const i64* stop_ids, i64 stop_count,
+                                     const i64* final_token, i64 batch) {
+  for (i64 i = first_index(); i < batch; i += index_stride()) {
+    const i64 token = tokens[i];
+    bool stops = false;
+    for (i64 stop = 0; stop < stop_count; ++stop) stops |= stop_ids[stop] == token;
+    if (stops && token >= 0 && steps_left[i] > 0) steps_left[i] = token == final_token[i];
+  }
+}
+
+extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vocab_map, i64 batch, i64 map_size) {
+  for (i64 i = first_index(); i < batch; i += index_stride())
+    out[i] = tokens[i] < 0 ? -1 : vocab_map[clamp(tokens[i], 0, map_size - 1)];
+}
+
+extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size, double dt) {
+  for (i64 i = first_index(); i < size; i += index_stride()) x[i] += (float)dt * velocity[i];
+}

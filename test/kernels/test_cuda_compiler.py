@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the CUDA kernels needs no GPU: they compile, and the results are kept."""
+
+import dataclasses
+import io
+import re
+
+import pytest
+
+pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
+
+from cuda.core import Program
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda import compiler
+
+ARCHITECTURES = ["sm_87", "sm_90", "sm_110"]  # Jetson Orin, H100 and H200, Jetson Thor
+WIDTHS = (1, 2, 4, 8, 16)
+BY_WIDTH = ("embed", "deepstack", "copy_cache_rows", "rotate_sequences", "causal_mask")
+OTHERS = (
+    "rope_rows", "mrope_rows", "visible_rows", "advance", "stop_test", "map_tokens", "euler_step", "sample",
+    "log_probabilities",
+)  # fmt: skip
+NAMES = {*OTHERS, *(f"{name}_{width}" for name in BY_WIDTH for width in WIDTHS)}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_all_kernels_compile_and_keep_their_variables_in_registers(arch):
+    log = io.StringIO()
+    options = dataclasses.replace(compiler.options(arch), ptxas_options="-v")
+    cubin = bytes(Program(compiler.source(), "c++", options).compile("cubin", logs=log).code)
+    assert cubin.startswith(b"\x7fELF")
+    frames = dict(
+        re.findall(r"entry function '(\w+)' for '\w+'\n.*\n.*?(\d+) bytes stack frame", log.getvalue())
+    )
+    assert set(frames) == NAMES
+    assert {name: frame for name, frame in frames.items() if frame != "0"} == {}
+
+
+def test_what_does_not_compile_is_an_error_that_names_file_and_line(monkeypatch):
+    monkeypatch.setattr(compiler, "source", lambda: '#line 7 "rows.cu"\nint broken = ;\n')
+    with pytest.raises(EngineError, match=r"'sm_90'(.|\n)*rows.cu\(7\)"):
+        compiler.compile_kernels("sm_90")
+
+
+def test_an_unknown_architecture_is_an_error():
+    with pytest.raises(EngineError, match="sm_12345"):
+        compiler.compile_kernels("sm_12345")
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> list[str]:
+    """Architectures in the order in which they were compiled, by a compiler that takes no time."""
+    made = []
+
+    def compile_kernels(arch: str) -> bytes:
+        made.append(arch)
+        return f"{arch}, number {len(made)}".encode()
+
+    monkeypatch.setattr(compiler, "compile_kernels", compile_kernels)
+    return made
+
+
+def test_kernels_are_compiled_once_for_each_architecture(compiled, tmp_path):
+    for _ in range(2):
+        assert compiler.cached_kernels("sm_90", tmp_path) == b"sm_90, number 1"
+        assert compiler.cached_kernels("sm_87", tmp_path) == b"sm_87, number 2"
+    assert compiled == ["sm_90", "sm_87"]
+
+
+def test_changed_sources_options_or_compilers_are_compiled_anew(compiled, tmp_path, monkeypatch):
+    options, success = compiler.options, compiler.nvrtc.nvrtcResult.NVRTC_SUCCESS
+    compiler.cached_kernels("sm_90", tmp_path)
+    for place, name, changed in (
+        (compiler, "source", lambda: "other"),
+        (compiler, "options", lambda arch: dataclasses.replace(options(arch), fma=True)),
+        (compiler.nvrtc, "nvrtcVersion", lambda: (success, 99, 0)),
+    ):
+        monkeypatch.setattr(place, name, changed)
+        compiler.cached_kernels("sm_90", tmp_path)
+    assert len(compiled) == len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" + content]
+)
+def test_a_damaged_file_is_made_anew(compiled, tmp_path, damage):
+    compiler.cached_kernels("sm_90", tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    assert compiler.cached_kernels("sm_90", tmp_path) == b"sm_90, number 2"
+    assert compiler.cached_kernels("sm_90", tmp_path) == b"sm_90, number 2"
+
+
+def test_a_folder_that_cannot_be_made_costs_compiling_only(compiled, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for number in (1, 2):
+        cubin = compiler.cached_kernels("sm_90", tmp_path / "file" / "folder")
+        assert cubin == f"sm_90, number {number}".encode()
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(compiled, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiler.os, "replace", full)
+    assert compiler.cached_kernels("sm_90", tmp_path) == b"sm_90, number 1"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiler.cache_directory() == tmp_path / "edgellm_ros" / "cuda"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compiler.cache_directory() == tmp_path / ".cache" / "edgellm_ros" / "cuda"

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels import RopeTable, StopState, load_kernels
+
+RNG = np.random.default_rng(0)
+
+
+def test_kernels_of_an_unknown_device_are_an_error():
+    class Other:
+        name, memory = "abacus", "beads"
+
+    with pytest.raises(EngineError, match=r"'beads' \(device 'abacus'\)"):
+        load_kernels(Other())
+
+
+def test_embed_takes_text_from_the_table_and_everything_else_from_the_multimodal_rows(side):
+    table, rows = RNG.standard_normal((10, 4)), RNG.standard_normal((3, 4))
+    out = side.tensor(np.zeros((2, 3, 4), np.float32))
+    side.kernels.embed(
+        side.tensor([[1, 10, 12], [9, 11, 0]]),
+        side.tensor(table, np.float32),
+        side.tensor(rows, np.float32),
+        out,
+    )
+    expected = [[table[1], rows[0], rows[2]], [table[9], rows[1], table[0]]]
+    np.testing.assert_array_equal(side.read(out), np.array(expected, np.float32))
+
+
+def test_embed_of_text_alone_needs_no_rows(side):
+    table = RNG.standard_normal((10, 4)).astype(np.float32)
+    out = side.tensor(np.zeros((1, 2, 4), np.float32))
+    side.kernels.embed(
+        side.tensor([[3, 9]]), side.tensor(table), side.tensor(np.zeros((0, 4), np.float32)), out
+    )
+    np.testing.assert_array_equal(side.read(out)[0], table[[3, 9]])
+
+
+def test_deepstack_is_zero_for_text(side):
+    rows = RNG.standard_normal((3, 4)).astype(np.float32)
+    out = side.tensor(np.full((1, 4, 4), 9, np.float32))
+    side.kernels.deepstack(side.tensor([[5, 12, 10, 9]]), 10, side.tensor(rows), out)
+    np.testing.assert_array_equal(side.read(out)[0], [np.zeros(4), rows[2], rows[0], np.zeros(4)])
+
+
+@pytest.fixture
+def table(side) -> RopeTable:
+    return RopeTable(*(side.tensor(RNG.standard_normal((20, 8)), np.float32) for _ in "cs"))
+
+
+def test_rope_rows_follow_each_sequences_length_and_delta(side, table):
+    cos, sin = (side.tensor(np.zeros((2, 3, 8), np.float32)) for _ in "cs")
+    side.kernels.rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4]), cos, sin)
+    positions = [[5, 6, 7], [5, 6, 7]]
+    np.testing.assert_array_equal(side.read(cos), side.read(table.cos)[positions])
+    np.testing.assert_array_equal(side.read(sin), side.read(table.sin)[positions])
+
+
+def test_mrope_rows_give_each_frequency_to_its_axis(side, table):
+    positions = RNG.integers(0, 20, (2, 3, 5))
+    cos, sin = (side.tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
+    side.kernels.mrope_rows(table, side.tensor(positions), (4, 2, 2), cos, sin)
+    axes = [0, 1, 2, 0, 1, 2, 0, 0]  # time, height, width in turn; height and width have two each
+    for frequency, axis in enumerate(axes):
+        chosen = positions[:, axis]
+        np.testing.assert_array_equal(side.read(cos)[..., frequency], side.read(table.cos)[chosen, frequency])
+        np.testing.assert_array_equal(side.read(sin)[..., frequency], side.read(table.sin)[chosen, frequency])
+
+
+def test_mrope_without_sections_is_plain_rope(side, table):
+    positions = np.broadcast_to(np.arange(5), (2, 3, 5))
+    cos, sin = (side.tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
+    side.kernels.mrope_rows(table, side.tensor(positions), (), cos, sin)
+    np.testing.assert_array_equal(side.read(cos)[1], side.read(table.cos)[:5])
+
+
+def test_a_new_token_sees_its_sequence_up_to_itself(side):
+    out = side.tensor(np.zeros((2, 1, 3, 8), bool))
+    side.kernels.causal_mask(side.tensor([0, 4]), out)
+    np.testing.assert_array_equal(side.read(out)[0, 0], np.tri(3, 8, 0, dtype=bool))
+    np.testing.assert_array_equal(side.read(out)[1, 0], np.tri(3, 8, 4, dtype=bool))
+
+
+def test_an_euler_step_moves_along_the_velocity(side):
+    x, velocity = (side.tensor(RNG.standard_normal((2, 3)), np.float32) for _ in "xv")
+    expected = side.read(x) + np.float32(0.1) * side.read(velocity)
+    side.kernels.euler_step(x, velocity, 0.1)
+    np.testing.assert_array_equal(side.read(x), expected)
+
+
+def test_cache_rows_are_copied_between_caches_of_different_capacity(side):
+    source = side.tensor(RNG.standard_normal((6, 2, 2, 5, 4)), np.float32)
+    target = side.tensor(np.full((6, 3, 2, 9, 4), 7), np.float32)
+    side.kernels.copy_cache_rows(source, (1, 1), target, (2, 4), 3)
+    copied = side.read(target)
+    np.testing.assert_array_equal(copied[:, 2, :, 4:7], side.read(source)[:, 1, :, 1:4])
+    copied[:, 2, :, 4:7] = 7
+    assert (copied == 7).all()
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (1, 3), (0, 1), (2, 2)])
+def test_a_sequence_moves_behind_the_others_and_those_after_it_move_up(side, first, last):
+    before = RNG.standard_normal((4, 5, 2, 7, 3)).astype(np.float32)
+    cache = side.tensor(before)
+    side.kernels.rotate_sequences(cache, first, last, 6)
+    order = [*range(first), *range(first + 1, last + 1), first, *range(last + 1, 5)]
+    np.testing.assert_array_equal(side.read(cache)[..., :6, :], before[:, order, :, :6])
+    np.testing.assert_array_equal(side.read(cache)[..., 6:, :], before[..., 6:, :])
+
+
+def test_as_many_rows_are_visible_as_are_filled_after_the_next_tokens(side):
+    out = side.tensor(np.zeros(3, np.int64))
+    side.kernels.visible_rows(side.tensor([0, 7, 2]), 5, out)
+    assert side.read(out).tolist() == [5, 12, 7]
+
+
+def stop_state(side, steps_left, stop_ids=(-1,), final_token=-1) -> StopState:
+    final = np.broadcast_to(np.int64(final_token), (len(steps_left),)).copy()
+    return StopState(side.tensor(steps_left, np.int64), side.tensor(stop_ids, np.int64), side.tensor(final))
+
+
+def test_a_step_counts_for_the_sequences_that_have_steps_left(side):
+    state, lengths = stop_state(side, [2, 0, 1, 5]), side.tensor([10, 20, 30])
+    side.kernels.advance(lengths, state)
+    assert side.read(lengths).tolist() == [11, 20, 31]
+    assert side.read(state.steps_left).tolist() == [1, 0, 0, 5]  # the batch has three sequences
+
+
+def test_no_step_counts_after_a_stop_token(side):
+    state = stop_state(side, [9, 9, 9, 0, 9], stop_ids=[5, 7])
+    side.kernels.stop_test(side.tensor([7, 6, 5, 7]), state)
+    assert side.read(state.steps_left).tolist() == [0, 9, 0, 0, 9]
+
+
+def test_one_more_step_counts_after_the_final_token_of_a_sequence(side):
+    state = stop_state(side, [9, 9, 1, 0], stop_ids=[5, 7], final_token=[7, 5, 7, 7])
+    side.kernels.stop_test(side.tensor([7, 7, 7, 7]), state)
+    assert side.read(state.steps_left).tolist() == [1, 0, 1, 0]
+
+
+def test_no_token_is_not_a_stop_token(side):
+    state = stop_state(side, [9], stop_ids=[5, -1])
+    side.kernels.stop_test(side.tensor([-1]), state)
+    assert side.read(state.steps_left).tolist() == [9]
+
+
+def test_embed_of_no_token_takes_some_row_and_does_not_fail(side):
+    table = RNG.standard_normal((10, 4)).astype(np.float32)
+    out = side.tensor(np.zeros((3, 1, 4), np.float32))
+    rows = side.tensor(RNG.standard_normal((2, 4)), np.float32)
+    for others in ([3, 9], [3, 11]):
+        side.kernels.embed(side.tensor([[-1], *([token] for token in others)]), side.tensor(table), rows, out)
+        np.testing.assert_array_equal(side.read(out)[0, 0], table[0])
+
+
+def test_drawn_tokens_are_mapped_to_the_whole_vocabulary(side):
+    out = side.tensor(np.zeros(4, np.int64))
+    side.kernels.map_tokens(side.tensor([2, 0, -1, 1]), side.tensor([5, 7, 300]), out)
+    assert side.read(out).tolist() == [300, 5, -1, 7]

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random cases through the host's kernels and those of the device under test: what moves data has to give the
+same bits, and so do the tokens drawn.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from side import Side, host_side
+
+from edgellm_ros.kernels import RopeTable, StopState
+from edgellm_ros.kernels.random import MAX_SEED
+
+pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the host's kernels are the reference here")
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TYPES = [np.float32, np.float16, BFLOAT16]
+VOCABULARY = 151936  # of Qwen3
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+@pytest.fixture
+def agree(side):
+    """agree(run): what run(side) returns has the same bits on the host and on the device under test."""
+
+    def check(run) -> None:
+        expected, found = ([place.read(tensor) for tensor in run(place)] for place in (host_side(), side))
+        for index, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
+            np.testing.assert_array_equal(
+                ours.view(np.uint8), theirs.view(np.uint8), err_msg=f"output {index}"
+            )
+
+    return check
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("hidden", [64, 33, 1, 2560])
+def test_embed_and_deepstack(agree, rng, dtype, hidden):
+    table, rows = (rng.standard_normal((n, hidden)).astype(dtype) for n in (90, 7))
+    ids = rng.integers(-1, 97, (3, 17))
+
+    def run(place: Side):
+        embeds, deep = (place.tensor(np.full((3, 17, hidden), 9, dtype)) for _ in range(2))
+        device_ids, device_rows = place.tensor(ids), place.tensor(rows)
+        place.kernels.embed(device_ids, place.tensor(table), device_rows, embeds)
+        place.kernels.deepstack(device_ids, 90, device_rows, deep)
+        return embeds, deep
+
+    agree(run)
+
+
+def test_embed_of_a_decode_step_without_multimodal_rows(agree, rng):
+    table = rng.standard_normal((1000, 1024)).astype(np.float16)
+
+    def run(place: Side):
+        out = place.tensor(np.zeros((8, 1, 1024), np.float16))
+        ids = place.tensor([[0], [999], [-1], [5], [5], [17], [400], [3]])
+        place.kernels.embed(ids, place.tensor(table), place.tensor(np.zeros((0, 1024), np.float16)), out)
+        return (out,)
+
+    agree(run)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("steps", [1, 37])
+def test_rotary_rows(agree, rng, batch, steps):
+    tables = rng.standard_normal((2, 200, 64)).astype(np.float32)
+    lengths, deltas = rng.integers(0, 180, batch), rng.integers(-60, 20, batch)
+    positions = rng.integers(0, 200, (batch, 3, steps))
+
+    def run(place: Side):
+        table = RopeTable(*(place.tensor(values) for values in tables))
+        outs = [place.tensor(np.zeros((batch, steps, 64), np.float32)) for _ in range(6)]
+        place.kernels.rope_rows(table, place.tensor(lengths), place.tensor(deltas), *outs[:2])
+        place.kernels.mrope_rows(table, place.tensor(positions), (24, 20, 20), *outs[2:4])
+        place.kernels.mrope_rows(table, place.tensor(positions), (), *outs[4:])
+        return outs
+
+    agree(run)
+
+
+@pytest.mark.parametrize("capacity", [1, 6, 24, 100, 256])
+@pytest.mark.parametrize("steps", [1, 19])
+def test_masks_and_visible_rows(agree, rng, capacity, steps):
+    lengths = rng.integers(0, capacity + 3, 5)
+
+    def run(place: Side):
+        mask, visible = (
+            place.tensor(np.ones((5, 1, steps, capacity), bool)),
+            place.tensor(np.zeros(5, np.int64)),
+        )
+        place.kernels.causal_mask(place.tensor(lengths), mask)
+        place.kernels.visible_rows(place.tensor(lengths), steps, visible)
+        return mask, visible
+
+    agree(run)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("head_size", [128, 20, 3])
+def test_caches(agree, rng, dtype, head_size):
+    first, second = (
+        rng.standard_normal((6, batch, 2, capacity, head_size)).astype(dtype)
+        for batch, capacity in ((4, 21), (3, 40))
+    )
+
+    def run(place: Side):
+        source, target = place.tensor(first), place.tensor(second)
+        place.kernels.copy_cache_rows(source, (2, 3), target, (1, 7), 17)
+        place.kernels.copy_cache_rows(source, (0, 0), target, (2, 39), 1)
+        place.kernels.copy_cache_rows(source, (0, 0), target, (0, 0), 0)
+        place.kernels.rotate_sequences(source, 0, 3, 20)
+        place.kernels.rotate_sequences(target, 1, 2, 40)
+        place.kernels.rotate_sequences(target, 1, 1, 40)
+        place.kernels.rotate_sequences(target, 0, 2, 0)
+        return source, target
+
+    agree(run)
+
+
+def test_what_counts_decode_steps(agree, rng):
+    lengths, steps_left, final_token = (rng.integers(low, 5, 300) for low in (0, -1, -1))
+    tokens, stop_ids = rng.integers(-1, 9, 300), np.array([2, 3, -1])
+
+    def run(place: Side):
+        state = StopState(*(place.tensor(values) for values in (steps_left, stop_ids, final_token)))
+        device_lengths, mapped = place.tensor(lengths), place.tensor(np.zeros(300, np.int64))
+        place.kernels.advance(device_lengths, state)
+        place.kernels.stop_test(place.tensor(tokens), state)
+        place.kernels.map_tokens(place.tensor(tokens), place.tensor(np.arange(9) * 11 % 9), mapped)
+        return device_lengths, state.steps_left, mapped
+
+    agree(run)
+
+
+def test_euler_steps(agree, rng):
+    x, velocity = rng.standard_normal((2, 8, 3, 77)).astype(np.float32)
+
+    def run(place: Side):
+        moved = place.tensor(x)
+        for _ in range(3):
+            place.kernels.euler_step(moved, place.tensor(velocity), 1 / 3)
+        return (moved,)
+
+    agree(run)
+
+
+def draws(
+    place: Side, logits: np.ndarray, steps: int, seen=None, **parameters
+) -> tuple[list[list[int]], list, bytes]:
+    """Tokens [steps][B], then what the state has become."""
+    state = place.sampling_state(*logits.shape, seen, **parameters)
+    tokens = [place.sample(logits, state) for _ in range(steps)]
+    return tokens, place.read(state.step).tolist(), place.read(state.seen).tobytes()
+
+
+def assert_same_draws(
+    side: Side, logits: np.ndarray, steps: int = 4, seen=None, **parameters
+) -> list[list[int]]:
+    expected = draws(host_side(), logits, steps, seen, **parameters)
+    found = draws(side, logits, steps, seen, **parameters)
+    assert found == expected
+    return found[0]
+
+
+RULES = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 50, "top_p": 0.95},
+    {"temperature": 1.5, "top_k": 1000},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 10**12},
+    {"temperature": 2.0, "top_p": 1e-7},
+    {"temperature": 2.0, "top_p": 0.999},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.0, "min_p": 1.0},
+    {"temperature": 1.3, "top_k": 300, "top_p": 0.8, "min_p": 0.01, "repetition_penalty": 1.1},
+    {"temperature": 1.3, "top_p": 0.7, "repetition_penalty": 0.8},
+    {"temperature": 0.05, "top_p": 0.9},
+    {"temperature": 1e-30},
+    {"temperature": 100.0, "top_k": 70000},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("vocabulary", [1, 50, 4097, VOCABULARY])
+def test_the_same_tokens_are_drawn(side, rng, vocabulary, rules):
+    logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
+    seen = rng.random((2, vocabulary)) < 0.1
+    assert_same_draws(side, logits, 3, seen, seed=[3, MAX_SEED], step=[0, 1000], **rules)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_the_same_tokens_are_drawn_where_many_are_equally_likely(side, rng, rules):
+    logits = rng.integers(-4, 3, (2, 3000)).astype(np.float32) / 2  # -0.0 among them
+    logits[0, rng.random(3000) < 0.1] = -0.0
+    assert_same_draws(side, logits, 8, None, seed=[7, 8], **rules)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_the_same_tokens_are_drawn_where_all_are_equally_likely(side, rules):
+    assert_same_draws(side, np.full((1, 20000), -3.25), 3, None, seed=11, **rules)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 1e30])
+def test_the_same_tokens_are_drawn_from_logits_of_any_size(side, rng, scale):
+    logits = (rng.standard_normal((3, 5000)) * scale).astype(np.float32)
+    assert_same_draws(side, logits, 4, temperature=[0.0, 0.8, 1.4], top_p=[1.0, 0.9, 1.0], top_k=[0, 40, 0])
+
+
+def test_rows_of_a_batch_follow_their_own_rules(side, rng):
+    logits = (rng.standard_normal((8, VOCABULARY)) * 2).astype(np.float32)
+    logits[3, 77] = np.nan
+    logits[6, VOCABULARY - 1] = -np.inf
+    tokens = assert_same_draws(
+        side, logits, 3, rng.random(logits.shape) < 0.01,
+        temperature=[0.0, 1.0, 0.7, 1.0, 0.0, 1.2, 0.0, 0.9], top_k=[0, 0, 20, 0, 5, 900, 0, 0],
+        top_p=[1.0, 0.9, 1.0, 1.0, 0.5, 0.95, 1.0, 1.0], min_p=[0, 0, 0, 0, 0, 0, 0, 0.1],
+        repetition_penalty=[1.0, 1.2, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0], seed=list(range(8)), step=list(range(8)),
+    )  # fmt: skip
+    assert all(row[3] == row[6] == -1 for row in tokens)
+
+
+def test_more_rows_than_before_are_sampled_rightly(side, rng):
+    for batch in (1, 9, 3, 40):
+        logits = rng.standard_normal((batch, 300)).astype(np.float32)
+        assert_same_draws(side, logits, 2, temperature=1.0, top_p=0.9, seed=list(range(batch)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_give_no_token_wherever_they_are(side, rng, value, temperature):
+    logits = rng.standard_normal((4, 9000)).astype(np.float32)
+    logits[[0, 1, 2], [0, 4500, 8999]] = value
+    tokens = assert_same_draws(side, logits, 2, temperature=temperature)
+    assert [token < 0 for token in tokens[0]] == [True, True, True, False]
+
+
+def test_a_draw_leaves_nothing_behind_for_the_next(side, rng):
+    """The same request gives the same tokens, whatever was drawn between."""
+    logits = (rng.standard_normal((2, VOCABULARY)) * 2).astype(np.float32)
+    first = draws(side, logits, 3, temperature=1.0, top_p=0.9, top_k=100)
+    draws(side, np.full((5, 777), np.nan, np.float32), 1)
+    assert draws(side, logits, 3, temperature=1.0, top_p=0.9, top_k=100) == first
+
+
+@pytest.mark.parametrize("count", [1, 5, 50])
+@pytest.mark.parametrize("scale", [0.0, 3.0, 60.0])
+@pytest.mark.parametrize("vocabulary", [50, 5000, VOCABULARY])
+def test_log_probabilities(side, rng, vocabulary, scale, count):
+    logits = (rng.standard_normal((3, vocabulary)) * scale).astype(np.float32)
+    tokens = rng.integers(0, vocabulary, 3)
+    expected_ids, expected = host_side().log_probabilities(logits, tokens, count)
+    ids, values = side.log_probabilities(logits, tokens, count)
+    np.testing.assert_array_equal(ids, expected_ids)
+    np.testing.assert_allclose(values, expected, rtol=2e-6, atol=1e-7)
+
+
+def test_log_probabilities_of_logits_that_are_not_finite_end(side, rng):
+    logits = rng.standard_normal((3, 5000)).astype(np.float32)
+    logits[[0, 2], [4999, 17]] = np.nan, np.inf
+    ids, values = side.log_probabilities(logits, [-1, 3, -1], 7)
+    assert (ids[[0, 2]] == -1).all()
+    assert np.isnan(values[[0, 2]]).all()
+    np.testing.assert_array_equal(ids[1, :7], np.argsort(-logits[1], kind="stable")[:7])
