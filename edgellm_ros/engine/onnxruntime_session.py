@@ -23,6 +23,9 @@ FIRST_WITH_SPIN_DURATION = (1, 28)
 #     20 us              94 ms  151 ms  254 ms  214 ms
 #     without a limit           254 ms  371 ms
 SPIN_US = 20
+# Ways to compute attention that ONNX Runtime may take on a GPU, as bits: flash, memory-efficient, plain. Not
+# cuDNN's: its last bits differ from run to run with the same inputs (ONNX Runtime 1.31, H200, fp16).
+ATTENTION_KERNELS = 1 | 2 | 16
 
 
 def open_session(path: Path, device: Device | None = None, threads: int = 0) -> Any:
@@ -86,6 +89,7 @@ def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
         "user_compute_stream": str(int(device.stream.handle)),
         "arena_extend_strategy": "kSameAsRequested",  # not the next power of two
         "use_tf32": "0",  # fp32 means fp32
+        "sdpa_kernel": str(ATTENTION_KERNELS),
     }
 
 
