@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each kernel between the engines takes, at the sizes of a language model of 2 billion parameters.
+
+Vocabulary 151,936, hidden size 2,048 in fp16, 28 layers with 8 heads of 128 for keys and values, logits of
+normal random numbers times 3. `us`: time on the device, of a graph of 200 launches, replayed; where there are
+no graphs, of 3 calls. `queue_us`: time of the host to queue one launch outside of a graph. Medians of 7 runs,
+after 1 to warm up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import finish
+from edgellm_ros.cli.arguments import DEVICES
+from edgellm_ros.engine.device import Device, open_device
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import Kernels, RopeTable, SamplingState, StopState, load_kernels
+
+VOCABULARY, HIDDEN, FREQUENCIES, POSITIONS = 151_936, 2048, 64, 4096
+LAYERS, HEADS, CAPACITY, HEAD_SIZE = 28, 8, 1024, 128
+PROMPT, PREFIX = 1024, 256  # tokens
+GRAPH_LAUNCHES, CALLS, RUNS = 200, 3, 7
+HALF = np.float16
+
+Call = Callable[[], None]
+RULES: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "greedy, repetition penalty": {"temperature": 0.0, "repetition_penalty": 1.1},
+    "temperature": {"temperature": 0.7},
+    "top-p": {"temperature": 0.7, "top_p": 0.9},
+    "top-k, top-p": {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
+    "all rules": {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1},
+}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: %(default)s")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="default: 1 and 8")
+    args = parser.parse_args(arguments)
+    device = open_device(args.device)
+    kernels = load_kernels(device)
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for batch in args.batch:
+        rows = results[f"batch {batch}"] = {}
+        for name, call in calls(device, kernels, batch).items():
+            rows[name] = measure(device, call)
+            print(f"batch {batch}  {name:34}" + "".join(f"{k:>10} {v:9.1f}" for k, v in rows[name].items()))
+    return finish("kernels", device=args.device, **results)
+
+
+def measure(device: Device, call: Call) -> dict[str, float]:
+    """Microseconds of one call."""
+
+    def record() -> None:
+        for _ in range(GRAPH_LAUNCHES):
+            call()
+
+    call()
+    device.synchronize()
+    graph = device.capture(record)
+    if graph is None:
+        return {"us": median_us(device, call, CALLS)["us"]}
+    replay = median_us(device, lambda: graph.launch(device.stream), 1)["us"] / GRAPH_LAUNCHES
+    return {"us": replay, "queue_us": median_us(device, call, GRAPH_LAUNCHES)["queue_us"]}
+
+
+def median_us(device: Device, call: Call, times: int) -> dict[str, float]:
+    """Until the host has queued `times` calls, and until they are done, each divided by `times`."""
+    queued, done = [], []
+    for _ in range(RUNS + 1):
+        start = time.perf_counter()
+        for _ in range(times):
+            call()
+        queued.append(time.perf_counter() - start)
+        device.synchronize()
+        done.append(time.perf_counter() - start)
+    return {
+        name: statistics.median(seconds[1:]) / times * 1e6
+        for name, seconds in (("queue_us", queued), ("us", done))
+    }
+
+
+def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
+    """Each kernel on tensors of its own."""
+    rng = np.random.default_rng(0)
+
+    def put(array: np.ndarray) -> Tensor:
+        tensor = device.empty(array.shape, array.dtype)
+        device.upload(tensor, array)
+        return tensor
+
+    def integers(high: int, *shape: int) -> Tensor:
+        return put(rng.integers(0, high, shape))
+
+    table = device.zeros((VOCABULARY, HIDDEN), HALF)
+    image_rows = device.zeros((PROMPT, HIDDEN), HALF)
+    rope = RopeTable(*(device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2)))
+    shape = (2 * LAYERS, batch, HEADS, CAPACITY, HEAD_SIZE)
+    cache, page = device.zeros(shape, HALF), device.zeros((2 * LAYERS, 1, HEADS, PREFIX, HEAD_SIZE), HALF)
+    lengths, deltas, tokens = integers(PROMPT, batch), integers(9, batch), integers(VOCABULARY, batch)
+    mapped, visible = integers(9, batch), integers(9, batch)
+    stops = StopState(integers(1000, batch), integers(VOCABULARY, 4), integers(9, batch))
+    logits = put((rng.standard_normal((batch, 1, VOCABULARY)) * 3).astype(np.float32))
+    top_ids, top_values = device.zeros((batch, 6), np.int64), device.zeros((batch, 6), np.float32)
+    noise, velocity = (device.zeros((batch, 16, 8), np.float32) for _ in range(2))
+    vocab_map = put(np.arange(VOCABULARY))
+    found: dict[str, Call] = {}
+    for kind, steps in (("step", 1), ("prompt", PROMPT)):
+        ids, embeds = integers(VOCABULARY + 9, batch, steps), device.zeros((batch, steps, HIDDEN), HALF)
+        cos, sin = (device.zeros((batch, steps, FREQUENCIES), np.float32) for _ in range(2))
+        mask = device.zeros((batch, 1, steps, CAPACITY), np.bool_)
+        positions = integers(POSITIONS, batch, 3, steps)
+        found |= {
+            f"embed, {kind}": bind(kernels.embed, ids, table, image_rows, embeds),
+            f"deepstack, {kind}": bind(kernels.deepstack, ids, VOCABULARY, image_rows, embeds),
+            f"rope_rows, {kind}": bind(kernels.rope_rows, rope, lengths, deltas, cos, sin),
+            f"mrope_rows, {kind}": bind(kernels.mrope_rows, rope, positions, (24, 20, 20), cos, sin),
+            f"causal_mask, {kind}": bind(kernels.causal_mask, lengths, mask),
+        }
+    found |= {
+        "visible_rows": bind(kernels.visible_rows, lengths, 1, visible),
+        "map_tokens": bind(kernels.map_tokens, tokens, vocab_map, mapped),
+        "advance": bind(kernels.advance, lengths, stops),
+        "stop_test": bind(kernels.stop_test, tokens, stops),
+        "euler_step": bind(kernels.euler_step, noise, velocity, 0.1),
+        "copy_cache_rows, 256 tokens": bind(kernels.copy_cache_rows, page, (0, 0), cache, (0, 0), PREFIX),
+    }
+    if batch > 1:
+        found["rotate_sequences, 256 tokens"] = bind(kernels.rotate_sequences, cache, 0, batch - 1, PREFIX)
+    for name, rules in RULES.items():
+        state = sampling_state(put, batch, rules)
+        found[f"sample, {name}"] = bind(kernels.sample, logits, state, tokens)
+    found["log_probabilities, 5"] = bind(kernels.log_probabilities, logits, tokens, top_ids, top_values)
+    return found
+
+
+def sampling_state(put: Callable[[np.ndarray], Tensor], batch: int, rules: dict[str, float]) -> SamplingState:
+    """The same rules for each row, in which a hundredth of the tokens was seen."""
+
+    def rows(name: str, neutral: float, dtype: type) -> Tensor:
+        return put(np.full(batch, rules.get(name, neutral), dtype))
+
+    return SamplingState(
+        temperature=rows("temperature", 1.0, np.float32),
+        top_k=rows("top_k", 0, np.int64),
+        top_p=rows("top_p", 1.0, np.float32),
+        min_p=rows("min_p", 0.0, np.float32),
+        repetition_penalty=rows("repetition_penalty", 1.0, np.float32),
+        seed=rows("seed", 1, np.uint64),
+        step=rows("step", 0, np.int64),
+        seen=put(np.random.default_rng(1).random((batch, VOCABULARY)) < 0.01),
+    )
+
+
+def bind(kernel: Callable[..., None], *arguments: Any) -> Call:
+    return lambda: kernel(*arguments)
+
+
+if __name__ == "__main__":
+    main()
