@@ -13,6 +13,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 
 CUDA = "CUDAExecutionProvider"
+FATAL = 4
 FIRST_WITH_OPSET_24 = (1, 24)
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a model given as bytes
 FIRST_WITH_SPIN_DURATION = (1, 28)
@@ -37,6 +38,7 @@ def open_session(path: Path, device: Device | None = None, threads: int = 0) -> 
 
     options = _session_options(onnxruntime, threads)
     if device is not None and device.memory == "cuda":
+        onnxruntime.set_default_logger_severity(FATAL)  # errors come as exceptions, without a line in between
         return onnxruntime.InferenceSession(
             str(path), options, providers=[(CUDA, _cuda_options(onnxruntime, device))]
         )
