@@ -32,24 +32,11 @@ ROS_MODULES = {
     "ament_index_python",
 }  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+PATTERNS = "*.py *.cu* *.cpp *.h *.sh *.cmake *.msg *.srv *.action scripts/*".split()
 TRACKED_SOURCES = [
     ROOT / path
     for path in subprocess.run(
-        [
-            "git",
-            "-C",
-            ROOT,
-            "ls-files",
-            "*.py",
-            "*.cu",
-            "*.cuh",
-            "*.sh",
-            "*.cmake",
-            "*.msg",
-            "*.srv",
-            "*.action",
-            "scripts/*",
-        ],
+        ["git", "-C", ROOT, "ls-files", *PATTERNS],
         capture_output=True,
         text=True,
     ).stdout.split()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random cases through the host's kernels and those of the device under test: what moves data has to give the
-same bits, and so do the tokens drawn.
+"""Random cases through the host's kernels and the CUDA kernels: what moves data has to give the same bits,
+and the same tokens have to be drawn. Where there is no GPU, the sources are compiled for the host.
 """
 
 import ml_dtypes
@@ -11,11 +11,27 @@ from side import Side, host_side
 from edgellm_ros.kernels import RopeTable, StopState
 from edgellm_ros.kernels.random import MAX_SEED
 
-pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the host's kernels are the reference here")
-
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.float32, np.float16, BFLOAT16]
 VOCABULARY = 151936  # of Qwen3
+
+
+@pytest.fixture(scope="session")
+def double(tmp_path_factory):
+    pytest.importorskip("cuda.core", reason="the CUDA wheels are not installed (requirements-test.txt)")
+    from cuda_double import build
+
+    return build(tmp_path_factory.mktemp("cuda_double"))
+
+
+@pytest.fixture(scope="session")
+def side(request, device) -> Side:
+    """The device under test; where that is the host, the CUDA kernels on a GPU of five multiprocessors."""
+    if device.memory == "cuda":
+        return Side(device, request.getfixturevalue("kernels"))
+    from cuda_double import double_side
+
+    return double_side(request.getfixturevalue("double"), multiprocessors=5)
 
 
 @pytest.fixture
@@ -231,6 +247,16 @@ def test_more_rows_than_before_are_sampled_rightly(side, rng):
     for batch in (1, 9, 3, 40):
         logits = rng.standard_normal((batch, 300)).astype(np.float32)
         assert_same_draws(side, logits, 2, temperature=1.0, top_p=0.9, seed=list(range(batch)))
+
+
+@pytest.mark.only_on("cpu", reason="a GPU has as many multiprocessors as it has")
+@pytest.mark.parametrize("multiprocessors", [1, 2, 17, 132])
+def test_the_same_tokens_are_drawn_however_many_blocks_work_on_a_row(double, rng, multiprocessors):
+    from cuda_double import double_side
+
+    logits = (rng.standard_normal((1, 40_000)) * 2).astype(np.float32)
+    gpu = double_side(double, multiprocessors)
+    assert_same_draws(gpu, logits, 3, temperature=0.9, top_k=700, top_p=0.95, min_p=0.001, seed=5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels without a GPU: their sources compiled for the host, on memory of the host that is handled
+like a GPU's. It shows what the kernels compute and whether their barriers hold, not how fast they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from side import Side
+
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda import layout
+from edgellm_ros.kernels.cuda.kernels import CudaKernels
+
+FOLDER = Path(__file__).parent / "cuda_on_cpu"
+
+
+class DoubleDevice:
+    """Memory of the host in tensors without `array`; new memory is full of rubbish."""
+
+    name = "cuda"
+    memory = "cuda"
+    stream = None
+    run_ahead = 0
+
+    def __init__(self, multiprocessors: int) -> None:
+        self.multiprocessors = multiprocessors
+        self._host = CpuDevice()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        made = self._host.empty(shape, dtype)
+        made.array.reshape(-1).view(np.uint8)[...] = 0xA5
+        return Tensor(made.pointer, made.shape, made.dtype, made.owner)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        tensor = self.empty(shape, dtype)
+        self.fill_zero(tensor)
+        return tensor
+
+    def upload(self, target: Tensor, source: np.ndarray) -> None:
+        self._host.upload(_with_array(target), source)
+
+    def download(self, source: Tensor) -> np.ndarray:
+        return self._host.download(_with_array(source))
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        self._host.copy(_with_array(target), _with_array(source))
+
+    def fill_zero(self, target: Tensor) -> None:
+        self._host.fill_zero(_with_array(target))
+
+    def read_later(self, source: Tensor) -> Any:
+        return self._host.read_later(_with_array(source))
+
+    def capture(self, record: Callable[[], None]) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        pass
+
+
+class DoubleProgram:
+    """Launches as `CudaProgram` does; every launch has ended when it returns."""
+
+    def __init__(self, library: Path) -> None:
+        self._launch = ctypes.CDLL(str(library)).launch
+
+    def launch(
+        self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any, cooperative: bool = False
+    ):
+        packed = b"".join(
+            struct.pack("<d" if isinstance(value, float) else "<q", value) for value in arguments
+        )
+        blocks, rows = (*grid, 1)[:2]
+        status = self._launch(name.encode(), blocks, rows, threads, int(cooperative), packed, len(arguments))
+        assert status == 0, f"{name} with {len(arguments)} arguments: {status}"
+
+
+def build(folder: Path) -> DoubleProgram:
+    """Compile the kernels in `folder`."""
+    from edgellm_ros.kernels.cuda.compiler import source
+
+    (folder / "kernels.inc").write_text(source())
+    library = folder / "kernels.so"
+    options = ["-O2", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
+    options += [
+        "-U_FORTIFY_SOURCE",
+        "-Wl,-Bsymbolic",
+    ]  # jumps between stacks; kernels named like functions of libc
+    options += [f"-DROW_SCRATCH_BYTES={layout.ROW_SCRATCH_BYTES}", f"-DMOST_LOGPROBS={layout.MOST_LOGPROBS}"]
+    files = [f"-I{FOLDER}", f"-I{folder}", str(FOLDER / "launch.cpp"), "-o", str(library)]
+    subprocess.run(["g++", *options, *files], check=True)
+    return DoubleProgram(library)
+
+
+def double_side(program: DoubleProgram, multiprocessors: int) -> Side:
+    device = DoubleDevice(multiprocessors)
+    return Side(device, CudaKernels(device, program))
+
+
+def _with_array(tensor: Tensor) -> Tensor:
+    nbytes = tensor.size * tensor.dtype.itemsize
+    raw = (ctypes.c_uint8 * max(1, nbytes)).from_address(tensor.pointer)
+    array = np.frombuffer(raw, np.uint8)[:nbytes].view(tensor.dtype).reshape(tensor.shape)
+    return Tensor(tensor.pointer, tensor.shape, tensor.dtype, tensor.owner, array)

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A library with all kernels and one function that launches them by name. kernels.inc: the CUDA sources.
+#include "cuda_on_cpu.h"
+
+#include <map>
+#include <string>
+
+#include "kernels.inc"
+
+using Arguments = const uint64_t*;
+using Prepared = std::function<void()>;
+
+template <class... A, size_t... I>
+Prepared prepare(void (*kernel)(A...), Arguments arguments, std::index_sequence<I...>) {
+  return [=] { kernel(cuda_on_cpu::same_bits<A>(arguments[I])...); };
+}
+
+// Nothing if the number of arguments is not the kernel's.
+template <class... A>
+Prepared prepare(void (*kernel)(A...), Arguments arguments, int count) {
+  return count == sizeof...(A) ? prepare(kernel, arguments, std::index_sequence_for<A...>{}) : Prepared{};
+}
+
+#define KERNEL(name) {#name, [](Arguments arguments, int count) { return prepare(name, arguments, count); }},
+#define BY_WIDTH(name) KERNEL(name##_1) KERNEL(name##_2) KERNEL(name##_4) KERNEL(name##_8) KERNEL(name##_16)
+
+static const std::map<std::string, std::function<Prepared(Arguments, int)>> kernels = {
+    BY_WIDTH(embed) BY_WIDTH(deepstack) BY_WIDTH(copy_cache_rows) BY_WIDTH(rotate_sequences) BY_WIDTH(causal_mask)
+    KERNEL(rope_rows) KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(advance) KERNEL(stop_test) KERNEL(map_tokens)
+    KERNEL(euler_step) KERNEL(sample) KERNEL(log_probabilities)};
+
+// 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments.
+extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, int cooperative,
+                      Arguments arguments, int count) {
+  const auto kernel = kernels.find(name);
+  if (kernel == kernels.end()) return 1;
+  const Prepared prepared = kernel->second(arguments, count);
+  if (!prepared) return 2;
+  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, cooperative, prepared);
+  return 0;
+}
