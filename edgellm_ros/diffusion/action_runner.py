@@ -44,6 +44,7 @@ class ActionRunner:
         self._trajectory = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._time = device.empty((1,), np.float32)
+        self._times = device.empty((self.default_steps,), np.float32)  # of all steps of a request
         rope_shape = (1, space.horizon, config.head_dim // 2)
         self._rope_cos, self._rope_sin = (
             device.empty(rope_shape, np.float32),
@@ -77,12 +78,17 @@ class ActionRunner:
             **{f"key_cache_{i}": tensor for i, tensor in enumerate(cache.keys)},
             **{f"value_cache_{i}": tensor for i, tensor in enumerate(cache.values)},
         }
+        if steps > self._times.shape[0]:
+            self._times = device.empty((steps,), np.float32)
+        device.upload(self._times.rows(0, steps), (np.arange(steps) / steps).astype(np.float32))
         self._executor.prepare(0, {"B": 1, "Bn": samples}, tensors, device.stream)
         for step in range(steps):
             if not go_on(step):
                 return None
-            device.upload(self._time, np.array([step / steps], np.float32))
+            device.copy(self._time, self._times.rows(step, step + 1))
             self._executor.execute(device.stream)
+            if step == 0:
+                self._executor.record(device.stream)
             self._kernels.euler_step(trajectory, velocity, 1.0 / steps)
         result = device.download(trajectory)
         if not np.isfinite(result).all():

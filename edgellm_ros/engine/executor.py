@@ -8,6 +8,7 @@ before costs one comparison, one that takes turns with others (adapters) a look-
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ import numpy as np
 
 from edgellm_ros.engine.backend import Binding, EngineBackend
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor
+
+logger = logging.getLogger(__name__)
 
 KEPT_BINDINGS = 16  # a new binding of 117 tensors took 340 us, one that was kept 10 us
 
@@ -48,12 +51,18 @@ class EngineExecutor:
         self._backend = backend
         self._snapshot: BindingSnapshot | None = None
         self._bound: OrderedDict[BindingSnapshot, Any] = OrderedDict()  # the latest one last
-        self._graphs: dict[BindingSnapshot, Any] = {}
+        self._graphs: dict[BindingSnapshot, Any] = {}  # of bindings that are kept
+        self._recording = True
 
     @property
     def snapshot(self) -> BindingSnapshot | None:
         """What is bound; None before a successful `prepare`."""
         return self._snapshot
+
+    @property
+    def bound(self) -> Any:
+        """What the backend made of it. Whoever records a run keeps this as long as the record."""
+        return self._bound.get(self._snapshot)
 
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
@@ -101,7 +110,8 @@ class EngineExecutor:
             self._check(dims, tensors)
             self._bound[snapshot] = self._backend.bind(profile, tensors, stream)
             if len(self._bound) > KEPT_BINDINGS:
-                self._bound.popitem(last=False)
+                oldest, _ = self._bound.popitem(last=False)
+                self._graphs.pop(oldest, None)
         self._bound.move_to_end(snapshot)
         self._snapshot = snapshot
 
@@ -130,6 +140,21 @@ class EngineExecutor:
             return False
         self._graphs[self._snapshot] = graph
         return True
+
+    def record(self, stream: Any = None) -> None:
+        """Capture what is bound and has been executed, for those who can do without.
+
+        Nothing happens where that was done before; that it cannot be done is logged, and not tried again.
+        """
+        if not self._recording or self._snapshot in self._graphs:
+            return
+        try:
+            self._recording = self.capture_graph(stream)
+        except DeviceLostError:
+            raise
+        except EngineError as error:
+            self._recording = False
+            logger.warning("%s runs without graphs: %s", self.name, error)
 
     def _check(self, dims: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
         missing = [name for name in self.bindings if name not in tensors]

@@ -178,7 +178,8 @@ class Kernels(Protocol):
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         """Log-probabilities of logits [B,1,V] as they are (no penalty, temperature 1), natural logarithm.
 
-        top_ids, top_values [B,K+1]: the K most likely tokens in falling order, then `tokens[b]`.
+        top_ids, top_values [B,K+1]: the K most likely tokens in falling order, then `tokens[b]`. A row whose
+        token is -1 may hold anything.
         """
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.multimodal.config import VisionConfig
 from edgellm_ros.multimodal.image_processor import ImageProcessor, check_image, smart_resize
@@ -35,6 +35,7 @@ class VisionRunner:
         self._pixel_values = device.empty(
             (max_tokens * config.patches_per_token, config.patch_dim), np.float32
         )
+        self._last_run: BindingSnapshot | None = None
         self._positions: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
     def token_grid(self, image: np.ndarray) -> tuple[int, int]:
@@ -66,6 +67,9 @@ class VisionRunner:
         dims = {"P": pixel_values.shape[0], "R": image_rows.shape[0]}
         self._executor.prepare(0, dims, tensors, self._device.stream)
         self._executor.execute(self._device.stream)
+        if self._executor.snapshot == self._last_run:  # a camera: its frames are all alike
+            self._executor.record(self._device.stream)
+        self._last_run = self._executor.snapshot
 
     def _grid_positions(self, grid_height: int, grid_width: int) -> dict[str, Tensor]:
         """Position inputs of a grid. A camera's frames all have one grid: kept on the device."""

@@ -306,6 +306,7 @@ def _open_runtime(parameters: Parameters, warn: Callable[[str], Any]) -> LLMInfe
             runtime.add_lora(name, directory)
         runtime.switch_lora_weights(parameters.lora)
         runtime.set_action_noise_seed(parameters.noise_seed)
+        runtime.capture_decoding_cuda_graph()
     except BaseException:
         runtime.close()
         raise

@@ -83,7 +83,8 @@ class LLMInferenceRuntime:
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
             self._check_open()
-            pipeline, metrics, clock = self._pipeline, self._metrics, StageClock()
+            pipeline, metrics = self._pipeline, self._metrics
+            clock = StageClock(pipeline.device.synchronize)
             sequences = pipeline.admit(requests, self._noise_seed)  # requests -> prompts with placeholders
             # earlier prompts -> tokens not to compute again; hidden states are of whole prompts
             pipeline.find_prefixes(sequences, reuse=not output_thinker_embeddings)
@@ -120,9 +121,11 @@ class LLMInferenceRuntime:
         self._noise_seed = seed
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps of all batch sizes with all adapters, to launch them faster.
+        """Record decode steps of all batch sizes with all adapters, to launch each with one call.
 
-        False where there are no graphs.
+        Takes seconds and some memory. What changes later (`add_lora`, `set_lm_head_weights`) is recorded when
+        it is first used. False where there are no graphs or, with the reason in the log, a step cannot be
+        recorded.
         """
         with self._lock:
             self._check_open()
@@ -167,7 +170,8 @@ class LLMInferenceRuntime:
         """
         with self._lock:
             self._check_open()
-            pipeline, clock = self._pipeline, StageClock()
+            pipeline = self._pipeline
+            clock = StageClock(pipeline.device.synchronize)
             sequence = pipeline.admit_system_prompt(system_prompt, lora)
             pipeline.find_prefixes([sequence])
             clock.end("tokenize_s")

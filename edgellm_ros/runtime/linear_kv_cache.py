@@ -3,7 +3,8 @@
 
 One tensor [L, max batch, Hkv, C, D]: keys of each layer, then values of each; C = capacity in tokens.
 Sequence b has rows 0 .. length[b]-1; what lies beyond is left over from before and is never looked at.
-Engines write new rows in place; a row counts from when it is committed.
+Engines write new rows in place; a row counts from when it is committed. In decode steps the device counts by
+itself (`advance`), and the host follows when it knows what the step was for (`count_step`).
 
 Active sequences are the first ones. When one ends, those after it move up, and it stands behind them, where
 it can still be read:
@@ -19,7 +20,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import Kernels, SequenceCache
+from edgellm_ros.kernels import Kernels, SequenceCache, StopState
 
 
 class LinearKVCache:
@@ -88,11 +89,19 @@ class LinearKVCache:
             raise ValueError(f"sequences of {self.lengths} tokens exceed the capacity {self.capacity}")
         self._upload()
 
+    def advance(self, state: StopState) -> None:
+        """Count, on the device only, the row that a decode step has written for each active sequence."""
+        self._kernels.advance(self.device_lengths, state)
+
+    def count_step(self, counts: Sequence[bool]) -> None:
+        """Count it on the host too, for the active sequences that the step was for."""
+        self._host_lengths[: self._active] += counts
+
     def evict(self, index: int) -> None:
         """Go on without this sequence: the active ones after it move up by one, in the same order.
 
-        It can be read at its new place, behind the active ones, until the next reset. ValueError if the
-        sequence is not active.
+        It can be read at its new place, behind the active ones, until the next reset. The device's lengths
+        are the host's from then on. ValueError if the sequence is not active.
         """
         last = self._active - 1
         if not 0 <= index <= last:
@@ -102,7 +111,7 @@ class LinearKVCache:
             self._kernels.rotate_sequences(self._rows, index, last, longest)
             for values in (self._host_lengths, self._host_deltas):
                 values[index : last + 1] = np.roll(values[index : last + 1], -1)
-            self._upload()
+        self._upload()
         self._active = last
 
     def bindings(self) -> dict[str, Tensor]:

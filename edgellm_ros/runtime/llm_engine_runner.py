@@ -1,31 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLMEngineRunner: the language model's engine in its two phases, prefill and decode.
 
-Owns the KV cache and every input of the engine that follows from it: rotary rows, attention mask, write
-positions; and the adapters, which are inputs like the others. What the tokens are and what becomes of the
-logits is the runtime's affair.
+Owns the KV cache and every input of the engine that follows from it (token_places.py), and the adapters,
+which are inputs like the others. What the tokens are and what becomes of the logits is the runtime's affair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.llm_engine_runner_config import LLMEngineRunnerConfig
 from edgellm_ros.runtime.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.rope import make_rope_table
+from edgellm_ros.runtime.token_places import TokenPlaces
 
 PREFILL_PROFILE = 0
 DECODE_PROFILE = 1
 LM_HEAD = "lm_head.weight"
+EMBEDDING = "embedding"
 
 
 class LLMEngineRunner:
@@ -49,9 +51,8 @@ class LLMEngineRunner:
         self._executor = executor
         self.config = config
         self._device = device
-        self._kernels = kernels
-        batch, tokens = config.max_supported_batch_size, config.max_supported_input_length
-        capacity, half = config.max_kv_cache_capacity, config.rotary_dim // 2
+        batch = config.max_supported_batch_size
+        capacity = config.max_kv_cache_capacity
         self.embeds_dtype = executor.dtype("inputs_embeds")
         self.kv_cache = LinearKVCache(
             device,
@@ -66,10 +67,7 @@ class LLMEngineRunner:
         self.rope_table = make_rope_table(
             config.rope_config, config.rotary_dim, capacity + positions_beyond, device
         )
-        self._positions = device.empty((batch, 3, tokens), np.int64)
-        self._rope_cos = device.empty((batch, tokens, half), np.float32)
-        self._rope_sin = device.empty((batch, tokens, half), np.float32)
-        self._mask = device.empty((batch, 1, tokens, capacity), np.bool_)
+        self._places = TokenPlaces(executor.bindings, config, device, kernels, self.kv_cache, self.rope_table)
         self._last_tokens = device.empty((batch, 1), np.int64)
         self._first_tokens = device.zeros((batch, 1), np.int64)
         self._no_deepstack = device.zeros((batch, 1, config.hidden_size), self.embeds_dtype)
@@ -77,7 +75,7 @@ class LLMEngineRunner:
             f"hidden_states_{i}": device.empty((batch, 1, config.hidden_size), self.embeds_dtype)
             for i in config.hidden_state_layers
         }
-        self._lm_head: dict[str, Tensor] = {}
+        self._shared: dict[str, Tensor] = {}
         self._decode_inputs: dict[int, dict[str, Tensor]] = {}
         self.loras = LoraAdapters(
             device,
@@ -124,20 +122,9 @@ class LLMEngineRunner:
         cache.reset_for_new_sequences(reuse_lengths, rope_deltas)
         last_tokens = self._last_tokens.rows(0, batch)
         self._device.upload(last_tokens, lengths[:, None] - 1)
-        device_positions = self._positions.view(batch, 3, tokens)
-        self._device.upload(device_positions, positions)
-        rope_cos = self._rope_cos.view(batch, tokens, self.config.rotary_dim // 2)
-        rope_sin = self._rope_sin.view(batch, tokens, self.config.rotary_dim // 2)
-        section = self.config.rope_config.mrope_section
-        self._kernels.mrope_rows(self.rope_table, device_positions, section, rope_cos, rope_sin)
-        mask = self._mask.view(batch, 1, tokens, capacity)
-        self._kernels.causal_mask(cache.device_lengths, mask)
         tensors = {
             "inputs_embeds": inputs_embeds,
-            "rope_cos": rope_cos,
-            "rope_sin": rope_sin,
-            "kv_write_index": cache.device_lengths,
-            "attention_mask": mask,
+            **self._places.place_prompts(positions),
             "last_token_ids": last_tokens,
             "logits": output_logits,
             **cache.bindings(),
@@ -155,36 +142,25 @@ class LLMEngineRunner:
     def execute_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter] = ()
     ) -> None:
-        """Read one token of each active sequence.
+        """Read one token of each active sequence, and write its row behind those that count.
 
-        inputs_embeds [B,1,H]; output_logits [B,1,V] float32; adapters [B], none: the base model for all.
+        inputs_embeds [B,1,H]; output_logits [B,1,V] float32; adapters [B], none: the base model for all. The
+        new rows are the caller's to count. Only queues work on the device: can be recorded as a graph.
         """
-        cache = self.kv_cache
-        batch = cache.active_batch_size
-        inputs = self._decode_inputs.get(batch) or self._make_decode_inputs(batch)
-        lengths, deltas = cache.device_lengths, cache.device_rope_deltas
-        self._kernels.rope_rows(self.rope_table, lengths, deltas, inputs["rope_cos"], inputs["rope_sin"])
-        self._kernels.causal_mask(lengths, inputs["attention_mask"])
-        tensors = {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits}
-        self._execute(DECODE_PROFILE, tensors, adapters)
-        cache.commit_sequence_length(np.ones(batch, np.int64))
+        inputs = self._decode_tensors(inputs_embeds, output_logits)
+        self._places.place_next_tokens(inputs, inputs_embeds.shape[0])
+        self._execute(DECODE_PROFILE, inputs, adapters)
 
-    def capture_vanilla_decoding_cuda_graph(
-        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter | None = None
-    ) -> bool:
-        """Record a decode step over these tensors with this adapter for replay.
+    def bind_vanilla_decoding_step(
+        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
+    ) -> tuple[BindingSnapshot, Any]:
+        """Bind a decode step whose sequences all have this adapter.
 
-        False where the device has no graphs. Ends any batch in progress.
+        Returns what is bound, by which a recorded step is known again, and what must live as long as such a
+        record.
         """
-        batch = inputs_embeds.shape[0]
-        self.kv_cache.reset_for_new_sequences([0] * batch, [0] * batch)
-        tensors = {
-            **self._make_decode_inputs(batch),
-            "inputs_embeds": inputs_embeds,
-            "logits": output_logits,
-        }
-        self._prepare(DECODE_PROFILE, tensors, adapter or self.loras.base)
-        return self._executor.capture_graph(self._device.stream)
+        self._prepare(DECODE_PROFILE, self._decode_tensors(inputs_embeds, output_logits), adapter)
+        return self._executor.snapshot, self._executor.bound
 
     def set_lm_head_weights(self, name: str, tensor: Tensor) -> None:
         """Bind a tensor to an extra input of the engine, from the next step on: `lm_head.weight` [H,V].
@@ -200,16 +176,22 @@ class LLMEngineRunner:
                 f"{self._executor.name}: {name} must be {binding.dtype} {list(binding.shape)}, "
                 f"got {tensor.dtype} {list(tensor.shape)}"
             )
-        self._lm_head = {name: tensor}
+        self._shared[name] = tensor
+
+    def share_embedding(self, table: Tensor) -> None:
+        """Bind the embedding table [V,H] if the engine takes it: its last matrix is the same."""
+        if EMBEDDING in self._executor.bindings:
+            self._shared[EMBEDDING] = table
+
+    def _decode_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
+        batch = self.kv_cache.active_batch_size
+        inputs = self._decode_inputs.get(batch) or self._make_decode_inputs(batch)
+        return {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits}
 
     def _make_decode_inputs(self, batch: int) -> dict[str, Tensor]:
         """Windows on the buffers for a decode step of this batch size: the same in every step."""
-        half = self.config.rotary_dim // 2
         self._decode_inputs[batch] = {
-            "rope_cos": self._rope_cos.view(batch, 1, half),
-            "rope_sin": self._rope_sin.view(batch, 1, half),
-            "kv_write_index": self.kv_cache.device_lengths,
-            "attention_mask": self._mask.view(batch, 1, 1, self.kv_cache.capacity),
+            **self._places.inputs(batch, 1),
             "last_token_ids": self._first_tokens.rows(0, batch),
             **self.kv_cache.bindings(),
             **{
@@ -221,23 +203,26 @@ class LLMEngineRunner:
         return self._decode_inputs[batch]
 
     def _execute(self, profile: int, tensors: dict[str, Tensor], adapters: Sequence[LoraAdapter]) -> None:
-        """Run over the batch: once for each stretch of sequences with one adapter.
+        """Run over the batch: once for each stretch of sequences with one adapter, or for each sequence.
 
         The stretches do not influence each other's bits, nor do the sequences of one (OnnxRuntimeBackend).
         """
-        batch = tensors["inputs_embeds"].shape[0]
-        start = 0
-        for adapter, stretch in groupby(adapters or [self.loras.base] * batch):
-            stop = start + len(list(stretch))
+        batch, tokens, _ = tensors["inputs_embeds"].shape
+        sequences = enumerate(adapters or [self.loras.base] * batch)
+        one_by_one = self._places.one_by_one(tokens)
+        for (adapter, _), group in groupby(sequences, lambda pair: (pair[1], one_by_one and pair[0])):
+            rows = [row for row, _ in group]
             part = tensors
-            if stop - start < batch:
-                part = {name: tensor.rows(start, stop) for name, tensor in tensors.items()}
+            if len(rows) < batch:
+                part = {
+                    name: tensor if name in self._places.for_all else tensor.rows(rows[0], rows[-1] + 1)
+                    for name, tensor in tensors.items()
+                }
             self._prepare(profile, part, adapter)
             self._executor.execute(self._device.stream)
-            start = stop
 
     def _prepare(self, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter) -> None:
         batch, tokens, _ = tensors["inputs_embeds"].shape
-        dims = {"B": batch, "S": tokens, "N": 1, "r": adapter.rank}
-        bound = {**tensors, **self._lm_head, **adapter.tensors}
+        dims = {"B": batch, "S": tokens, "N": 1, "r": adapter.rank, "P": tensors["rope_cos"].shape[0]}
+        bound = {**tensors, **self._shared, **adapter.tensors}
         self._executor.prepare(profile, dims, bound, self._device.stream)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 BEFORE_FIRST_TOKEN = ("tokenize_s", "vision_s", "audio_s", "prefill_s")
@@ -59,14 +60,19 @@ class RuntimeMetrics:
 
 
 class StageClock:
-    """Seconds per stage of one batch; each stage begins where the one before it ended."""
+    """Seconds per stage of one batch; each stage begins where the one before it ended.
 
-    def __init__(self) -> None:
+    `finish` waits for what a stage has queued, so that its time is its own.
+    """
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
         self._start = self._last = time.perf_counter()
         self._stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
 
     def end(self, stage: str) -> float:
-        """The stage ends now. Returns its seconds."""
+        """The stage ends when its work is done. Returns its seconds. EngineError if some of it failed."""
+        self._finish()
         now = time.perf_counter()
         self._stages[stage], self._last = now - self._last, now
         return self._stages[stage]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.decode_loop import DecodeLoop
+from edgellm_ros.runtime.decode_step import DecodeStep
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.input_embedder import MIN_PREFILL, InputEmbedder
 from edgellm_ros.runtime.intake import RequestIntake
@@ -74,13 +77,18 @@ class Pipeline:
             self.loras.add(name, directory)
         dtype = self.runner.embeds_dtype
         self.embedder = InputEmbedder(root / "embedding.safetensors", config, self.device, kernels, dtype)
+        self.runner.share_embedding(self.embedder.table)
         vocab_map = read_vocab_map(root, llm) if llm.reduced_vocab_size else None
-        self.sampler = TokenSampler(self.device, kernels, builder.max_batch_size, llm.vocab_size, vocab_map)
-        self.logits = self.device.empty((builder.max_batch_size, 1, llm.output_vocab_size), np.float32)
+        batch, stops = builder.max_batch_size, config.stop_token_ids
+        self.sampler = TokenSampler(self.device, kernels, batch, llm.vocab_size, stops, vocab_map)
+        self.logits = self.device.empty((batch, 1, llm.output_vocab_size), np.float32)
+        parts = self.embedder, self.runner, self.sampler
+        self._decode_step = DecodeStep(self.device, *parts, self.logits)
+        self._decode_loop = DecodeLoop(self.device, self.runner.kv_cache, self.sampler, self._decode_step)
         if builder.lm_head_input:
             shape = (llm.hidden_size, llm.output_vocab_size)
             self.set_lm_head(LM_HEAD, read_tensor(root / "lm_head.safetensors", LM_HEAD, shape))
-        sizes = (builder.max_batch_size, builder.max_input_len, llm.hidden_size)
+        sizes = (batch, builder.max_input_len, llm.hidden_size)
         self.hidden_states = HiddenStates(self.device, builder.hidden_state_layers, *sizes, dtype)
         self.input_token_ids: list[list[int]] = []
         shape = (runner_config.num_attention_layers, runner_config.num_kv_heads, runner_config.head_dim)
@@ -151,15 +159,20 @@ class Pipeline:
         self._removed.extend(self.loras.remove(*names))
 
     def forget_removed(self) -> None:
-        """Forget the prompts of adapters that were removed."""
+        """Forget what there is of adapters that were removed: prompts, recorded steps."""
         while self._removed:
-            self.prefixes.remove(self._removed.popleft().key)
+            adapter = self._removed.popleft()
+            self.prefixes.remove(adapter.key)
+            self._decode_step.forget(adapter)
 
     def forget_after(self, error: BaseException) -> None:
         """What went wrong must not reach the next request.
 
         An engine's numbers that are not finite may come from the rows of an earlier prompt: so these go too.
+        Work that is still queued must be done before its memory is used again.
         """
+        with suppress(EngineError):  # what is raised already, or follows from it
+            self.device.synchronize()
         self.runner.kv_cache.clear()
         if isinstance(error, EngineError):
             self.prefixes.clear()
@@ -229,44 +242,19 @@ class Pipeline:
         self._metrics.prefill.computed_tokens += sum(lengths)
         self._metrics.prefill.reused_tokens += sum(reused)
         self.sampler.begin(sequences)
-        self.sampler.draw(logits, sequences)
+        self.sampler.draw(logits)
+        self.sampler.hand_out(self.sampler.read_later(logits, sequences), sequences)
         return embeds
 
     def decode(self, sequences: list[GenerationSequence]) -> list[GenerationSequence]:
         """Tokens -> KV cache -> next tokens, until every sequence has ended.
 
-        One that has ended leaves the batch. Returns the sequences in the order in which the KV cache then has
-        them.
+        Returns the sequences in the order in which the KV cache then has them.
         """
-        batch, active, steps = list(sequences), len(sequences), 0
-        while True:
-            for sequence in batch[:active]:
-                sequence.go_on("decode", steps)
-            active = self._evict_ended(batch, active)
-            if not active:
-                break
-            embeds = self.embedder.embed_tokens(self.sampler.tokens(active))
-            logits = self.logits.rows(0, active)
-            adapters = [sequence.adapter for sequence in batch[:active]]
-            self.runner.execute_vanilla_decoding_step(embeds, logits, adapters)
-            self.sampler.draw(logits, batch[:active])
-            steps += 1
+        batch, steps = self._decode_loop.run(sequences)
         self._metrics.generation.total_runs += steps
         self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in sequences)
         return batch
-
-    def _evict_ended(self, batch: list[GenerationSequence], active: int) -> int:
-        """Put those of the first `active` sequences that have ended behind the others; returns their number.
-
-        The KV cache and the sampler do the same.
-        """
-        for index in reversed(range(active)):
-            if not batch[index].decoding:
-                active -= 1
-                self.runner.kv_cache.evict(index)
-                self.sampler.evict(index, active)
-                batch.insert(active, batch.pop(index))
-        return active
 
     def sample_actions(self, sequences: list[GenerationSequence]) -> None:
         """Noise and KV cache -> trajectories -> paths, for the sequences that announced them."""
@@ -289,13 +277,8 @@ class Pipeline:
 
     def capture_decoding_cuda_graph(self) -> bool:
         """See `LLMInferenceRuntime`."""
-        return all(
-            self.runner.capture_vanilla_decoding_cuda_graph(
-                self.embedder.token_embeds(batch), self.logits.rows(0, batch), adapter
-            )
-            for adapter in (self.loras.base, *map(self.loras.get, self.loras.names()))
-            for batch in range(1, self.runner.config.max_supported_batch_size + 1)
-        )
+        adapters = (self.loras.base, *map(self.loras.get, self.loras.names()))
+        return all(map(self._decode_step.capture_vanilla_decoding_cuda_graph, adapters))
 
     def set_lm_head(self, name: str, weights: np.ndarray) -> None:
         """See `LLMInferenceRuntime.set_lm_head_weights`."""

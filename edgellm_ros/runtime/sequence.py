@@ -78,6 +78,11 @@ class GenerationSequence:
         return sum(token == placeholder for token in self.token_ids[: self.reused_tokens])
 
     @property
+    def final_token_id(self) -> int | None:
+        """The future-start token, if the request wants the trajectories that it announces."""
+        return self.future_start_token_id if self.request.action_samples else None
+
+    @property
     def decoding(self) -> bool:
         """Whether the next decode step is for this sequence too.
 
@@ -85,6 +90,16 @@ class GenerationSequence:
         attends to.
         """
         return not self.finish_reason or self._future_start_pending
+
+    @property
+    def steps_left(self) -> int:
+        """Decode steps that it may still need: none once it has ended, else at most so many.
+
+        One more where the last of them draws the future-start token. The KV cache has room for all.
+        """
+        if self.finish_reason:
+            return int(self._future_start_pending)
+        return self.max_tokens - len(self.generated)
 
     @property
     def announced_actions(self) -> bool:

@@ -82,8 +82,10 @@ def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypat
         [request(max_tokens=n, repetition_penalty=1.3) for n in (3, 10, 6)]
         + [cancelled_at(request(max_tokens=12, repetition_penalty=1.3), "decode", 4)]
     )
-    # first tokens come out of the prefill; the second, fifth and ninth step are the last of a sequence each
-    assert sizes == [4, 4, 3, 3, 2, 1, 1, 1, 1]
+    # First tokens come out of the prefill; the second, fifth and ninth step are the last of a sequence each.
+    # That one is cancelled after the fourth is known only when the fifth is queued, where steps run ahead.
+    fifth = 3 if acting_runtime._pipeline.device.run_ahead else 2
+    assert sizes == [4, 4, 3, 3, fifth, 1, 1, 1, 1]
 
 
 def test_words_do_not_wait_for_another_sequence_s_trajectory(acting_runtime):

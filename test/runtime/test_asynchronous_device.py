@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device that does its work when somebody waits for it gives the answers of one that does it at once."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+from deferred_runtime import WatchedDevice, queueing
+from requests_for_tests import IMAGE, SOUND, assert_same_answer, request
+from test_prefix_reuse import REQUESTS
+from test_shrinking_batch import cancelled_at, random_request
+from tiny_adapter import write_adapter
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _queueing():
+    with queueing():
+        yield
+
+
+@pytest.fixture(scope="module")
+def recording(acting_engine):
+    """A runtime on a deferred device whose decode steps are recorded."""
+    with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
+        assert runtime.capture_decoding_cuda_graph() is True
+        runtime._pipeline.device.synchronize()
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def plain(acting_engine):
+    """One whose steps are not."""
+    with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
+        runtime._pipeline.device.synchronize()
+        yield runtime
+
+
+@pytest.fixture(params=["plain", "recording"])
+def deferred(request):
+    """Both, with nothing left to do from the test before."""
+    runtime = request.getfixturevalue(request.param)
+    device = runtime._pipeline.device
+    assert device.waiting() == 0
+    device.calls.clear()
+    device.readings = device.most_readings = 0
+    return runtime
+
+
+def calls(runtime) -> dict[str, int]:
+    return dict(runtime._pipeline.device.calls)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_batches_are_answered_as_by_the_cpu(acting_runtime, deferred, seed):
+    rng = np.random.default_rng(seed)
+    requests = [random_request(rng) for _ in range(8)]
+    alone = [acting_runtime.handle_request(make()) for make in requests]
+    for _ in range(4):
+        chosen = rng.permutation(8)[: rng.integers(1, 5)]
+        answers = deferred.handle_request([requests[index]() for index in chosen])
+        for index, answer in zip(chosen, answers, strict=True):
+            assert_same_answer(answer, alone[index])
+
+
+def test_progress_is_reported_as_by_the_cpu(acting_runtime, deferred):
+    reports = []
+    for runtime in (acting_runtime, deferred):
+        seen = []
+        runtime.handle_request(
+            [
+                request(images=(IMAGE,), max_tokens=30, action_samples=1, on_progress=seen.append),
+                request("what do you see?", max_tokens=9, stop=("a",), on_progress=seen.append),
+            ]
+        )
+        reports.append(seen)
+    assert reports[0] == reports[1]
+
+
+def test_prompts_are_reused_as_on_the_cpu(acting_engine, tmp_path):
+    answers = []
+    for device in ("cpu", WatchedDevice()):
+        with LLMInferenceRuntime(acting_engine, device) as runtime:
+            runtime.capture_decoding_cuda_graph()
+            answers.append([runtime.handle_request(one) for one in (*REQUESTS, *REQUESTS)])
+            runtime.save_prefix_cache(tmp_path / "prompts")
+        with LLMInferenceRuntime(acting_engine, device) as runtime:
+            runtime.load_prefix_cache(tmp_path / "prompts")
+            answers[-1] += runtime.handle_request(REQUESTS[:4])
+    for one, other in zip(*answers, strict=True):
+        assert_same_answer(one, other)
+        assert one.reused_tokens == other.reused_tokens
+    assert sum(answer.reused_tokens for answer in answers[0]) > 500
+
+
+def test_adapters_of_one_batch_answer_as_on_the_cpu(tiny_lora_engine, tiny_checkpoint, tmp_path):
+    adapters = {name: write_adapter(tmp_path / name, tiny_checkpoint, seed=ord(name), r=4) for name in "ab"}
+    batch = [
+        request(lora=lora, max_tokens=n, logprobs=2) for lora, n in zip("abba", (5, 9, 3, 7), strict=True)
+    ]
+    answers = []
+    for device in ("cpu", WatchedDevice()):
+        with LLMInferenceRuntime(tiny_lora_engine, device, lora_dirs=adapters) as runtime:
+            runtime.capture_decoding_cuda_graph()
+            answers.append([*runtime.handle_request(batch), runtime.handle_request(batch[2])])
+    for one, other in zip(*answers, strict=True):
+        assert_same_answer(one, other)
+
+
+def test_ids_are_all_that_a_step_reads_and_it_sends_nothing(deferred):
+    uploads = []
+    device = deferred._pipeline.device
+
+    def watch(progress):
+        if progress.stage == "decode":
+            uploads.append(device.calls["upload"])
+
+    answer = deferred.handle_request(request(max_tokens=20, repetition_penalty=1.3, on_progress=watch))
+    assert len(answer.token_ids) == 20
+    assert calls(deferred)["read_later"] == 20
+    assert "download" not in calls(deferred)
+    assert uploads == [uploads[0]] * 20
+
+
+def test_log_probabilities_are_read_where_they_are_wanted(deferred):
+    deferred.handle_request(request(max_tokens=8, repetition_penalty=1.3, logprobs=2))
+    assert calls(deferred)["read_later"] == 3 * 8
+
+
+def test_the_next_step_is_queued_before_the_tokens_of_the_last_are_read(deferred):
+    deferred.handle_request(request(max_tokens=12, repetition_penalty=1.3))
+    assert deferred._pipeline.device.most_readings == 2
+
+
+def test_no_step_is_queued_that_no_answer_has_a_place_for(deferred):
+    runs = deferred.generation_metrics.total_runs
+    deferred.handle_request(request(max_tokens=6, repetition_penalty=1.3))
+    assert deferred.generation_metrics.total_runs == runs + 5
+    assert deferred._pipeline.device.waiting() == 0
+
+
+def test_a_stop_that_is_found_late_costs_one_step(acting_runtime, deferred):
+    one = request(images=(IMAGE,), max_tokens=30)  # ends with a stop token
+    expected = acting_runtime.handle_request(one)
+    runs = deferred.generation_metrics.total_runs
+    assert_same_answer(deferred.handle_request(one), expected)
+    assert expected.finish_reason == "stop"
+    assert deferred.generation_metrics.total_runs == runs + len(expected.token_ids)
+
+
+def test_rows_written_after_the_end_are_not_counted(acting_runtime, deferred, announcing):
+    """Whatever ended the sequence: a stop token, a stop string, a trajectory, one at the limit."""
+    acting = {"images": (IMAGE,), "action_samples": 1}
+    rules = {"max_tokens": 15, "repetition_penalty": 1.3}
+    stop = acting_runtime.handle_request(request(**rules)).text[4]
+    batch = [
+        request(images=(IMAGE,), max_tokens=30),
+        request(stop=(stop,), **rules),
+        request(max_tokens=announcing + 1, **acting),
+        request(max_tokens=30, **acting),
+    ]
+    rows = []
+    for runtime in (acting_runtime, deferred):
+        answers = runtime.handle_request(batch)
+        cache, device = runtime._pipeline.runner.kv_cache, runtime._pipeline.device
+        rows.append([int(device.download(cache.sequence(i).length)[0]) for i in range(4)])
+    expected = [one.prompt_tokens + len(one.token_ids) - (one.actions is None) for one in answers]
+    assert sorted(rows[1]) == sorted(expected)
+    assert sorted(rows[0]) == sorted(expected)
+    assert [one.finish_reason for one in answers] == ["stop"] * 4
+
+
+@pytest.mark.parametrize("action_samples", [0, 1])
+def test_answers_may_fill_the_cache_to_its_last_row(acting_runtime, deferred, action_samples):
+    rules = {"max_tokens": 1000, "temperature": 0.3, "repetition_penalty": 1.3, "seed": 4}
+    long, short = (
+        request("x" * 250, action_samples=action_samples, **rules),
+        request("y", stop=("a",), **rules),
+    )
+    for batch in ([long], [long, short, long]):
+        expected = [acting_runtime.handle_request(one) for one in batch]
+        for one, other in zip(deferred.handle_request(batch), expected, strict=True):
+            assert_same_answer(one, other)
+    assert expected[0].finish_reason == "length"
+    rows = expected[0].prompt_tokens + len(expected[0].token_ids)
+    assert rows == deferred.config.builder.max_kv_cache_capacity
+
+
+def test_a_trajectory_may_be_announced_in_the_last_row(
+    acting_runtime, acting_engine, tiny_checkpoint, tmp_path
+):
+    one = request(images=(IMAGE,), max_tokens=30, action_samples=2)
+    expected = acting_runtime.handle_request(one)
+    prompt, tokens = expected.prompt_tokens, len(expected.token_ids)
+    export(tiny_checkpoint, tmp_path, max_input_len=prompt, max_kv_cache_capacity=prompt + tokens)
+    stops = EngineConfig.load(acting_engine)
+    config = EngineConfig.load(tmp_path)
+    dataclasses.replace(config, action=stops.action, stop_token_ids=stops.stop_token_ids).save(tmp_path)
+    with LLMInferenceRuntime(tmp_path, "cpu") as runtime:
+        expected = runtime.handle_request(one)
+    assert expected.actions is not None
+    for record in (False, True):
+        with LLMInferenceRuntime(tmp_path, WatchedDevice(), prefix_cache_bytes=0) as runtime:
+            assert not record or runtime.capture_decoding_cuda_graph()
+            for answer in runtime.handle_request([one, one]):
+                assert_same_answer(answer, expected)
+
+
+class TestWhatGoesWrong:
+    def test_an_error_between_two_steps_leaves_nothing_behind(self, acting_runtime, deferred):
+        def fail(progress):
+            if (progress.stage, progress.step) == ("decode", 3):
+                raise RuntimeError("the client is gone")
+
+        endless = request(max_tokens=20, repetition_penalty=1.3)
+        batch = [dataclasses.replace(endless, on_progress=fail), endless]
+        with pytest.raises(RuntimeError, match="gone"):
+            deferred.handle_request(batch)
+        assert deferred._pipeline.device.waiting() <= 1  # the cache is cleared
+        one = request(images=(IMAGE,), audio=(SOUND,), max_tokens=20, action_samples=1)
+        assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
+
+    def test_logits_that_are_not_finite_fail_at_the_token_they_would_have_drawn(
+        self, acting_runtime, deferred
+    ):
+        """They are so from the fourth step on; by the time this is known the fifth is queued."""
+        pipeline = deferred._pipeline
+        device, table = pipeline.device, pipeline.embedder.table
+        weights = device.download(table)
+
+        def spoil(progress):
+            if (progress.stage, progress.step) == ("decode", 2):  # the third step is queued already
+                device.upload(table, np.full_like(weights, np.nan))
+
+        one = request(max_tokens=20, repetition_penalty=1.3)
+        with pytest.raises(EngineError, match="not finite at token 4 of the answer"):
+            deferred.handle_request([dataclasses.replace(one, on_progress=spoil), one])
+        device.upload(table, weights)
+        assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
+
+    def test_what_a_sequence_computes_after_its_end_may_be_anything(self, acting_runtime, deferred):
+        """A stop string ends one sequence; the step queued by then is not finite for it."""
+        pipeline = deferred._pipeline
+        talking, ending = (
+            request("what do you see?", max_tokens=9, repetition_penalty=1.3, logprobs=1),
+            request(max_tokens=9, repetition_penalty=1.3, temperature=1.0, logprobs=1),
+        )
+        expected = [acting_runtime.handle_request(one) for one in (talking, ending)]
+        third = expected[1].text[:3][-1:]
+        ending = dataclasses.replace(ending, sampling=dataclasses.replace(ending.sampling, stop=(third,)))
+        expected[1] = acting_runtime.handle_request(ending)
+        step = pipeline.sampler.draw
+
+        def spoil_last_row(logits):
+            if logits.shape[0] == 2 and len(drawn) == len(expected[1].token_ids):
+                device = pipeline.device
+                device.copy(logits.rows(1, 2), not_finite)
+            drawn.append(logits.shape[0])
+            step(logits)
+
+        drawn = []
+        not_finite = pipeline.device.empty((1, 1, deferred.config.llm.output_vocab_size), np.float32)
+        pipeline.device.upload(not_finite, np.full(not_finite.shape, np.nan, np.float32))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline.sampler, "draw", spoil_last_row)
+            patch.setattr(pipeline._decode_step, "_recorded", {})
+            patch.setattr(pipeline._decode_step, "_recording", False)
+            answers = deferred.handle_request([talking, ending])
+        assert drawn[len(expected[1].token_ids)] == 2
+        for one, other in zip(answers, expected, strict=True):
+            assert_same_answer(one, other)
+
+
+def test_a_request_cancelled_between_tokens_keeps_what_it_had(acting_runtime, deferred):
+    one = request(max_tokens=20, repetition_penalty=1.3)
+    for step in (0, 1, 5):
+        expected = acting_runtime.handle_request(cancelled_at(one, "decode", step))
+        assert_same_answer(deferred.handle_request(cancelled_at(one, "decode", step)), expected)
+        assert len(expected.token_ids) == step + 1
+
+
+def test_a_request_that_is_cancelled_already_computes_nothing(deferred):
+    cancel = threading.Event()
+    cancel.set()
+    answer = deferred.handle_request(request(cancel=cancel))
+    assert (answer.finish_reason, answer.token_ids) == ("cancelled", [])
+    assert calls(deferred) == {}

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which steps are replayed, which are recorded, and what happens where that is not possible."""
+
+import logging
+
+import numpy as np
+import pytest
+from deferred_runtime import WatchedDevice, queueing
+from requests_for_tests import assert_same_answer, request
+from tiny_adapter import write_adapter
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
+TOKENS = 12
+WORDS = {"max_tokens": TOKENS, "repetition_penalty": 1.3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _queueing():
+    with queueing():
+        yield
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_checkpoint, tmp_path_factory):
+    """An engine for two sequences with places for adapters and another LM head."""
+    directory = tmp_path_factory.mktemp("engine")
+    export(tiny_checkpoint, directory, max_batch_size=2, max_lora_rank=8, lm_head_input=True)
+    for name in "ab":
+        write_adapter(directory / "lora" / name, tiny_checkpoint, seed=ord(name), r=4)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def on_cpu(engine):
+    with LLMInferenceRuntime(engine, "cpu", prefix_cache_bytes=0) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def runtime(engine):
+    with LLMInferenceRuntime(engine, WatchedDevice(), lora_dirs={}, prefix_cache_bytes=0) as runtime:
+        yield runtime
+
+
+def used(runtime, *requests) -> tuple[int, int]:
+    """Steps replayed and recorded while a batch was answered."""
+    calls = runtime._pipeline.device.calls
+    calls.clear()
+    runtime.handle_request(list(requests))
+    return calls["launch"], calls["capture"]
+
+
+def test_steps_of_every_batch_size_and_adapter_are_recorded_and_replayed(runtime, engine):
+    runtime.add_lora("a", engine / "lora" / "a")
+    assert runtime.capture_decoding_cuda_graph() is True
+    assert runtime._pipeline.device.calls["capture"] == 2 * 2
+    for batch in ([""], ["a"], ["", ""], ["a", "a"]):
+        assert used(runtime, *(request(lora=name, **WORDS) for name in batch)) == (TOKENS - 1, 0)
+
+
+def test_nothing_is_recorded_that_nobody_asked_for(runtime):
+    for _ in range(3):
+        assert used(runtime, request(**WORDS)) == (0, 0)
+
+
+def test_recording_again_records_what_has_changed_only(runtime, engine):
+    runtime.capture_decoding_cuda_graph()
+    runtime.add_lora("a", engine / "lora" / "a")
+    assert runtime.capture_decoding_cuda_graph() is True
+    assert runtime._pipeline.device.calls["capture"] == 2 + 2
+
+
+def test_an_adapter_that_is_loaded_later_is_recorded_after_its_first_step(runtime, on_cpu, engine):
+    runtime.capture_decoding_cuda_graph()
+    runtime.add_lora("b", engine / "lora" / "b")
+    one = request(lora="b", **WORDS)
+    assert used(runtime, one) == (TOKENS - 2, 1)
+    assert used(runtime, one) == (TOKENS - 1, 0)
+    assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
+
+
+def test_a_record_is_not_replayed_for_other_bindings(runtime, engine):
+    runtime.capture_decoding_cuda_graph()
+    one = request(**WORDS)
+    before = runtime.handle_request(one)
+    weights = np.random.default_rng(0).standard_normal((48, 302)).astype(np.float32)
+    runtime.set_lm_head_weights("lm_head.weight", weights)
+    assert used(runtime, one) == (TOKENS - 2, 1)  # the first step of the new binding is not a replay
+    assert used(runtime, one) == (TOKENS - 1, 0)
+    with LLMInferenceRuntime(engine, "cpu", lora_dirs={}) as other:
+        other.set_lm_head_weights("lm_head.weight", weights)
+        expected = other.handle_request(one)
+    answer = runtime.handle_request(one)
+    assert_same_answer(answer, expected)
+    assert answer.token_ids != before.token_ids
+
+
+def test_different_adapters_in_one_batch_run_without_a_record_and_the_log_says_so_once(
+    runtime, on_cpu, engine, caplog
+):
+    runtime.add_lora("a", engine / "lora" / "a")
+    runtime.capture_decoding_cuda_graph()
+    batch = [request(lora="a", **WORDS), request(**WORDS)]
+    for _ in range(2):
+        assert used(runtime, *batch) == (0, 0)
+    for answer, one in zip(runtime.handle_request(batch), batch, strict=True):
+        assert_same_answer(answer, on_cpu.handle_request(one))
+    assert [record.getMessage() for record in caplog.records] == [
+        "decode steps of 2 sequences run without a graph: their adapters differ and run one after another"
+    ]
+
+
+def test_an_adapter_that_is_removed_takes_its_records_with_it(runtime, engine):
+    runtime.add_lora("a", engine / "lora" / "a")
+    runtime.capture_decoding_cuda_graph()
+    step = runtime._pipeline._decode_step
+    assert len(step._recorded) == 4
+    runtime.remove_lora("a")
+    runtime.handle_request(request(**WORDS))
+    assert len(step._recorded) == 2
+
+
+class Refusing(WatchedDevice):
+    """Records the first `allowed` graphs only."""
+
+    def __init__(self, error: EngineError, allowed: int = 0) -> None:
+        super().__init__()
+        self.error, self.allowed = error, allowed
+
+    def capture(self, record):
+        if self.calls["capture"] < self.allowed:
+            return super().capture(record)
+        self.calls["refused"] += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [EngineError("a library copies"), DeviceMemoryError("none left")])
+def test_what_cannot_be_recorded_runs_without_and_the_log_says_why_once(engine, on_cpu, caplog, error):
+    device = Refusing(error)
+    with LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime:
+        assert runtime.capture_decoding_cuda_graph() is False
+        for one in [request(**WORDS), request("stop", **WORDS)]:
+            assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
+    assert device.calls["refused"] == 1
+    expected = f"decode steps of 1 sequences run without a graph: {error}"
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.WARNING, expected)]
+
+
+def test_what_was_recorded_before_that_is_replayed(engine):
+    device = Refusing(DeviceMemoryError("none left"), allowed=1)
+    with LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime:
+        assert runtime.capture_decoding_cuda_graph() is False
+        assert used(runtime, request(**WORDS)) == (TOKENS - 1, 0)
+        assert used(runtime, request(**WORDS), request(**WORDS)) == (0, 0)
+
+
+def test_a_device_that_is_lost_while_it_records_is_an_error(engine):
+    device = Refusing(DeviceLostError("gone"))
+    with (
+        LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime,
+        pytest.raises(DeviceLostError, match="gone"),
+    ):
+        runtime.capture_decoding_cuda_graph()
+
+
+def test_on_a_device_without_graphs_nothing_changes_and_nothing_is_logged(on_cpu, caplog):
+    one = request(**WORDS)
+    before = on_cpu.handle_request(one)
+    assert on_cpu.capture_decoding_cuda_graph() is False
+    assert_same_answer(on_cpu.handle_request(one), before)
+    assert not caplog.records

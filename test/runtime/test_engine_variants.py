@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime gives an engine the inputs that it has: a mask or lengths in its place, the embedding table."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+from requests_for_tests import IMAGE, SOUND, request
+from test_cuda_variant import knows_lengths
+from tiny_adapter import write_adapter
+from tiny_checkpoint import write_json, write_tiny_checkpoint
+
+from edgellm_ros.builder import export
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+pytestmark = [pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway"), knows_lengths]
+REQUESTS = [
+    request(images=(IMAGE,), audio=(SOUND,), max_tokens=25, repetition_penalty=1.3, logprobs=2),
+    request("what do you see?", max_tokens=9, repetition_penalty=1.3, logprobs=2),
+    request("what do you see?", max_tokens=9, repetition_penalty=1.3, logprobs=2, lora="a"),
+    request("x" * 250, max_tokens=40, repetition_penalty=1.3, logprobs=2),
+]
+
+
+@pytest.fixture(scope="module", params=["own head", "embedding table as head"])
+def engines(request, tmp_path_factory):
+    """One model as two engine directories: of the second the CPU takes the graph that CUDA devices take."""
+    root = tmp_path_factory.mktemp("variants")
+    checkpoint = write_tiny_checkpoint(root / "checkpoint")
+    if request.param != "own head":
+        config = json.loads((checkpoint / "config.json").read_text())
+        write_json(checkpoint / "config.json", config | {"tie_word_embeddings": True})
+    export(checkpoint, root / "mask", max_lora_rank=8)
+    write_adapter(root / "mask" / "lora" / "a", checkpoint, seed=1, r=4)
+    shutil.copytree(root / "mask", root / "lengths")
+    llm = root / "lengths" / "llm"
+    shutil.copy(llm / "model.cuda.onnx", llm / "model.cpu.onnx")
+    graph = onnx.load(llm / "model.cpu.onnx", load_external_data=False).graph
+    names = {value.name for value in graph.input}
+    assert "attention_mask" not in names
+    assert ("embedding" in names) == (request.param != "own head")
+    return root / "mask", root / "lengths"
+
+
+def test_both_variants_give_the_same_answers(engines):
+    answers = []
+    for directory in engines:
+        with LLMInferenceRuntime(directory, "cpu") as runtime:
+            answers.append([*map(runtime.handle_request, REQUESTS), *runtime.handle_request(REQUESTS)])
+    for one, other in zip(*answers, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.reused_tokens == other.reused_tokens
+        values = [[value for step in answer.logprobs for _, value in step] for answer in (one, other)]
+        np.testing.assert_allclose(*values, atol=1e-4)
