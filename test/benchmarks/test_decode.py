@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import json
+import time
+from statistics import median
 
 import numpy as np
 import pytest
 
 from benchmarks import decode
 from benchmarks.decode_runs import decode as decode_requests
-from benchmarks.decode_runs import make_requests
+from benchmarks.decode_runs import make_requests, observe_steps
 from benchmarks.random_checkpoint import SHAPES, bytes_per_step, parse_shape, write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.engine.device import CpuDevice, Reading
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 SMALL = (
@@ -137,6 +141,32 @@ def test_an_answer_that_ends_early_is_an_error(tmp_path):
         pytest.raises(RuntimeError, match="ended after 5 of 9 tokens"),
     ):
         decode_requests(runtime, make_requests(1, CONTEXT, 9))
+
+
+class SlowDevice(CpuDevice):
+    """Tokens arrive 20 ms after they were asked for."""
+
+    def read_later(self, source: Tensor) -> Reading:
+        reading = super().read_later(source)
+
+        class Slow:
+            def wait(self) -> np.ndarray:
+                time.sleep(0.02)
+                return reading.wait()
+
+        return Slow()
+
+
+def test_waiting_for_tokens_is_no_time_of_the_host(tmp_path):
+    write_checkpoint(tmp_path / "checkpoint", parse_shape(SMALL), "fp32")
+    export(tmp_path / "checkpoint", tmp_path / "engine", "fp32", 2, CONTEXT, CONTEXT + TOKENS)
+    device = SlowDevice()
+    with LLMInferenceRuntime(tmp_path / "engine", device=device, prefix_cache_bytes=0) as runtime:
+        times = observe_steps(runtime, device, make_requests(2, CONTEXT, TOKENS))
+    assert len(times.interval_s) == len(times.host_s) == TOKENS - 1
+    assert median(times.interval_s) >= 0.02
+    assert 0 < median(times.host_s) < 0.01
+    assert device.read_later.__func__ is SlowDevice.read_later  # nothing is left in its way
 
 
 @pytest.mark.parametrize(
