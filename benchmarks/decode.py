@@ -77,7 +77,7 @@ class StopWatch:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = _parse(arguments)
-    clock = StopWatch()
+    clock, device = StopWatch(), open_device(args.device)
     with tempfile.TemporaryDirectory() as temporary:
         root = args.directory or Path(temporary)
         checkpoint = write_checkpoint(root / "checkpoint", args.shape, args.precision)
@@ -86,7 +86,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         sizes = max(args.batch), args.context, args.context + args.tokens
         export(checkpoint, engine, args.precision, *sizes)
         clock.done("export")
-        device = open_device(args.device)
+        if device.name == "tensorrt":
+            from edgellm_ros.builder.tensorrt_plan import build_plans
+
+            build_plans(engine, lambda: device)
+            clock.done("plans")
         bandwidth = copy_bandwidth(device)
         clock.done("bandwidth", f"{bandwidth / 1e9:.1f} GB/s")
         answers: dict[int, list[list[int]]] = {}
