@@ -32,7 +32,7 @@ ROS_MODULES = {
     "ament_index_python",
 }  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-PATTERNS = "*.py *.cu* *.cpp *.h *.sh *.cmake *.msg *.srv *.action scripts/*".split()
+PATTERNS = ["*.py", "*.cu*", "*.cpp", "*.h", "*.sh", "*.cmake", "*.msg", "*.srv", "*.action", "scripts/*"]
 TRACKED_SOURCES = [
     ROOT / path
     for path in subprocess.run(
