@@ -226,7 +226,7 @@ struct RowSampler {
     for (int question = TOP_K; question <= DRAW; ++question) {
       u64 target;
       if (question == TOP_K) {
-        if (top_k == 0 || top_k >= shared.total_count) continue;
+        if (top_k <= 0 || top_k >= shared.total_count) continue;
         target = top_k - 1;
       } else if (question == TOP_P) {
         if (top_p == 0) continue;
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const i64 row = blockIdx.y;
   const int share = ((int)vocab + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * share;
   const int end = begin + share < (int)vocab ? begin + share : (int)vocab;
-  const bool greedy = temperatures[row] == 0.0f;
+  const bool greedy = !(temperatures[row] > 0.0f);  // also where it is no number: the search below would not end
   RowSampler sampler{shared,         scratch[row], logits + row * vocab, seen + row * vocab,
                      penalties[row], Ranks(vocab), begin,                end};
 
