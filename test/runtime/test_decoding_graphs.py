@@ -12,7 +12,7 @@ from tiny_adapter import write_adapter
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
-pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the CPU has no graphs")
+pytestmark = pytest.mark.only_on("cuda", "tensorrt", "tensorrt-double", reason="the CPU has no graphs")
 LONG = {"max_tokens": 20, "repetition_penalty": 1.3}
 
 
