@@ -39,9 +39,9 @@ def open_session(path: Path, device: Device | None = None, threads: int = 0) -> 
     options = _session_options(onnxruntime, threads)
     if device is not None and device.memory == "cuda":
         onnxruntime.set_default_logger_severity(FATAL)  # errors come as exceptions, without a line in between
-        return onnxruntime.InferenceSession(
-            str(path), options, providers=[(CUDA, _cuda_options(onnxruntime, device))]
-        )
+        providers = [(CUDA, _cuda_options(onnxruntime, device))]
+        # what cannot be done on the GPU is an error, not done on the CPU
+        return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     source: str | bytes = str(path)
     if _version(onnxruntime) < FIRST_WITH_OPSET_24:
         from edgellm_ros.engine.opset23 import lower_to_opset23
