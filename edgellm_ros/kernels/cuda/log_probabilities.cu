@@ -28,17 +28,18 @@ __device__ inline void find_bin(LogprobShared& shared, u32 wanted) {
 }
 
 // A rank that the `wanted` most likely tokens reach and no others; 1 <= wanted <= vocab.
-__device__ inline u64 least_rank(LogprobShared& shared, const float* logits, i64 vocab, Ranks ranks, u64 best,
-                                 Scale scale, u32 wanted) {
+template <class Read>
+__device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ranks, u64 best, Scale scale,
+                          u32 wanted) {
   const u32 top_key = ranks.key(best);
   const float top = ranks.score(best);
   constexpr int beyond = THREADS - 1;  // this bin takes all from there on
   shared.count[threadIdx.x] = 0;
   __syncthreads();
-  for (i64 id = threadIdx.x; id < vocab; id += THREADS) {
-    const float bin = distance_bin(top, logits[id], scale.high);
+  visit_tokens(0, vocab, read, [&](int id, float logit) {
+    const float bin = distance_bin(top, logit, scale.high);
     atomicAdd(&shared.count[bin < (float)beyond ? (int)bin : beyond], 1u);
-  }
+  });
   find_bin(shared, wanted);
   const int bin = shared.bin;
   if (threadIdx.x == 0)
@@ -50,10 +51,10 @@ __device__ inline u64 least_rank(LogprobShared& shared, const float* logits, i64
   while (shared.through != wanted) {  // the bin holds more than are wanted
     wanted -= shared.before;
     const int shift = bin_shift(low, high);
-    for (i64 id = threadIdx.x; id < vocab; id += THREADS) {
-      const u64 rank = ranks.rank(logits[id], id);
+    visit_tokens(0, vocab, read, [&](int id, float logit) {
+      const u64 rank = ranks.rank(logit, id);
       if (low <= rank && rank <= high) atomicAdd(&shared.count[(high - rank) >> shift], 1u);
-    }
+    });
     find_bin(shared, wanted);
     high -= (u64)shared.bin << shift;
     const u64 last = high - ((1ull << shift) - 1);
@@ -73,18 +74,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const u32 wanted = (u32)(width - 1);
   const i64 token = tokens[blockIdx.x];
   const Ranks ranks(vocab);
+  const auto read = [=](int id) { return logits[id]; };
 
   u64 best = 0;
-#pragma unroll 4
-  for (i64 id = threadIdx.x; id < vocab; id += THREADS) {
-    const u64 rank = fabsf(logits[id]) <= LARGEST_FLOAT ? ranks.rank(logits[id], id) : NOT_FINITE;
+  visit_tokens(0, vocab, read, [&](int id, float logit) {
+    const u64 rank = fabsf(logit) <= LARGEST_FLOAT ? ranks.rank(logit, id) : NOT_FINITE;
     best = rank > best ? rank : best;
-  }
+  });
   best = block_maximum(best, shared.warp_values);
   if (best == NOT_FINITE) {
     for (i64 i = threadIdx.x; i < width; i += THREADS) {
       ids[i] = -1;
-      values[i] = __uint_as_float(0x7fffffffu);
+      values[i] = NO_NUMBER;
     }
     return;
   }
@@ -92,8 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Scale scale = make_scale(1.0f);
   const float top = ranks.score(best);
   u64 mass = 0;
-  for (i64 id = threadIdx.x; id < vocab; id += THREADS)
-    if (distance_bin(top, logits[id], scale.high) < (float)THREADS) mass += weight(top, logits[id], scale);
+  visit_tokens(0, vocab, read, [&](int id, float logit) {
+    if (distance_bin(top, logit, scale.high) < (float)THREADS) mass += weight(top, logit, scale);
+  });
   mass = block_sum(mass, shared.warp_values);
   const double log_mass = log((double)mass / (double)(1ull << WEIGHT_BITS));
 
@@ -104,11 +106,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     shared.kept = 0;
   }
   if (wanted == 0) return;
-  const u64 least = least_rank(shared, logits, vocab, ranks, best, scale, wanted);
-  for (i64 id = threadIdx.x; id < vocab; id += THREADS) {
-    const u64 rank = ranks.rank(logits[id], id);
+  const u64 least = least_rank(shared, read, vocab, ranks, best, scale, wanted);
+  visit_tokens(0, vocab, read, [&](int id, float logit) {
+    const u64 rank = ranks.rank(logit, id);
     if (rank >= least) shared.ranks[atomicAdd(&shared.kept, 1u)] = rank;
-  }
+  });
   __syncthreads();
   if (threadIdx.x < wanted) {
     const u64 rank = shared.ranks[threadIdx.x];

@@ -11,7 +11,8 @@ constexpr u32 KEY_OF_LOWEST = 0x00800000u;  // order_key(-LARGEST_FLOAT)
 // Weights are multiples of 2^-44 of the most likely token's, so that their sums do not depend on the order
 // of summation. Up to 2^19 of them fit into 64 bits.
 constexpr int WEIGHT_BITS = 44;
-constexpr u64 NOT_FINITE = ~0ull;
+constexpr u64 NOT_FINITE = ~0ull;  // in place of a rank
+#define NO_NUMBER __uint_as_float(0x7fffffffu)
 
 // Integers in the order of the numbers; -0 and 0 are equal.
 __device__ inline u32 order_key(float score) {
@@ -85,6 +86,24 @@ __device__ inline u32 least_key_of_bins(u32 top_key, int bin, float scale) {
 __device__ inline int bin_shift(u64 low, u64 high) {
   const int bits = 64 - __clzll(high - low);
   return bits > BIN_BITS ? bits - BIN_BITS : 0;
+}
+
+// visit(id, read(id)) for this thread's share of begin .. end-1. Reads BATCH values before it visits the first,
+// because a read takes as long as hundreds of instructions and what a visit adds up keeps the compiler from
+// reading ahead.
+constexpr int BATCH = 4;
+
+template <class Read, class Visit>
+__device__ inline void visit_tokens(int begin, int end, Read read, Visit visit) {
+  for (int first = begin + threadIdx.x; first < end; first += BATCH * THREADS) {
+    decltype(read(0)) values[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i)
+      if (first + i * THREADS < end) values[i] = read(first + i * THREADS);
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i)
+      if (first + i * THREADS < end) visit(first + i * THREADS, values[i]);
+  }
 }
 
 __device__ inline u64 block_maximum(u64 value, u64* warp_values) {

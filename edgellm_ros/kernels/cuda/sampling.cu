@@ -51,6 +51,11 @@ struct SampleShared {
   float least_score;  // that min-p keeps
 };
 
+struct Logit {
+  float value;
+  bool repeated;  // the penalty applies
+};
+
 enum Measure { COUNT, MASS };
 enum Question { TOP_K, TOP_P, DRAW };  // where the first two end, and which token is drawn
 
@@ -67,10 +72,21 @@ struct RowSampler {
   float top;    // score of the most likely token
   Scale scale;  // of distances from it
 
-  __device__ float score(int id) const {
-    float logit = logits[id];
-    if (penalty != 1.0f && seen[id]) logit = logit < 0.0f ? logit * penalty : logit / penalty;
-    return fminf(fmaxf(logit, -LARGEST_FLOAT), LARGEST_FLOAT);
+  __device__ Logit logit(int id) const { return {logits[id], penalty != 1.0f && seen[id]}; }
+
+  // With the repetition penalty; no number if the logit is not finite.
+  __device__ float score(Logit logit) const {
+    if (!(fabsf(logit.value) <= LARGEST_FLOAT)) return NO_NUMBER;
+    if (!logit.repeated) return logit.value;
+    const float changed = logit.value < 0.0f ? logit.value * penalty : logit.value / penalty;
+    return fminf(fmaxf(changed, -LARGEST_FLOAT), LARGEST_FLOAT);
+  }
+
+  // visit(id, score) for this thread's share of this block's tokens.
+  template <class Visit>
+  __device__ void visit_scores(Visit visit) const {
+    visit_tokens(
+        begin, end, [this](int id) { return logit(id); }, [&](int id, Logit logit) { visit(id, score(logit)); });
   }
 
   // Waits for all blocks of the row; what they wrote before is seen after.
@@ -95,12 +111,10 @@ struct RowSampler {
 
   __device__ void find_best() {
     u64 highest = 0;
-#pragma unroll 4
-    for (int id = begin + threadIdx.x; id < end; id += THREADS) {
-      const bool finite = fabsf(logits[id]) <= LARGEST_FLOAT;
-      const u64 rank = finite ? ranks.rank(score(id), id) : NOT_FINITE;
+    visit_scores([&](int id, float of_id) {
+      const u64 rank = of_id == of_id ? ranks.rank(of_id, id) : NOT_FINITE;
       highest = rank > highest ? rank : highest;
-    }
+    });
     highest = block_maximum(highest, shared.warp_masses);
     if (threadIdx.x == 0) atomicMax(&scratch.best, highest);
   }
@@ -145,13 +159,13 @@ struct RowSampler {
   __device__ Bin all_bins(bool min_p) {
     clear_bins();
     u64 kept = 0;
-    for (int id = begin + threadIdx.x; id < end; id += THREADS) {
-      const float of_id = score(id), bin = distance_bin(top, of_id, scale.high);
-      if (bin >= (float)THREADS) continue;
+    visit_scores([&](int id, float of_id) {
+      const float bin = distance_bin(top, of_id, scale.high);
+      if (bin >= (float)THREADS) return;
       const u64 mass = weight(top, of_id, scale);
       add_to_bin((int)bin, mass, id);
       if (min_p && of_id >= shared.least_score) kept += mass;
-    }
+    });
     if (min_p) {
       kept = block_sum(kept, shared.warp_masses);
       if (threadIdx.x == 0) atomicAdd(&scratch.min_p_mass, kept);
@@ -168,11 +182,10 @@ struct RowSampler {
   // Bins of 2^shift ranks each, from `high` down.
   __device__ Bin fine_bins(u64 low, u64 high, int shift) {
     clear_bins();
-    for (int id = begin + threadIdx.x; id < end; id += THREADS) {
-      const float of_id = score(id);
+    visit_scores([&](int id, float of_id) {
       const u64 rank = ranks.rank(of_id, id);
       if (low <= rank && rank <= high) add_to_bin((int)((high - rank) >> shift), weight(top, of_id, scale), id);
-    }
+    });
     return sum_bins();
   }
 
