@@ -19,7 +19,14 @@ from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import read_bindings
-from edgellm_ros.engine.tensorrt_library import FULL, engine_error, library_log, load_library, plan_path
+from edgellm_ros.engine.tensorrt_library import (
+    FULL,
+    engine_error,
+    library_log,
+    load_library,
+    plan_path,
+    start,
+)
 from edgellm_ros.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -85,12 +92,7 @@ def build_plan(
 ) -> memoryview:
     """The plan of one graph. EngineError with TensorRT's words."""
     trt = library
-    log = library_log(trt)
-    log.take()
-    try:
-        builder = trt.Builder(log)
-    except TypeError:  # what the bindings make of a null pointer
-        raise engine_error(f"TensorRT {trt.__version__} cannot build here: {log.take()}") from None
+    log, builder = library_log(trt), start(trt, trt.Builder)
     # Not needed from TensorRT 11 on, where nothing else exists.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)

@@ -36,6 +36,7 @@ from edgellm_ros.engine.tensorrt_library import (
     library_log,
     load_library,
     plan_error,
+    start,
 )
 
 if TYPE_CHECKING:
@@ -115,11 +116,7 @@ class TensorRTBackend:
         return self._device.capture(lambda: self.run(bound, stream))
 
     def _load(self, trt: Any) -> trt.ICudaEngine:
-        self._log.take()
-        try:
-            runtime = trt.Runtime(self._log)
-        except TypeError:  # what the bindings make of a null pointer
-            raise engine_error(f"TensorRT {trt.__version__} does not start: {self._log.take()}") from None
+        runtime = start(trt, trt.Runtime)
         # A version-compatible plan may carry the code that runs it. It was made here, by `edgellm build`.
         runtime.engine_host_code_allowed = self.path.stem.endswith(COMPATIBLE)
         if not self.path.stat().st_size:

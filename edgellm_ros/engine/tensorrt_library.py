@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import logging
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
+T = TypeVar("T")
 FULL, LEAN = "tensorrt", "tensorrt_lean"  # Python modules; the lean one only loads version-compatible plans
 FIRST_VERSION = (10, 15)  # its parser is the first with TensorScatter, which becomes an update in place
 COMPATIBLE = "-compatible"  # ends the name of a version-compatible plan
@@ -54,7 +57,8 @@ def version_of(text: str) -> tuple[int, ...]:
 
 @functools.cache
 def library_log(library: Any) -> Any:
-    """Where the library logs: `take()` gives its latest warnings and errors as one text and forgets them.
+    """Where the library logs: `take()` gives its latest warnings and errors as one text and forgets them;
+    `failed` says whether there was an error among them.
 
     One for the process, because TensorRT ignores every logger but the first. All goes to Python's logging
     too.
@@ -65,6 +69,7 @@ def library_log(library: Any) -> Any:
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+            self.failed = False
             self._levels = {
                 trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
                 trt.ILogger.Severity.ERROR: logging.ERROR,
@@ -78,13 +83,32 @@ def library_log(library: Any) -> Any:
                 return
             if level >= logging.WARNING:
                 self._lines.append(msg.strip())
+                self.failed = self.failed or level == logging.ERROR
             logging.getLogger(__name__).log(min(level, logging.INFO), "TensorRT: %s", msg)
 
         def take(self) -> str:
-            lines, self._lines = self._lines, deque(maxlen=KEPT_LINES)
+            lines, self._lines, self.failed = self._lines, deque(maxlen=KEPT_LINES), False
             return "; ".join(lines) or "TensorRT gave no reason"
 
     return Log()
+
+
+def start(library: Any, make: Callable[[Any], T]) -> T:
+    """`make(log)`: a Runtime or Builder of the library. EngineError if it does not work here.
+
+    Without a usable CUDA, TensorRT 11.4 logs an error and returns an object that crashes the process when it
+    is called or freed; a null pointer becomes a TypeError.
+    """
+    log = library_log(library)
+    log.take()
+    try:
+        made = make(log)
+    except TypeError:
+        made = None
+    if made is None or log.failed:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # so that it is never freed
+        raise engine_error(f"TensorRT {library.__version__} does not work here: {log.take()}")
+    return made
 
 
 def engine_error(message: str) -> EngineError:

@@ -132,6 +132,8 @@ class IHostMemory(bytes):
 
 
 class Runtime:
+    engine_host_code_allowed: bool
+
     @typed
     def __init__(self, logger: ILogger) -> None:
         _check_logger(logger)
@@ -167,6 +169,8 @@ class Runtime:
 
 
 class ICudaEngine:
+    device_memory_size_v2: int
+
     def __init__(self, content: dict[str, Any], logger: ILogger) -> None:
         self._logger = logger
         self._profiles: list[dict[str, list[list[int]]]] = content["profiles"]
@@ -438,6 +442,9 @@ def _profile_problem(network: INetworkDefinition, profile: IOptimizationProfile)
 
 
 class ITensor:
+    name: str
+    shape: Dims
+
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         self.name = name
         self.shape = Dims(shape)

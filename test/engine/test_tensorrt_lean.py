@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real lean runtime of TensorRT, through our backend: what it says of plans that it cannot load.
+
+Without a GPU it can be asked one thing only: whether it says so and leaves the process alive.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import linear_with_cache
+
+from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensorrt_library import plan_path
+
+BINDINGS = "tensorrt_lean_bindings"
+VERSION = (11, 4, 0, 106)
+pytestmark = pytest.mark.skipif(
+    find_spec(BINDINGS) is None or find_spec("tensorrt_lean_libs") is None,
+    reason="the lean runtime has no wheel for this Python or machine (requirements-test.txt)",
+)
+
+
+def gpu() -> str:
+    """The GPU's architecture, "" without one."""
+    try:
+        return open_device("tensorrt").arch
+    except EngineError:
+        return ""
+
+
+ON_GPU = pytest.mark.skipif(not gpu(), reason="needs an NVIDIA GPU")
+
+PROGRAM = """
+import sys, tensorrt_lean_bindings
+sys.modules["tensorrt_lean"] = tensorrt_lean_bindings
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.tensorrt_library import load_library, start
+for _ in range(2):
+    try:
+        start(load_library("tensorrt_lean"), tensorrt_lean_bindings.Runtime)
+    except EngineError as error:
+        print(error)
+"""
+
+
+def test_without_a_gpu_it_says_so_and_the_process_goes_on():
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("TensorRT 11.4.0.106 does not work here: createInferRuntime") == 2
+    assert "CUDA initialization failure" in done.stdout
+
+
+@pytest.fixture
+def lean(monkeypatch):
+    import tensorrt_lean_bindings
+
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # as if it was not installed
+    monkeypatch.setitem(sys.modules, "tensorrt_lean", tensorrt_lean_bindings)
+    monkeypatch.setattr(tensorrt_lean_bindings, "__name__", "tensorrt_lean")
+    return tensorrt_lean_bindings
+
+
+@pytest.fixture
+def engine(lean, tmp_path):
+    """A graph, and what writes a plan beside it and opens it."""
+    model = tmp_path / "engine" / "llm" / "model.onnx"
+    model.parent.mkdir(parents=True)
+    onnx.save(linear_with_cache(), model)
+    device = open_device("tensorrt")
+
+    def open_plan(contents: bytes | None) -> EngineExecutor:
+        if contents is not None:
+            plan_path(model, device.arch, lean.__version__, compatible=True).write_bytes(contents)
+        return EngineExecutor.open(model, device)
+
+    return open_plan
+
+
+def header(magic: bytes = b"ftrt", version: tuple[int, ...] = VERSION) -> bytes:
+    """The beginning of a plan, as far as it is known: a mark, and the version at byte 24."""
+    return magic + bytes(20) + bytes(version)
+
+
+@ON_GPU
+@pytest.mark.parametrize(
+    "contents",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"no plan at all" * 100, id="text"),
+        pytest.param(np.random.default_rng(0).bytes(100_000), id="noise"),
+        pytest.param(header() + bytes(10_000), id="a header with nothing behind it"),
+        pytest.param(header(magic=b"none") + bytes(10_000), id="another mark"),
+        pytest.param(header(version=(8, 6, 1, 6)) + bytes(10_000), id="another version"),
+    ],
+)
+def test_what_is_no_plan_of_its_own_is_an_error_and_the_device_goes_on(engine, contents):
+    with pytest.raises(
+        EngineError, match=r"TensorRT 11\.4\.0\.106 cannot load the plan: .*edgellm build"
+    ) as error:
+        engine(contents)
+    print(error.value)  # pytest -rP shows the library's own words
+    device = open_device("tensorrt")
+    tensor = device.zeros((3,), np.float32)
+    assert device.download(tensor).tolist() == [0, 0, 0]
+
+
+@ON_GPU
+def test_a_missing_plan_is_an_error_that_says_how_to_make_one(engine):
+    with pytest.raises(
+        EngineError, match=r"no version-compatible plan .*edgellm build .* --version-compatible"
+    ):
+        engine(None)
