@@ -32,6 +32,7 @@ from edgellm_ros.builder.qwen3_omni_text import EMBEDDING, build_llm
 from edgellm_ros.builder.qwen3_omni_text_cuda import build_cuda_llm
 from edgellm_ros.builder.qwen3_omni_vision import build_vision
 from edgellm_ros.builder.section import Section
+from edgellm_ros.builder.tensorrt_operators import check_operators
 from edgellm_ros.builder.vocabulary import (
     VOCAB_MAP,
     generation_defaults,
@@ -156,6 +157,9 @@ def export(
         graphs["audio"] = build_audio(audio, weights, precision)
     if expert:
         graphs["action"] = build_expert(expert, Weights(expert_dir), precision, max_kv_cache_capacity)
+
+    for part, graph in graphs.items():
+        check_operators(graph.graph, f"{part}/model.onnx")
 
     _clear(engine)
     files = write_tokenizer_files(checkpoint, engine)

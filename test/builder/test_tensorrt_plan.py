@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm build` with the double of TensorRT: which profiles it asks for, which files it leaves."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import tensorrt_double
+from deferred_device import DeferredDevice
+
+from edgellm_ros.builder import inspect
+from edgellm_ros.builder.profiles import Range, input_shapes, make_profiles, one
+from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
+from edgellm_ros.cli import main
+from edgellm_ros.engine import device as devices
+from edgellm_ros.engine.errors import DeviceMemoryError, EngineError
+from edgellm_ros.runtime.config import EngineConfig
+
+pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own TensorRT")
+NAME = "host-trt11.4.0.106.plan"
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_double)
+    return tensorrt_double
+
+
+@pytest.fixture
+def engine(tiny_lora_engine, tmp_path):
+    return shutil.copytree(tiny_lora_engine, tmp_path / "engine")
+
+
+def open_device():
+    return DeferredDevice("tensorrt")
+
+
+def test_every_graph_gets_a_plan_that_inspect_lists(engine):
+    told = []
+    built = build_plans(engine, open_device, progress=told.append)
+    assert [plan.part for plan in built] == ["llm", "visual", "audio", "action"]
+    assert all(plan.path == engine / plan.part / NAME for plan in built)
+    assert all(plan.bytes == plan.path.stat().st_size for plan in built)
+    assert [part.plans for part in inspect(engine).parts] == [(NAME,)] * 4
+    assert told[0].startswith("llm: building for host with TensorRT 11.4.0.106")
+    assert [path.name for path in engine.rglob("*.unfinished")] == []
+
+
+def test_the_language_model_has_a_profile_for_prefill_decode_and_verification(engine):
+    build_plans(engine, open_device, PlanOptions(verification_tokens=9))
+    plan = json.loads((engine / "llm" / NAME).read_bytes()[28:])
+    embeds = [profile["inputs_embeds"] for profile in plan["profiles"]]
+    assert embeds == [
+        [[1, 2, 48], [1, 320, 48], [4, 320, 48]],
+        [[1, 1, 48], [1, 1, 48], [4, 1, 48]],
+        [[1, 1, 48], [1, 9, 48], [4, 9, 48]],
+    ]
+    wanted = [profile["last_token_ids"][2] for profile in plan["profiles"]]
+    assert wanted == [[4, 1], [4, 1], [4, 9]]
+    name = "model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert plan["profiles"][1][name] == [[48, 1], [48, 8], [48, 8]]
+
+
+def test_caches_are_updated_in_place(engine):
+    build_plans(engine, open_device)
+    aliases = json.loads((engine / "llm" / NAME).read_bytes()[28:])["aliases"]
+    layers = EngineConfig.load(engine).llm.num_hidden_layers
+    assert aliases == {
+        f"present_{kind}_{i}": f"{kind}_cache_{i}" for kind in ("key", "value") for i in range(layers)
+    }
+
+
+def test_times_of_kernels_are_kept_for_the_next_build(engine, tmp_path):
+    build_plans(engine, open_device)
+    assert (engine / "host-trt11.4.0.106.timing").read_bytes() == b"llmvisualaudioaction"
+    own = tmp_path / "times" / "file"
+    for times in (1, 2):
+        build_plans(engine, open_device, PlanOptions(timing_cache=own))
+        assert own.read_bytes() == b"llmvisualaudioaction" * times
+
+
+def test_options_reach_tensorrt(engine, library, monkeypatch):
+    asked = {}
+
+    def build(self, network, config):
+        asked.update(flags=config._flags, pools=config._pools, network=network._flags)
+        return make(self, network, config)
+
+    make = library.Builder.build_serialized_network
+    monkeypatch.setattr(library.Builder, "build_serialized_network", build)
+    build_plans(engine, open_device, PlanOptions(workspace_bytes=10**9, version_compatible=True))
+    assert asked["flags"] == {library.BuilderFlag.VERSION_COMPATIBLE}  # and no TF32
+    assert asked["pools"] == {library.MemoryPoolType.WORKSPACE: 10**9}
+    assert asked["network"] == 1 << library.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+    assert (engine / "llm" / "host-trt11.4.0.106-compatible.plan").is_file()
+
+
+def test_what_the_parser_refuses_is_named_by_node(engine, library, monkeypatch):
+    def parse(self, model):
+        self._errors = [
+            library.ParserError("no importer", "/layers.0/X", "X"),
+            library.ParserError("axes must be constant", "/layers.1/Y", "Y"),
+        ]
+        return False
+
+    monkeypatch.setattr(library.OnnxParser, "parse_from_file", parse)
+    message = r"llm/model.onnx: TensorRT's parser refuses it: X /layers.0/X: no importer; Y /layers.1/Y: axes"
+    with pytest.raises(EngineError, match=message):
+        build_plans(engine, open_device)
+
+
+def test_a_build_that_fails_says_why_and_keeps_the_plan_there_was(engine, library, monkeypatch):
+    def fail(self, network, config):
+        self._logger.log(library.ILogger.Severity.ERROR, "Error Code 2: OutOfMemory (Requested 9 bytes)")
+
+    (engine / "llm" / NAME).write_bytes(b"before")
+    monkeypatch.setattr(library.Builder, "build_serialized_network", fail)
+    with pytest.raises(DeviceMemoryError, match=r"could not build it: .*Requested 9 bytes"):
+        build_plans(engine, open_device)
+    assert (engine / "llm" / NAME).read_bytes() == b"before"
+
+
+def test_without_a_gpu_it_says_so(engine):
+    def none():
+        raise EngineError("device 'tensorrt' is not available: no usable NVIDIA GPU")
+
+    with pytest.raises(EngineError, match="no usable NVIDIA GPU"):
+        build_plans(engine, none)
+
+
+def test_the_command_writes_plans_and_prints_them(engine, monkeypatch, capsys):
+    monkeypatch.setattr(devices, "open_device", lambda name: open_device())
+    assert main(["build", str(engine), "--verification-tokens", "5", "--json"]) == 0
+    out, err = capsys.readouterr()
+    plans = json.loads(out)["plans"]
+    assert [plan["path"] for plan in plans] == [
+        str(engine / part / NAME) for part in ("llm", "visual", "audio", "action")
+    ]
+    assert all(plan["bytes"] > 0 and plan["seconds"] >= 0 for plan in plans)
+    assert err.count("this takes minutes") == 4
+
+
+def test_a_dimension_without_a_range_is_named():
+    assert input_shapes("x", ("B", 4), {"B": Range(1, 2, 3)}) == ((1, 4), (2, 4), (3, 4))
+    with pytest.raises(ValueError, match="input x: no range for dimension 'S', only for B"):
+        input_shapes("x", ("B", "S"), {"B": one(1)})
+
+
+def test_more_drafted_tokens_than_the_cache_holds_are_refused(tiny_engine):
+    with pytest.raises(ValueError, match="verification of 449 tokens: expected 1 to the KV cache's 448"):
+        make_profiles(EngineConfig.load(tiny_engine), 449)
