@@ -87,6 +87,7 @@ def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
 
 
 @knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT takes the graph with a mask")
 @pytest.mark.parametrize("name", ["fp32", "tied", "hidden states", "fp16", "fp16 tied"])
 @pytest.mark.parametrize(("batch", "tokens", "start"), [(1, 9, 0), (1, 7, 12), (1, 1, 0), (4, 1, 300)])
 def test_it_computes_what_the_graph_with_a_mask_computes(device, engines, name, batch, tokens, start):
