@@ -13,8 +13,9 @@ INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 demo: venv ## one closed-loop episode over ROS 2 topics, spoken to, with a picture of it
 	$(BIN)/edgellm demo --spoken --action-samples 4
 
-test: venv lint ## the whole test suite
+test: venv lint ## the whole test suite, then the runtime's tests on a stand-in for TensorRT
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
 
 parity: venv $(STAMPS)/parity ## the engines against transformers and PyTorch
 	$(BIN)/pip check
