@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("rclpy")
+
 ROOT = Path(__file__).parents[2]
 PREFIX = Path(sys.prefix)
 
