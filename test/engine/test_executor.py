@@ -9,7 +9,7 @@ from on_device import put
 from onnx.reference import ReferenceEvaluator
 
 from edgellm_ros.engine.backend import Binding
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import KEPT_BINDINGS, EngineExecutor
 
 DIMS = {"B": 2, "S": 3}
@@ -185,6 +185,53 @@ def test_bindings_that_take_turns_are_kept_and_the_oldest_forgotten(device):
     step(2)
     step(1)
     assert backend.calls == ["run (2,)", "bind", "run (1,)"]
+
+
+def test_a_graph_is_forgotten_with_its_binding(device):
+    backend = RecordingBackend()
+    executor = EngineExecutor(backend, "recording")
+    buffer = device.empty((100,), np.float32)
+    for size in (1, *range(2, KEPT_BINDINGS + 2), 1):
+        executor.prepare(0, {"B": size}, {"x": buffer.view(size)})
+        executor.execute()
+        if size == 1:
+            executor.record()
+    assert backend.calls.count("launch") == 0
+    assert backend.calls[-3:] == ["bind", "run (1,)", "capture"]
+
+
+def test_a_binding_is_recorded_once(device):
+    backend = RecordingBackend()
+    executor = EngineExecutor(backend, "recording")
+    executor.prepare(0, {"B": 4}, {"x": device.empty((4,), np.float32)})
+    for _ in range(2):
+        executor.execute()
+        executor.record()
+    assert backend.calls == ["bind", "run (4,)", "capture", "launch"]
+
+
+def test_what_cannot_be_recorded_is_not_tried_again(device, caplog):
+    backend = RecordingBackend()
+    backend.capture = lambda bound, stream: backend.calls.append("capture")
+    executor = EngineExecutor(backend, "recording")
+    executor.prepare(0, {"B": 4}, {"x": device.empty((4,), np.float32)})
+    for _ in range(2):
+        executor.execute()
+        executor.record()
+    assert backend.calls == ["bind", "run (4,)", "capture", "run (4,)"]
+    assert not caplog.records  # a device without graphs is no surprise
+
+
+def test_a_device_that_is_lost_while_it_records_is_an_error(device):
+    def lost(bound, stream):
+        raise DeviceLostError("gone")
+
+    backend = RecordingBackend()
+    backend.capture = lost
+    executor = EngineExecutor(backend, "recording")
+    executor.prepare(0, {"B": 4}, {"x": device.empty((4,), np.float32)})
+    with pytest.raises(DeviceLostError, match="gone"):
+        executor.record()
 
 
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT takes no other address")

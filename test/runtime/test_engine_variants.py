@@ -44,6 +44,20 @@ def engines(request, tmp_path_factory):
     return root / "mask", root / "lengths"
 
 
+def test_an_engine_that_takes_lengths_reads_each_prompt_in_a_run_of_its_own(engines, monkeypatch):
+    with LLMInferenceRuntime(engines[1], "cpu") as runtime:
+        runs = []
+        executor = runtime._pipeline.runner._executor
+        prepare = executor.prepare
+        monkeypatch.setattr(
+            executor,
+            "prepare",
+            lambda profile, dims, *rest: runs.append(dims) or prepare(profile, dims, *rest),
+        )
+        runtime.handle_request([request(max_tokens=3, repetition_penalty=1.3)] * 3)
+    assert [(dims["B"], dims["S"] > 1) for dims in runs] == [(1, True)] * 3 + [(3, False)] * 2
+
+
 def test_both_variants_give_the_same_answers(engines):
     answers = []
     for directory in engines:

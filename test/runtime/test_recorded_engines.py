@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vision tower and the action head are recorded where they run alike again; Euler steps send nothing."""
+
+import dataclasses
+
+import pytest
+from deferred_runtime import WatchedDevice, queueing
+from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
+ACTING = request(images=(IMAGE,), max_tokens=30, action_samples=2, denoise_steps=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _queueing():
+    with queueing():
+        yield
+
+
+@pytest.fixture
+def deferred(acting_engine):
+    with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
+        yield runtime
+
+
+def used(runtime, *requests) -> tuple[int, int]:
+    """Graphs launched and recorded while a batch was answered."""
+    calls = runtime._pipeline.device.calls
+    calls.clear()
+    runtime.handle_request(list(requests))
+    return calls["launch"], calls["capture"]
+
+
+def test_the_action_head_is_recorded_after_its_first_step_with_these_tensors(deferred):
+    assert used(deferred, ACTING) == (3, 1)
+    assert used(deferred, ACTING) == (4, 1)  # the same frame again: the vision tower
+    assert used(deferred, ACTING) == (1 + 4, 0)
+    assert used(deferred, dataclasses.replace(ACTING, action_samples=5)) == (1 + 3, 1)
+    assert used(deferred, ACTING, ACTING) == (1 + 4 + 3, 1)  # another row of the cache
+    assert used(deferred, ACTING) == (1 + 4, 0)
+
+
+def test_recorded_engines_answer_as_on_the_cpu(acting_runtime, deferred):
+    expected = acting_runtime.handle_request(ACTING)
+    assert expected.actions is not None
+    for _ in range(4):
+        assert_same_answer(deferred.handle_request(ACTING), expected)
+        for answer in deferred.handle_request([ACTING, ACTING]):
+            assert_same_answer(answer, expected)
+
+
+def test_euler_steps_send_nothing(acting_runtime, deferred):
+    sent = []
+    deferred.handle_request(ACTING)
+    for steps in (1, 4, 40):
+        one = dataclasses.replace(ACTING, denoise_steps=steps)
+        deferred._pipeline.device.calls.clear()
+        assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
+        sent.append(deferred._pipeline.device.calls["upload"])
+    assert sent == sent[:1] * 3
+
+
+def test_a_frame_of_another_size_is_not_recorded_before_it_comes_twice(deferred):
+    looking = [request(images=(image,), max_tokens=1) for image in (IMAGE, OTHER_IMAGE)]
+    assert [used(deferred, looking[i]) for i in (0, 1, 0, 0, 0, 1, 0)] == [
+        *[(0, 0), (0, 0), (0, 0), (0, 1), (1, 0), (0, 0), (1, 0)]
+    ]
+
+
+def test_an_engine_that_cannot_be_recorded_runs_without_and_the_log_says_why_once(
+    acting_engine, acting_runtime, caplog
+):
+    class Refusing(WatchedDevice):
+        def capture(self, record):
+            raise EngineError("it copies")
+
+    with LLMInferenceRuntime(acting_engine, Refusing(), prefix_cache_bytes=0) as runtime:
+        for _ in range(3):
+            assert_same_answer(runtime.handle_request(ACTING), acting_runtime.handle_request(ACTING))
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "action/model.onnx runs without graphs: it copies",
+        "visual/model.onnx runs without graphs: it copies",
+    ]
