@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from tiny_adapter import write_adapter
 
 from edgellm_ros.cli import make_parser
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 REQUEST = ["--prompt", "go to the red box", "--max-tokens", 8]
 
@@ -188,6 +189,19 @@ def test_bench_ends_with_its_figures_as_json(edgellm, tiny_engine):
     assert result["tokens_per_s"] > 0
     assert result["share_of_memory_limit"] > 0
     assert set(result["decode_bytes"]) == {"weights", "kv_cache"}
+
+
+def test_decode_steps_are_recorded_where_they_are_timed_and_not_for_one_answer(
+    edgellm, tiny_engine, monkeypatch
+):
+    recorded = []
+    monkeypatch.setattr(
+        LLMInferenceRuntime, "capture_decoding_cuda_graph", lambda runtime: recorded.append("yes")
+    )
+    assert edgellm("generate", tiny_engine, *REQUEST).code == 0
+    assert not recorded
+    assert edgellm("bench", tiny_engine, "--runs", 1, "--warmup", 0, "--max-tokens", 2).code == 0
+    assert len(recorded) == 1
 
 
 def test_every_option_has_a_help_text():

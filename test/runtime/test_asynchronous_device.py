@@ -3,6 +3,7 @@
 
 import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -284,6 +285,20 @@ def test_a_request_cancelled_between_tokens_keeps_what_it_had(acting_runtime, de
         expected = acting_runtime.handle_request(cancelled_at(one, "decode", step))
         assert_same_answer(deferred.handle_request(cancelled_at(one, "decode", step)), expected)
         assert len(expected.token_ids) == step + 1
+
+
+def test_the_time_of_a_stage_is_that_of_the_work_it_queued(deferred, monkeypatch):
+    """Vision, whose rows nobody reads before the prefill."""
+    runner = deferred._pipeline.vision
+    encode, device = runner.encode, deferred._pipeline.device
+
+    def slow(*arguments):
+        encode(*arguments)
+        device.queue(lambda: time.sleep(0.3))
+
+    monkeypatch.setattr(runner, "encode", slow)
+    metrics = deferred.handle_request(request(images=(IMAGE,), max_tokens=1)).metrics
+    assert metrics["vision_s"] > 0.3 > metrics["prefill_s"]
 
 
 def test_a_request_that_is_cancelled_already_computes_nothing(deferred):
