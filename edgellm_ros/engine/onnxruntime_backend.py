@@ -62,9 +62,8 @@ class OnnxRuntimeBackend:
         except EngineError:
             raise
         except Exception as error:  # onnxruntime raises many classes of its own
-            raise _engine_error(
-                f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {error}"
-            ) from error
+            text = f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {error}"
+            raise _engine_error(text, device) from error
         self._path, self._device = path, device
         self._run_options = run_options(device)
         self.bindings = tuple(
@@ -85,23 +84,23 @@ class OnnxRuntimeBackend:
         try:
             self._session.run_with_iobinding(bound, self._run_options)
         except Exception as error:  # onnxruntime raises many classes of its own
-            raise _engine_error(f"{self._path}: {error}") from error
+            raise _engine_error(f"{self._path}: {error}", self._device) from error
 
     def capture(self, bound: Any, stream: Any) -> DeviceGraph | None:
         self.run(bound, stream)  # the memory that a run needs is there from now on
         return self._device.capture(lambda: self.run(bound, stream))
 
 
-def _engine_error(text: str) -> EngineError:
-    """The kind of error that ONNX Runtime's text tells of."""
-    lowered = text.lower()
-    if any(words in lowered for words in ("out of memory", "failed to allocate", "bfc_arena")):
+def _engine_error(text: str, device: Device) -> EngineError:
+    """The kind of error that ONNX Runtime's text tells of. Whether a device is lost it says itself."""
+    if any(words in text.lower() for words in ("out of memory", "failed to allocate", "bfc_arena")):
         return DeviceMemoryError(text)
-    if any(
-        words in lowered
-        for words in ("illegal memory access", "unspecified launch failure", "cuda failure 719")
-    ):
-        return DeviceLostError(text)
+    try:
+        device.synchronize()
+    except DeviceLostError as lost:
+        return DeviceLostError(f"{text} ({lost})")
+    except EngineError:  # of other work, which tells whoever waits for it
+        pass
     return EngineError(text)
 
 

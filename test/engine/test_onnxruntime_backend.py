@@ -8,7 +8,8 @@ import pytest
 from graphs import helper, save_model
 from onnx import TensorProto
 
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime_session import available_cores, open_session
 
@@ -26,6 +27,16 @@ def test_a_damaged_file_is_named(device, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"no graph at all")
     with pytest.raises(EngineError, match=r"bad\.onnx: ONNX Runtime .* cannot load it"):
         EngineExecutor.open(tmp_path / "bad.onnx", device)
+
+
+def test_an_engine_that_fails_because_its_device_is_lost_says_so(tmp_path):
+    class LostDevice(CpuDevice):
+        def synchronize(self):
+            raise DeviceLostError("only a new process can use it again")
+
+    (tmp_path / "bad.onnx").write_bytes(b"no graph at all")
+    with pytest.raises(DeviceLostError, match=r"bad\.onnx: ONNX Runtime .* \(only a new process can use it"):
+        EngineExecutor.open(tmp_path / "bad.onnx", LostDevice())
 
 
 def test_a_type_that_tensors_cannot_have_is_named(device, tmp_path):
