@@ -92,13 +92,17 @@ class OnnxRuntimeBackend:
 
 
 def _engine_error(text: str, device: Device) -> EngineError:
-    """The kind of error that ONNX Runtime's text tells of. Whether a device is lost it says itself."""
+    """The kind of error that ONNX Runtime's text tells of, which may have several lines.
+
+    Whether a device is lost it says itself.
+    """
+    text = " ".join(text.split())
     if any(words in text.lower() for words in ("out of memory", "failed to allocate", "bfc_arena")):
         return DeviceMemoryError(text)
     try:
         device.synchronize()
     except DeviceLostError as lost:
-        return DeviceLostError(f"{text} ({lost})")
+        return DeviceLostError(f"{lost}: {text}")
     except EngineError:  # of other work, which tells whoever waits for it
         pass
     return EngineError(text)

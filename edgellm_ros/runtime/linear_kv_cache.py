@@ -45,8 +45,8 @@ class LinearKVCache:
         self._rows = device.zeros((2 * layers, max_batch_size, kv_heads, capacity, head_dim), dtype)
         self._device_lengths = device.zeros((max_batch_size,), np.int64)
         self._device_deltas = device.zeros((max_batch_size,), np.int64)
-        self._host_lengths = np.zeros(max_batch_size, np.int64)
-        self._host_deltas = np.zeros(max_batch_size, np.int64)
+        self._host_lengths: list[int] = []  # of the active sequences
+        self._host_deltas: list[int] = []
         self._active = 0
 
     @property
@@ -61,7 +61,7 @@ class LinearKVCache:
     @property
     def lengths(self) -> np.ndarray:
         """Committed rows per active sequence, on the host, [B] int64."""
-        return self._host_lengths[: self._active].copy()
+        return np.array(self._host_lengths, np.int64)
 
     @property
     def device_lengths(self) -> Tensor:
@@ -78,14 +78,15 @@ class LinearKVCache:
         if not 1 <= len(reuse_lengths) <= self.max_batch_size:
             raise ValueError(f"{len(reuse_lengths)} sequences, the cache holds 1 to {self.max_batch_size}")
         self._active = len(reuse_lengths)
-        self._host_lengths[: self._active] = reuse_lengths
-        self._host_deltas[: self._active] = rope_deltas
+        self._host_lengths = [int(length) for length in reuse_lengths]
+        self._host_deltas = [int(delta) for delta in rope_deltas]
         self._upload()
 
     def commit_sequence_length(self, increments: np.ndarray) -> None:
         """Count the rows that were just written: increments [B] int64 (0 leaves a sequence as it is)."""
-        self._host_lengths[: self._active] += increments
-        if self._host_lengths[: self._active].max() > self.capacity:
+        for row, increment in enumerate(increments):
+            self._host_lengths[row] += int(increment)
+        if max(self._host_lengths) > self.capacity:
             raise ValueError(f"sequences of {self.lengths} tokens exceed the capacity {self.capacity}")
         self._upload()
 
@@ -95,7 +96,8 @@ class LinearKVCache:
 
     def count_step(self, counts: Sequence[bool]) -> None:
         """Count it on the host too, for the active sequences that the step was for."""
-        self._host_lengths[: self._active] += counts
+        for row, counted in enumerate(counts):
+            self._host_lengths[row] += counted
 
     def evict(self, index: int) -> None:
         """Go on without this sequence: the active ones after it move up by one, in the same order.
@@ -107,12 +109,14 @@ class LinearKVCache:
         if not 0 <= index <= last:
             raise ValueError(f"sequence {index} is not among the {self._active} that are active")
         if index < last:
-            longest = int(self._host_lengths[index : last + 1].max())
+            longest = max(self._host_lengths[index:])
             self._kernels.rotate_sequences(self._rows, index, last, longest)
             for values in (self._host_lengths, self._host_deltas):
-                values[index : last + 1] = np.roll(values[index : last + 1], -1)
+                values.append(values.pop(index))
         self._upload()
         self._active = last
+        self._host_lengths.pop()
+        self._host_deltas.pop()
 
     def bindings(self) -> dict[str, Tensor]:
         """The active sequences' rows under an LLM engine's names; outputs are the inputs' memory."""
@@ -134,8 +138,8 @@ class LinearKVCache:
         )
 
     def _upload(self) -> None:
-        self._device.upload(self.device_lengths, self._host_lengths[: self._active])
-        self._device.upload(self.device_rope_deltas, self._host_deltas[: self._active])
+        self._device.upload(self.device_lengths, np.array(self._host_lengths, np.int64))
+        self._device.upload(self.device_rope_deltas, np.array(self._host_deltas, np.int64))
 
     def clear(self) -> None:
         """Zero everything. After numbers that are not finite: masked rows still enter a sum as 0 x NaN."""

@@ -22,6 +22,7 @@ class TextStream:
         self.stopped = False
         self._tokenizer = tokenizer
         self._stop = stop
+        self._longest_stop = max(map(len, stop), default=0)
         self._ids: list[int] = []
         # ids[start:done] are decoded again with what follows, because a decoder may look at its neighbours
         self._start = self._done = 0
@@ -45,7 +46,9 @@ class TextStream:
         if len(text) > len(self._done_text) and not text.endswith(REPLACEMENT):
             self._append(text[len(self._done_text) :])
             self._start, self._done = self._done, len(self._ids)
-            self._done_text = self._tokenizer.decode(self._ids[self._start :])
+            waiting = self._ids[self._start :]
+            one = len(waiting) == 1  # nearly always
+            self._done_text = self._tokenizer.piece(waiting[0]) if one else self._tokenizer.decode(waiting)
 
     def finish(self) -> None:
         """No more tokens: bytes that never became a character are added as U+FFFD."""
@@ -55,8 +58,10 @@ class TextStream:
             self._done_text = ""
 
     def _append(self, new: str) -> None:
-        longest = max((len(stop) for stop in self._stop), default=0)
-        search_from = max(0, len(self.text) - longest + 1)
+        if not self._stop:
+            self.text += new
+            return
+        search_from = max(0, len(self.text) - self._longest_stop + 1)
         self.text += new
         found = [position for stop in self._stop if (position := self.text.find(stop, search_from)) >= 0]
         if found:

@@ -22,6 +22,7 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path}: not a tokenizer: {error}") from error
+        self._pieces: dict[int, str] = {}
         # Special tokens are found by `encode_prompt` alone; to the library they are plain text from here on.
         self._tokenizer.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder()
@@ -71,6 +72,13 @@ class Tokenizer:
         return guard, [
             self._pattern.sub(lambda match: match[0][:1] + guard + match[0][1:], text) for text in texts
         ]
+
+    def piece(self, token_id: int) -> str:
+        """Text of one id alone, kept for the next time."""
+        text = self._pieces.get(token_id)
+        if text is None:
+            text = self._pieces[token_id] = self.decode([token_id])
+        return text
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids without special tokens. Bytes that are not (yet) valid UTF-8 become U+FFFD."""

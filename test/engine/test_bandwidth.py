@@ -39,7 +39,8 @@ class QueueingDevice(SleepingDevice):
 @pytest.mark.parametrize("made", [SleepingDevice, QueueingDevice])
 def test_bytes_read_and_written_count_over_the_fastest_copy(made):
     bandwidth = copy_bandwidth(made(), megabytes=1, repeats=3)
-    assert bandwidth == pytest.approx(2 * 2**20 / 0.02, rel=0.1)
+    expected = 2 * 2**20 / 0.02
+    assert 0.6 * expected < bandwidth <= expected  # a busy machine sleeps longer, never shorter
 
 
 def test_a_real_device_copies(device):
