@@ -102,7 +102,7 @@ def _engine_error(text: str, device: Device) -> EngineError:
     try:
         device.synchronize()
     except DeviceLostError as lost:
-        return DeviceLostError(f"{lost}: {text}")
+        return DeviceLostError(f"{text} ({lost})")
     except EngineError:  # of other work, which tells whoever waits for it
         pass
     return EngineError(text)
