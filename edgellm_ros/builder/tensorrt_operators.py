@@ -3,7 +3,7 @@
 
 Source: the operator list of the parser (onnx-tensorrt, docs/operators.md) of release 10.15, the first with
 TensorScatter; and the documentation of the layers that Attention and TensorScatter become (IAttention,
-IKVCacheUpdateLayer). Types and ranks of the values between nodes are followed as far as the rules need them.
+IKVCacheUpdateLayer).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
+
+from edgellm_ros.builder.value_types import Values, data_input
 
 OPSETS = range(9, 25)
 LARGEST_K = 3839
@@ -52,20 +54,6 @@ SUPPORTED = _table(
     (BOOL, "And Not Or Xor"),
     (FLOATS | {Type.INT32}, "TensorScatter"),
 )
-TO_BOOL = {
-    "And",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "IsInf",
-    "IsNaN",
-    "Less",
-    "LessOrEqual",
-    "Not",
-    "Or",
-    "Xor",
-}
-TO_INT64 = {"ArgMax", "ArgMin", "Shape", "Size"}
 # Inputs that TensorRT must know when it builds: (operator, input, its name in the operator's documentation).
 CONSTANT_INPUTS = [
     *((operator, 1, "axes") for operator in SUPPORTED if operator.startswith("Reduce")),
@@ -89,97 +77,18 @@ def unsupported(graph: ir.Graph) -> Iterator[str]:
     opset = graph.opset_imports.get("", 0)
     if opset not in OPSETS:
         yield f"opset {opset}: supported are {OPSETS.start} to {OPSETS.stop - 1}"
-    values = _Values(graph)
+    values = Values(graph)
     for node in graph:
         for problem in _problems(node, values):
             yield f"{node.op_type} {node.name!r}: {problem}"
         values.add(node)
 
 
-class _Values:
-    """Types and ranks of a graph's values, so far as its nodes were added."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self.inputs, self.outputs = set(graph.inputs), set(graph.outputs)
-        self._types: dict[ir.Value, ir.DataType | None] = {}
-        self._ranks: dict[ir.Value, int | None] = {}
-
-    def type(self, value: ir.Value | None) -> ir.DataType | None:
-        return None if value is None else self._types.get(value, value.dtype)
-
-    def rank(self, value: ir.Value | None) -> int | None:
-        if value is None or value in self._ranks:
-            return self._ranks.get(value) if value is not None else None
-        return None if value.shape is None else len(value.shape)
-
-    def add(self, node: ir.Node) -> None:
-        """Types and ranks of a node's results, from those of its inputs."""
-        kind = self._result_type(node)
-        rank = self._result_rank(node)
-        for value in node.outputs:
-            self._types[value] = value.dtype or kind
-            self._ranks[value] = rank if value.shape is None else len(value.shape)
-        if node.op_type == "TopK":
-            self._types[node.outputs[1]] = Type.INT64
-
-    def _result_type(self, node: ir.Node) -> ir.DataType | None:
-        if node.op_type in TO_BOOL:
-            return Type.BOOL
-        if node.op_type in TO_INT64:
-            return Type.INT64
-        if node.op_type == "Cast":
-            return Type(node.attributes["to"].as_int())
-        if node.op_type in ("Constant", "ConstantOfShape"):
-            value = node.attributes.get("value")
-            return value.as_tensor().dtype if value else None
-        return self.type(_data(node))
-
-    def _result_rank(self, node: ir.Node) -> int | None:
-        ranks = [self.rank(value) for value in node.inputs]
-        if node.op_type in ("Reshape", "Expand"):
-            shape = node.inputs[1]
-            if shape.const_value is not None:
-                return shape.const_value.size
-            return self._length(shape)
-        if node.op_type in ("Unsqueeze", "Squeeze"):
-            axes = node.inputs[1].const_value if len(node.inputs) > 1 else None
-            if ranks[0] is None or axes is None:
-                return None
-            return ranks[0] + axes.size * (1 if node.op_type == "Unsqueeze" else -1)
-        if node.op_type == "Gather":
-            return None if None in ranks[:2] else ranks[0] + ranks[1] - 1
-        if node.op_type.startswith("Reduce"):
-            keeps = node.attributes.get("keepdims")
-            return ranks[0] if keeps is None or keeps.as_int() else None
-        if node.op_type in ("Shape", "Size"):
-            return 1
-        known = [rank for rank in ranks if rank is not None]
-        return max(known) if len(known) == len(ranks) and known else (ranks[0] if ranks else None)
-
-    def _length(self, value: ir.Value) -> int | None:
-        """How many elements a vector has that was put together of constants and shapes."""
-        if value.const_value is not None:
-            return value.const_value.size
-        maker = value.producer()
-        if maker is not None and maker.op_type == "Shape":
-            return self.rank(maker.inputs[0])
-        if maker is not None and maker.op_type == "Concat":
-            lengths = [self._length(part) for part in maker.inputs]
-            return None if None in lengths else sum(lengths)
-        return None
-
-
-def _data(node: ir.Node) -> ir.Value | None:
-    """The input whose type is the operator's type."""
-    index = 1 if node.op_type == "Where" else 0
-    return node.inputs[index] if len(node.inputs) > index else None
-
-
-def _problems(node: ir.Node, values: _Values) -> Iterator[str]:
+def _problems(node: ir.Node, values: Values) -> Iterator[str]:
     if node.domain not in ("", "ai.onnx") or node.op_type not in SUPPORTED:
         yield f"not an operator of the parser's list (domain {node.domain!r})"
         return
-    kind = values.type(_data(node))
+    kind = values.type(data_input(node))
     if kind is not None and kind not in SUPPORTED[node.op_type]:
         names = ", ".join(sorted(each.name for each in SUPPORTED[node.op_type]))
         yield f"data of type {kind.name}, supported are {names}"
@@ -203,7 +112,7 @@ def _four_dimensions(name: str, rank: int | None) -> Iterator[str]:
         yield f"{name} must have 4 dimensions, has {'an unknown number' if rank is None else rank}"
 
 
-def _attention(node: ir.Node, values: _Values) -> Iterator[str]:
+def _attention(node: ir.Node, values: Values) -> Iterator[str]:
     for index, name in enumerate(("Q", "K", "V", "attn_mask")):
         if _has(node, index):
             yield from _four_dimensions(name, values.rank(node.inputs[index]))
@@ -224,7 +133,7 @@ def _attention(node: ir.Node, values: _Values) -> Iterator[str]:
             yield f"attn_mask is {mask.name}, must be BOOL or of Q's type"
 
 
-def _tensor_scatter(node: ir.Node, values: _Values) -> Iterator[str]:
+def _tensor_scatter(node: ir.Node, values: Values) -> Iterator[str]:
     for index, name in ((0, "past_cache"), (1, "update")):
         yield from _four_dimensions(name, values.rank(node.inputs[index]))
     if _int(node, "axis", -2) not in (-2, 2):
@@ -238,7 +147,7 @@ def _tensor_scatter(node: ir.Node, values: _Values) -> Iterator[str]:
         yield f"the cache's capacity must be a number, is {cache.shape[2]}"
 
 
-def _top_k(node: ir.Node, values: _Values) -> Iterator[str]:
+def _top_k(node: ir.Node, values: Values) -> Iterator[str]:
     if not _int(node, "sorted", 1):
         yield "sorted must be 1"
     k = node.inputs[1].const_value
@@ -246,24 +155,24 @@ def _top_k(node: ir.Node, values: _Values) -> Iterator[str]:
         yield f"K must be at most {LARGEST_K}, is {int(k.numpy().reshape(-1)[0])}"
 
 
-def _rotary_embedding(node: ir.Node, values: _Values) -> Iterator[str]:
+def _rotary_embedding(node: ir.Node, values: Values) -> Iterator[str]:
     if _has(node, 3) and values.type(node.inputs[3]) not in (None, Type.INT64):
         yield f"position_ids must be INT64, is {values.type(node.inputs[3]).name}"
     yield from _four_dimensions("X", values.rank(node.inputs[0]))
 
 
-def _scatter_nd(node: ir.Node, values: _Values) -> Iterator[str]:
+def _scatter_nd(node: ir.Node, values: Values) -> Iterator[str]:
     reduction = node.attributes.get("reduction")
     if reduction is not None and reduction.as_string() != "none":
         yield f"reduction must be none, is {reduction.as_string()}"
 
 
-def _one_output(node: ir.Node, values: _Values) -> Iterator[str]:
+def _one_output(node: ir.Node, values: Values) -> Iterator[str]:
     if len(node.outputs) > 1:
         yield f"it has {len(node.outputs)} outputs, only the first is supported"
 
 
-def _pooling(node: ir.Node, values: _Values) -> Iterator[str]:
+def _pooling(node: ir.Node, values: Values) -> Iterator[str]:
     yield from _one_output(node, values)
     dilations = node.attributes.get("dilations")
     if dilations is not None and any(size != 1 for size in dilations.as_ints()):
@@ -272,13 +181,13 @@ def _pooling(node: ir.Node, values: _Values) -> Iterator[str]:
         yield "only 2D and 3D pooling is supported"
 
 
-def _constant(node: ir.Node, values: _Values) -> Iterator[str]:
+def _constant(node: ir.Node, values: Values) -> Iterator[str]:
     for name in ("sparse_value", "value_string", "value_strings"):
         if name in node.attributes:
             yield f"{name} is not supported"
 
 
-RULES: dict[str, Callable[[ir.Node, _Values], Iterator[str]]] = {
+RULES: dict[str, Callable[[ir.Node, Values], Iterator[str]]] = {
     "Attention": _attention,
     "TensorScatter": _tensor_scatter,
     "TopK": _top_k,

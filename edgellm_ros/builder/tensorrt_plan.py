@@ -7,6 +7,7 @@ fp32. Which kernels were fastest is kept in a timing cache: a second build of th
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.builder.profiles import VERIFICATION_TOKENS, Profile, input_shapes, make_profiles
 from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.context_memory import ALIGNMENT
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import read_bindings
@@ -70,7 +72,9 @@ def build_plans(
     or if TensorRT refuses a graph. Plans are written whole or not at all.
     """
     engine = Path(engine_dir)
-    profiles = make_profiles(EngineConfig.load(engine), options.verification_tokens)
+    config = EngineConfig.load(engine)
+    _check_alignment(config)
+    profiles = make_profiles(config, options.verification_tokens)
     library = load_library(FULL)
     arch = open_device().arch
     cache = options.timing_cache or engine / f"{arch}-trt{library.__version__}.timing"
@@ -87,6 +91,18 @@ def build_plans(
     return built
 
 
+def _check_alignment(config: EngineConfig) -> None:
+    """ValueError if the caches of a batch's sequences would not all begin where TensorRT wants tensors."""
+    llm, capacity = config.llm, config.builder.max_kv_cache_capacity
+    row_bytes = llm.num_key_value_heads * llm.head_dim * (4 if config.precision == "fp32" else 2)
+    if capacity * row_bytes % ALIGNMENT:
+        step = ALIGNMENT // math.gcd(ALIGNMENT, row_bytes)
+        raise ValueError(
+            f"max_kv_cache_capacity {capacity}: the keys of a layer take {capacity * row_bytes} bytes, "
+            f"TensorRT needs a multiple of {ALIGNMENT}; export with a capacity that is a multiple of {step}"
+        )
+
+
 def build_plan(
     model: Path, profiles: Sequence[Profile], timing_cache: Path, options: PlanOptions, library: Any
 ) -> memoryview:
@@ -98,6 +114,7 @@ def build_plan(
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(model)):
         raise EngineError(f"{model}: TensorRT's parser refuses it: {_parser_errors(parser)}")
+    _let_attention_decompose(trt, network)
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
     if options.version_compatible:
@@ -118,6 +135,22 @@ def build_plan(
         raise engine_error(f"{model}: TensorRT could not build it: {log.take()}")
     _write(timing_cache, memoryview(config.get_timing_cache().serialize()))
     return memoryview(plan)
+
+
+def _let_attention_decompose(trt: Any, network: trt.INetworkDefinition) -> None:
+    """Where there is no fused kernel for an attention (a type, a head size), let TensorRT use several.
+
+    It refuses the network otherwise, and ONNX has no word for it.
+    """
+    for i in range(network.num_layers):
+        layer = network.get_layer(i)
+        if layer.type == trt.LayerType.ATTENTION_OUTPUT:
+            layer.__class__ = trt.IAttentionOutputLayer  # the bindings know no more than a layer
+            _set_decomposable(layer)
+
+
+def _set_decomposable(layer: trt.IAttentionOutputLayer) -> None:
+    layer.attention.decomposable = True
 
 
 def _set_shapes(

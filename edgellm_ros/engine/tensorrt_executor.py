@@ -15,7 +15,6 @@ Written to TensorRT's rules, which the test double (test/engine/tensorrt_double.
 from __future__ import annotations
 
 import mmap
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.context_memory import ALIGNMENT, ContextMemory, aligned
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import read_bindings
@@ -42,7 +42,6 @@ from edgellm_ros.engine.tensorrt_library import (
 if TYPE_CHECKING:
     import tensorrt as trt
 
-ALIGNMENT = 256  # bytes, of every address given to TensorRT
 KEPT_CONTEXTS = 4  # per profile: bindings that take turns (adapters) need not be made anew; each costs memory
 
 
@@ -183,12 +182,12 @@ class TensorRTBackend:
         if tensor.pointer % ALIGNMENT == 0:
             bound.tensors[name] = tensor
             return
-        aligned = _aligned(self._device, tensor)
-        bound.tensors[name] = aligned
+        copy = aligned(self._device, tensor)
+        bound.tensors[name] = copy
         if binding.is_input:
-            bound.inward.append((aligned, tensor))
+            bound.inward.append((copy, tensor))
         else:
-            bound.outward.append((tensor, aligned))
+            bound.outward.append((tensor, copy))
 
     def _context(self, bound: Bound) -> trt.IExecutionContext:
         """The context that has these shapes and addresses; the one longest unused is changed if none has."""
@@ -240,50 +239,6 @@ class TensorRTBackend:
                     f"{self.path}: {binding.name} becomes {list(shape)}, "
                     f"but a tensor {list(bound.tensors[binding.name].shape)} is bound"
                 )
-
-
-class ContextMemory:
-    """Where the engines of one device keep intermediate results: one buffer for all, made when first used.
-
-    An engine that is loaded later and needs more gets a larger one; contexts keep the one they have, which a
-    graph may have recorded.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device  # keeps it alive, so that no other one gets its id
-        self._wanted = 0
-        self._buffers: list[Tensor] = []
-
-    @classmethod
-    def of(cls, device: Device) -> ContextMemory:
-        """The one of this device; it lives as long as somebody has it."""
-        memory = _memory_of_device.get(id(device))
-        if memory is None:
-            memory = _memory_of_device[id(device)] = cls(device)
-        return memory
-
-    def reserve(self, nbytes: int) -> None:
-        """Make sure that windows from now on have at least so many bytes."""
-        self._wanted = max(self._wanted, nbytes)
-
-    def window(self) -> tuple[int, int]:
-        """Address and size. DeviceMemoryError."""
-        if self._wanted and (not self._buffers or self._buffers[-1].size < self._wanted):
-            self._buffers.append(_aligned(self._device, Tensor(0, (self._wanted,), np.dtype(np.uint8), None)))
-        return (self._buffers[-1].pointer, self._buffers[-1].size) if self._buffers else (0, 0)
-
-
-_memory_of_device: weakref.WeakValueDictionary[int, ContextMemory] = weakref.WeakValueDictionary()
-
-
-def _aligned(device: Device, like: Tensor) -> Tensor:
-    """A new tensor of the same shape and type at a multiple of ALIGNMENT."""
-    nbytes = like.size * like.dtype.itemsize
-    buffer = device.empty((nbytes + ALIGNMENT,), np.uint8)
-    start = -buffer.pointer % ALIGNMENT
-    window = buffer.rows(start, start + nbytes)
-    array = None if window.array is None else window.array.view(like.dtype).reshape(like.shape)
-    return Tensor(window.pointer, like.shape, like.dtype, window.owner, array)
 
 
 def _numpy_type(trt: Any, dtype: trt.DataType) -> np.dtype | None:

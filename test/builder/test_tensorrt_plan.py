@@ -9,7 +9,7 @@ import pytest
 import tensorrt_double
 from deferred_device import DeferredDevice
 
-from edgellm_ros.builder import inspect
+from edgellm_ros.builder import export, inspect
 from edgellm_ros.builder.profiles import Range, input_shapes, make_profiles, one
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
 from edgellm_ros.cli import main
@@ -69,6 +69,26 @@ def test_caches_are_updated_in_place(engine):
     assert aliases == {
         f"present_{kind}_{i}": f"{kind}_cache_{i}" for kind in ("key", "value") for i in range(layers)
     }
+
+
+def test_attention_may_be_taken_apart_where_no_kernel_does_it_whole(engine, library, monkeypatch):
+    networks = []
+
+    def build(self, network, config):
+        networks.append(network)
+        return make(self, network, config)
+
+    make = library.Builder.build_serialized_network
+    monkeypatch.setattr(library.Builder, "build_serialized_network", build)
+    build_plans(engine, open_device)
+    attentions = [
+        layer.attention
+        for network in networks
+        for layer in network._layers
+        if layer.type == library.LayerType.ATTENTION_OUTPUT
+    ]
+    assert len(attentions) == 8
+    assert all(attention.decomposable for attention in attentions)
 
 
 def test_times_of_kernels_are_kept_for_the_next_build(engine, tmp_path):
@@ -139,6 +159,16 @@ def test_the_command_writes_plans_and_prints_them(engine, monkeypatch, capsys):
     ]
     assert all(plan["bytes"] > 0 and plan["seconds"] >= 0 for plan in plans)
     assert err.count("this takes minutes") == 4
+
+
+def test_a_capacity_that_puts_caches_at_odd_addresses_is_refused(tiny_checkpoint, tmp_path):
+    export(tiny_checkpoint, tmp_path, precision="fp16", max_kv_cache_capacity=447)
+    row = EngineConfig.load(tmp_path).llm.num_key_value_heads * EngineConfig.load(tmp_path).llm.head_dim * 2
+    message = (
+        f"max_kv_cache_capacity 447: the keys of a layer take {447 * row} bytes, .* multiple of {256 // row}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        build_plans(tmp_path, open_device)
 
 
 def test_a_dimension_without_a_range_is_named():

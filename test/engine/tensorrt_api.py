@@ -41,7 +41,7 @@ class Signature:
 
 
 class Api:
-    """Classes of the bindings, and what each has: a list of signatures, or "value"."""
+    """Classes of the bindings, and what each has: a method's signatures, a property's type, or "value"."""
 
     def __init__(self, classes: dict[str, dict[str, Any]], names: list[str]) -> None:
         self.names = set(names)
@@ -82,8 +82,8 @@ def _output(*command: object) -> str:
 
 
 def _member(content: Any) -> Any:
-    if content == "value":
-        return content
+    if isinstance(content, str):
+        return _short(content)
     return [_signature(line) for line in content if re.fullmatch(SIGNATURE, line)]
 
 
@@ -116,7 +116,9 @@ def _short(kind: str) -> str:
 
 
 def _describe(member: Any) -> Any:
-    """A method's signatures, as written in its docstring; "value" for all else."""
+    """A method's signatures and a property's type, as written in docstrings; "value" for all else."""
+    if isinstance(member, property):
+        return (getattr(member.fget, "__doc__", None) or "").strip().rpartition(" -> ")[2] or "value"
     lines = (getattr(member, "__doc__", None) or "").splitlines()
     if not callable(member) or isinstance(member, type) or not lines or "(" not in lines[0]:
         return "value"

@@ -58,6 +58,10 @@ class MemoryPoolType(enum.Enum):
     WORKSPACE = 0
 
 
+class LayerType(enum.Enum):
+    ATTENTION_OUTPUT, SHUFFLE = range(2)
+
+
 class NetworkDefinitionCreationFlag(enum.IntEnum):
     STRONGLY_TYPED = 1
 
@@ -450,9 +454,31 @@ class ITensor:
         self.shape = Dims(shape)
 
 
+class IAttention:
+    decomposable: bool
+
+    def __init__(self) -> None:
+        self.decomposable = False
+
+
+class ILayer:
+    type: LayerType
+
+    def __init__(self, operator: str) -> None:
+        self.type = LayerType.ATTENTION_OUTPUT if operator == "Attention" else LayerType.SHUFFLE
+        self._attention = IAttention()
+
+
+class IAttentionOutputLayer(ILayer):
+    @property
+    def attention(self) -> IAttention:
+        return self._attention
+
+
 class INetworkDefinition:
     def __init__(self, flags: int) -> None:
         self._flags = flags
+        self._layers: list[ILayer] = []
         self._inputs: list[ITensor] = []
         self._dims: list[tuple[int | str, ...]] = []
         self._aliases: dict[str, str] = {}
@@ -461,6 +487,14 @@ class INetworkDefinition:
     @property
     def num_inputs(self) -> int:
         return len(self._inputs)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
+    @typed
+    def get_layer(self, index: int) -> ILayer:
+        return self._layers[index]
 
     @typed
     def get_input(self, index: int) -> ITensor:
@@ -508,6 +542,7 @@ class OnnxParser:
             dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
             network._dims.append(dims)
             network._inputs.append(ITensor(value.name, tuple(d if isinstance(d, int) else -1 for d in dims)))
+        network._layers = [ILayer(node.op_type) for node in graph]
         for node in graph:
             if node.op_type == "TensorScatter" and node.inputs[0] in graph.inputs:
                 network._aliases[node.outputs[0].name] = node.inputs[0].name

@@ -107,7 +107,10 @@ class Uses(ast.NodeVisitor):
         if name not in self._api.classes:
             return None
         self._note(node, f"{name}.{node.attr}", node.attr in self._api.classes[name])
-        return f"type[{name}.{node.attr}]" if f"{name}.{node.attr}" in self._api.classes else None
+        if f"{name}.{node.attr}" in self._api.classes:
+            return f"type[{name}.{node.attr}]"
+        kind = self._api.classes[name].get(node.attr)
+        return kind if isinstance(kind, str) and kind in self._api.classes else None
 
     def _of_module(self, node: ast.Attribute) -> str | None:
         if node.attr != "__name__":  # every module has it

@@ -73,6 +73,8 @@ def test_our_code_uses_nothing_that_the_bindings_do_not_have(api):
         ("error.node_operator()", "error.operator()"),
         ("profile.set_shape(tensor.name, low, tuned, high)", "profile.set_shape(tensor.name, low, high)"),
         ("tensor.shape", "tensor.dims"),
+        ("layer.attention.decomposable", "layer.attention.decompose"),
+        ("trt.LayerType.ATTENTION_OUTPUT", "trt.LayerType.ATTENTION"),
         ("trt.ILogger.Severity.WARNING", "trt.ILogger.Severity.WARN"),
     ],
 )
@@ -98,6 +100,7 @@ def test_the_double_has_nothing_that_the_bindings_do_not_have(api, name):
     for member in members(DOUBLES[name]):
         method = vars(DOUBLES[name]).get(member)
         if inspect.isfunction(method) and (real[member] or member != "__init__"):  # else others make it
+            assert isinstance(real[member], list), f"{name}.{member} is a property"
             mine = parameters(method)
             assert any(
                 [(p.name, wanted(p.type)) for p in signature.parameters[: len(mine)]] == mine
@@ -131,6 +134,7 @@ def test_what_the_double_has_is_what_our_code_uses(api):
     }
     of_enums = {"TensorIOMode.NONE", "TensorIOMode.OUTPUT", "TensorLocation.HOST"}
     of_enums |= {f"DataType.{name}" for name in ("INT8", "FP8", "INT4", "FP4", "E8M0")}
+    of_enums |= {"LayerType.SHUFFLE"}
     of_enums |= {f"ExecutionContextAllocationStrategy.{name}" for name in ("STATIC", "ON_PROFILE_CHANGE")}
     assert offered - used == of_enums
 
@@ -163,6 +167,8 @@ assert 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) > 0
 description = trt.PluginTensorDesc()
 description.dims = (1, -1, 4)  # a tuple does where a Dims is wanted, and Dims become tuples
 assert tuple(description.dims) == (1, -1, 4)
+description.__class__ = trt.DynamicPluginTensorDesc  # as is done to layers
+description.__class__ = trt.PluginTensorDesc
 """
 
 

@@ -13,10 +13,11 @@ from on_device import put
 
 from edgellm_ros.builder.profiles import Range, one
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
-from edgellm_ros.engine import tensorrt_executor, tensorrt_library
+from edgellm_ros.engine import context_memory, tensorrt_library
+from edgellm_ros.engine.context_memory import ContextMemory
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.tensorrt_executor import KEPT_CONTEXTS, ContextMemory, TensorRTBackend
+from edgellm_ros.engine.tensorrt_executor import KEPT_CONTEXTS, TensorRTBackend
 from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
@@ -192,7 +193,7 @@ class TestContextMemory:
         ContextMemory.of(host).window()
         del backend
         gc.collect()
-        assert id(host) not in tensorrt_executor._memory_of_device
+        assert id(host) not in context_memory._memory_of_device
 
     def test_no_memory_for_it_is_an_error_of_its_kind(self, model, host, tensors, monkeypatch):
         backend, given = TensorRTBackend(model, host), tensors()

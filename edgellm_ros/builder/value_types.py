@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types and ranks of the values between the nodes of a graph, as far as rules about nodes need them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+Type = ir.DataType
+TO_BOOL = {
+    "And",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "IsInf",
+    "IsNaN",
+    "Less",
+    "LessOrEqual",
+    "Not",
+    "Or",
+    "Xor",
+}
+TO_INT64 = {"ArgMax", "ArgMin", "Shape", "Size"}
+
+
+class Values:
+    """Types and ranks of a graph's values, so far as its nodes were added."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.inputs, self.outputs = set(graph.inputs), set(graph.outputs)
+        self._types: dict[ir.Value, ir.DataType | None] = {}
+        self._ranks: dict[ir.Value, int | None] = {}
+
+    def type(self, value: ir.Value | None) -> ir.DataType | None:
+        return None if value is None else self._types.get(value, value.dtype)
+
+    def rank(self, value: ir.Value | None) -> int | None:
+        if value is None or value in self._ranks:
+            return self._ranks.get(value) if value is not None else None
+        return None if value.shape is None else len(value.shape)
+
+    def add(self, node: ir.Node) -> None:
+        """Types and ranks of a node's results, from those of its inputs."""
+        kind = self._result_type(node)
+        rank = self._result_rank(node)
+        for value in node.outputs:
+            self._types[value] = value.dtype or kind
+            self._ranks[value] = rank if value.shape is None else len(value.shape)
+        if node.op_type == "TopK":
+            self._types[node.outputs[1]] = Type.INT64
+
+    def _result_type(self, node: ir.Node) -> ir.DataType | None:
+        if node.op_type in TO_BOOL:
+            return Type.BOOL
+        if node.op_type in TO_INT64:
+            return Type.INT64
+        if node.op_type == "Cast":
+            return Type(node.attributes["to"].as_int())
+        if node.op_type in ("Constant", "ConstantOfShape"):
+            value = node.attributes.get("value")
+            return value.as_tensor().dtype if value else None
+        return self.type(data_input(node))
+
+    def _result_rank(self, node: ir.Node) -> int | None:
+        ranks = [self.rank(value) for value in node.inputs]
+        if node.op_type in ("Reshape", "Expand"):
+            shape = node.inputs[1]
+            if shape.const_value is not None:
+                return shape.const_value.size
+            return self._length(shape)
+        if node.op_type in ("Unsqueeze", "Squeeze"):
+            axes = node.inputs[1].const_value if len(node.inputs) > 1 else None
+            if ranks[0] is None or axes is None:
+                return None
+            return ranks[0] + axes.size * (1 if node.op_type == "Unsqueeze" else -1)
+        if node.op_type == "Gather":
+            return None if None in ranks[:2] else ranks[0] + ranks[1] - 1
+        if node.op_type.startswith("Reduce"):
+            keeps = node.attributes.get("keepdims")
+            return ranks[0] if keeps is None or keeps.as_int() else None
+        if node.op_type in ("Shape", "Size"):
+            return 1
+        known = [rank for rank in ranks if rank is not None]
+        return max(known) if len(known) == len(ranks) and known else (ranks[0] if ranks else None)
+
+    def _length(self, value: ir.Value) -> int | None:
+        """How many elements a vector has that was put together of constants and shapes."""
+        if value.const_value is not None:
+            return value.const_value.size
+        maker = value.producer()
+        if maker is not None and maker.op_type == "Shape":
+            return self.rank(maker.inputs[0])
+        if maker is not None and maker.op_type == "Concat":
+            lengths = [self._length(part) for part in maker.inputs]
+            return None if None in lengths else sum(lengths)
+        return None
+
+
+def data_input(node: ir.Node) -> ir.Value | None:
+    """The input whose type is the operator's type."""
+    index = 1 if node.op_type == "Where" else 0
+    return node.inputs[index] if len(node.inputs) > index else None
