@@ -139,11 +139,15 @@ class GenerationSequence:
         if self.request.on_progress is not None:
             text = self.text.text if self.finish_reason else self.text.visible
             self.request.on_progress(Progress(stage, text, len(self.generated), step))
-        has_more_to_do = self.decoding or (self.announced_actions and self.actions is None)
-        if has_more_to_do and self.request.cancel is not None and self.request.cancel.is_set():
+        cancel = self.request.cancel
+        if cancel is not None and cancel.is_set() and self._has_more_to_do:
             self._finish("cancelled")
             return False
         return True
+
+    @property
+    def _has_more_to_do(self) -> bool:
+        return self.decoding or (self.announced_actions and self.actions is None)
 
     def _finish(self, reason: str) -> None:
         if not self.finish_reason:

@@ -73,6 +73,7 @@ class TokenSampler:
         )
         device.upload(self.stop_state.stop_ids, np.array([*stop_token_ids] or [NO_TOKEN], np.int64))
         self._tokens = device.zeros((max_batch_size,), np.int64)
+        self._token_windows = [self._tokens.rows(0, batch) for batch in range(max_batch_size + 1)]
         self._drawn = self._tokens if vocab_map is None else device.zeros((max_batch_size,), np.int64)
         self._top_ids = device.zeros((max_batch_size, MAX_LOGPROBS + 1), np.int64)
         self._top_values = device.zeros((max_batch_size, MAX_LOGPROBS + 1), np.float32)
@@ -107,7 +108,7 @@ class TokenSampler:
 
     def tokens(self, batch: int) -> Tensor:
         """The tokens [batch] that were drawn last, on the device."""
-        return self._tokens.rows(0, batch)
+        return self._token_windows[batch]
 
     def draw(self, logits: Tensor) -> None:
         """Queue that a token is drawn from each row of logits [B,1,V], and whether it is the last."""
@@ -120,7 +121,7 @@ class TokenSampler:
 
     def read_later(self, logits: Tensor, sequences: Sequence[GenerationSequence]) -> DrawnTokens:
         """Begin to copy what was drawn from logits [B,1,V] for these sequences to the host."""
-        logprobs, most = None, max(sequence.request.logprobs for sequence in sequences)
+        logprobs, most = None, max([sequence.request.logprobs for sequence in sequences])
         if most:
             batch = len(sequences)
             top_ids, top_values = (
