@@ -40,6 +40,7 @@ def generate_launch_description() -> LaunchDescription:
             "params_file": LaunchConfiguration("params_file"),
             "engine_dir": LaunchConfiguration("engine_dir"),
             "lora": LaunchConfiguration("lora"),
+            "device": LaunchConfiguration("device"),
             "namespace": LaunchConfiguration("namespace"),
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
@@ -59,6 +60,12 @@ def generate_launch_description() -> LaunchDescription:
             ),
             DeclareLaunchArgument(
                 "lora", default_value="", description="The checkpoint's adapter that answers and drives."
+            ),
+            DeclareLaunchArgument(
+                "device",
+                default_value="",
+                choices=["", "cpu", "cuda", "tensorrt"],
+                description="Where the engines run; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
                 "out", default_value="out", description="Folder for pictures, and for what was said."

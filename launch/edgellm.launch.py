@@ -37,6 +37,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="",
                 description="Adapter that answers; `base` = the base model, empty = as in params_file.",
             ),
+            DeclareLaunchArgument(
+                "device",
+                default_value="",
+                choices=["", "cpu", "cuda", "tensorrt"],
+                description="Where the engines run; empty = as in params_file.",
+            ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
             *(
                 DeclareLaunchArgument(f"{name}_topic", default_value=f"~/{name}", description=description)
@@ -72,7 +78,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
         return LaunchConfiguration(name).perform(context)
 
     overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
-    for name in ("engine_dir", "lora"):
+    for name in ("engine_dir", "lora", "device"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # `1` too is a name
     return [

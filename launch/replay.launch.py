@@ -51,6 +51,12 @@ def generate_launch_description() -> LaunchDescription:
                 description="Adapter that answers, NAME or NAME=DIR; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
+                "device",
+                default_value="cpu",
+                choices=["cpu", "cuda", "tensorrt"],
+                description="Where the engines run.",
+            ),
+            DeclareLaunchArgument(
                 "params_file",
                 default_value=params_file,
                 description="YAML file of the edgellm node's parameters.",
@@ -74,7 +80,7 @@ def _start_nodes(context: LaunchContext) -> list:
         bag=Path(value("bag")),
         out=Path(value("out")),
         engine_dir=Path(value("engine_dir")),
-        device="cpu",
+        device=value("device"),
         remappings=parse_remappings(value("remap").split()),
         expect=Path(value("expect")) if value("expect") else None,
         noise_seed=int(value("noise_seed")) if value("noise_seed") else None,

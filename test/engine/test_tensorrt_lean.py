@@ -22,6 +22,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensorrt_library import plan_path
 
 BINDINGS = "tensorrt_lean_bindings"
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 VERSION = (11, 4, 0, 106)
 pytestmark = pytest.mark.skipif(
     find_spec(BINDINGS) is None or find_spec("tensorrt_lean_libs") is None,
@@ -53,7 +54,7 @@ for _ in range(2):
 
 
 def test_without_a_gpu_it_says_so_and_the_process_goes_on():
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
     )
@@ -92,7 +93,7 @@ def opened(tmp_path):
         if contents is not None:
             version = ".".join(map(str, VERSION))
             plan_path(model, gpu(), version, compatible=True).write_bytes(contents)
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         done = subprocess.run(
             [sys.executable, "-c", OPEN, model], env=environment, capture_output=True, text=True, timeout=120
         )
