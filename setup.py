@@ -32,6 +32,7 @@ setup(
         "opencv-python-headless>=4.10",
         "pillow>=11.0",
         "rosbags>=0.11.9",
+        "ml_dtypes>=0.5",
         "safetensors>=0.5",
         "soundfile>=0.13",
         "soxr>=1.0",

@@ -24,6 +24,7 @@ DTYPES = {
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
+BFLOAT16, BFLOAT16_NUMBER = "tensor(bfloat16)", 16  # NumPy has no such type: a number of ONNX names it
 
 
 class OnnxRuntimeBackend:
@@ -77,7 +78,8 @@ class OnnxRuntimeBackend:
         for binding in self.bindings:
             tensor = tensors[binding.name]
             bind = bound.bind_input if binding.is_input else bound.bind_output
-            bind(binding.name, self._device.memory, 0, binding.dtype.type, tensor.shape, tensor.pointer)
+            element = BFLOAT16_NUMBER if binding.dtype.name == "bfloat16" else binding.dtype.type
+            bind(binding.name, self._device.memory, 0, element, tensor.shape, tensor.pointer)
         return bound
 
     def run(self, bound: Any, stream: Any) -> None:
@@ -109,6 +111,15 @@ def _engine_error(text: str, device: Device) -> EngineError:
 
 
 def _binding(path: Path, node: Any, is_input: bool) -> Binding:
+    return Binding(node.name, _numpy_type(path, node), tuple(node.shape), is_input)
+
+
+def _numpy_type(path: Path, node: Any) -> np.dtype:
+    if node.type == BFLOAT16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
     if node.type not in DTYPES:
-        raise EngineError(f"{path}: {node.name} has type {node.type}, supported are {', '.join(DTYPES)}")
-    return Binding(node.name, np.dtype(DTYPES[node.type]), tuple(node.shape), is_input)
+        supported = ", ".join([*DTYPES, BFLOAT16])
+        raise EngineError(f"{path}: {node.name} has type {node.type}, supported are {supported}")
+    return np.dtype(DTYPES[node.type])
