@@ -43,5 +43,8 @@ class EngineBackend(Protocol):
         ...
 
     def capture(self, bound: Any, stream: Any) -> Any | None:
-        """Record such a run, as an object with `launch(stream)`; None without such a thing."""
+        """Record such a run, as an object with `launch(stream)`; None without such a thing.
+
+        The caller keeps `bound` as long as what it gets.
+        """
         ...

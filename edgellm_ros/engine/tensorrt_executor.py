@@ -47,12 +47,16 @@ KEPT_CONTEXTS = 4  # per profile: bindings that take turns (adapters) need not b
 
 @dataclass(eq=False)
 class Bound:
-    """What `bind` made: shapes of the inputs, addresses, and copies for tensors that stand elsewhere."""
+    """What `bind` made: shapes of the inputs, addresses, and copies for tensors that stand elsewhere.
+
+    Whoever recorded a run with it keeps it as long as the graph, and with it the context that was recorded.
+    """
 
     profile: int
     tensors: dict[str, Tensor]  # what TensorRT is given, aligned
     inward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (target, source), before a run
     outward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # after it
+    recorded: list[trt.IExecutionContext] = field(default_factory=list)  # in graphs, not to be changed
 
 
 class TensorRTBackend:
@@ -78,7 +82,6 @@ class TensorRTBackend:
         self._contexts: list[OrderedDict[Bound, trt.IExecutionContext]] = [
             OrderedDict() for _ in self._ranges
         ]
-        self._captured: list[trt.IExecutionContext] = []
         self._memory = ContextMemory.of(device)
         self._memory.reserve(self._engine.device_memory_size_v2)
 
@@ -108,7 +111,7 @@ class TensorRTBackend:
         for target, source in bound.outward:
             self._device.copy(target, source)
         if self._device.capturing:
-            self._captured.append(self._contexts[bound.profile].pop(bound))
+            bound.recorded.append(self._contexts[bound.profile].pop(bound))
 
     def capture(self, bound: Bound, stream: Any) -> DeviceGraph | None:
         self.run(bound, stream)  # TensorRT finishes in the first run what a change of shapes began

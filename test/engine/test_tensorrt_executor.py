@@ -2,6 +2,7 @@
 """The TensorRT backend against the rules that the double keeps (tensorrt_double.py)."""
 
 import gc
+import weakref
 
 import numpy as np
 import onnx
@@ -131,6 +132,16 @@ class TestGraphs:
         for graph in graphs:
             graph.launch(None)
         host.synchronize()
+
+    def test_a_context_in_a_graph_goes_with_what_was_bound(self, host, backend, tensors):
+        bound = backend.bind(1, tensors(1, 1), None)
+        graph = backend.capture(bound, None)
+        (context,) = map(weakref.ref, bound.recorded)
+        gc.collect()
+        assert context() is not None
+        del bound, graph
+        gc.collect()
+        assert context() is None
 
     def test_a_change_of_shapes_inside_of_a_graph_is_an_error(self, host, backend, tensors):
         first = tensors(2, 1)
