@@ -12,7 +12,7 @@ import numpy as np
 from cuda.bindings import driver
 
 RING_BYTES = 1 << 20  # of each half; token ids, positions and lengths are far smaller
-LARGEST_STAGED = RING_BYTES // 4  # larger arrays go directly: the driver stages them, and waits
+PIECE_BYTES = RING_BYTES // 4  # larger arrays go in pieces: one is copied while another is written
 Check = Callable[[tuple[Any, ...], str], Any]
 
 
@@ -64,11 +64,16 @@ class UploadRing:
         self._used = 0
 
     def upload(self, pointer: int, source: np.ndarray) -> None:
-        """Queue a copy of a contiguous array to the device; the array may be changed at once."""
-        nbytes, start = source.nbytes, source.__array_interface__["data"][0]
-        if nbytes <= LARGEST_STAGED:
-            start = self._stage(source.reshape(-1).view(np.uint8))
-        self._check(driver.cuMemcpyHtoDAsync(pointer, start, nbytes, self._stream), "in a copy to the device")
+        """Queue a copy of a contiguous array to the device; the array may be changed at once.
+
+        All of it is staged here: what the driver does with memory that is not ours depends on how that was
+        allocated and on the machine, and need not be done when its call returns.
+        """
+        contents = source.reshape(-1).view(np.uint8)
+        for start in range(0, len(contents), PIECE_BYTES):
+            piece = contents[start : start + PIECE_BYTES]
+            result = driver.cuMemcpyHtoDAsync(pointer + start, self._stage(piece), len(piece), self._stream)
+            self._check(result, "in a copy to the device")
 
     def _stage(self, source: np.ndarray) -> int:
         if self._used + len(source) > RING_BYTES:
