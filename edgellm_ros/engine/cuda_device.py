@@ -168,9 +168,9 @@ class CudaDevice:
             try:
                 record()
             except BaseException:
-                driver.cuStreamEndCapture(
-                    self._stream
-                )  # fails with what was recorded; the stream is free again
+                status, unfinished = driver.cuStreamEndCapture(self._stream)  # frees the stream
+                if status == _Result.CUDA_SUCCESS:
+                    driver.cuGraphDestroy(unfinished)
                 raise
             finally:
                 self.capturing = False
