@@ -51,12 +51,11 @@ class LLMInferenceRuntime:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
         self._metrics = RuntimeMetrics()
-        self._pipeline = Pipeline(
+        self._lock = threading.Lock()
+        self._noise_seed = 0
+        self._loaded: Pipeline | None = Pipeline(
             root, self.config, self._metrics, device, threads, lora_dirs, prefix_cache_bytes
         )
-        self._lock = threading.Lock()
-        self._closed = False
-        self._noise_seed = 0
 
     @overload
     def handle_request(
@@ -75,14 +74,14 @@ class LLMInferenceRuntime:
     ) -> LLMGenerationResponse | list[LLMGenerationResponse]:
         """Answer one request, or a batch of different requests.
 
-        An answer depends neither on what else is in the batch nor on what was asked before.
+        An answer depends neither on what else is in the batch nor on what was asked before: on a CPU to the
+        last bit, on a GPU up to rounding.
         `output_thinker_embeddings`: keep the prompts' hidden states for `base_model_hidden_states`.
         ValueError, before any work, for a request that cannot be served; EngineError if an engine fails or
         makes numbers that are not finite.
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
-            self._check_open()
             pipeline, metrics = self._pipeline, self._metrics
             clock = StageClock(pipeline.device.synchronize)
             sequences = pipeline.admit(requests, self._noise_seed)  # requests -> prompts with placeholders
@@ -128,13 +127,11 @@ class LLMInferenceRuntime:
         recorded.
         """
         with self._lock:
-            self._check_open()
             return self._pipeline.capture_decoding_cuda_graph()
 
     @property
     def embedding_table(self) -> Tensor:
         """The embedding of every token [V,H], on the device. Not to be written to."""
-        self._check_open()
         return self._pipeline.embedder.table
 
     def base_model_hidden_states(self, layer: int) -> Tensor | None:
@@ -146,19 +143,16 @@ class LLMInferenceRuntime:
         asked for hidden states. The runtime owns the memory and overwrites it when the next request begins:
         until then, copy what you keep.
         """
-        self._check_open()
         return self._pipeline.hidden_states.layer(layer)
 
     @property
     def base_model_input_token_ids(self) -> list[list[int]]:
         """Token ids of each prompt of the last batch that was computed, in the order of the hidden states."""
-        self._check_open()
         return self._pipeline.input_token_ids
 
     @property
     def base_model_prefill_length(self) -> int:
         """S of the hidden states: the longest prompt of the last batch; 0 if they were not asked for."""
-        self._check_open()
         return self._pipeline.hidden_states.prefill_length
 
     def gen_and_save_system_prompt_kv_cache(self, system_prompt: str, lora: str = "") -> int:
@@ -169,7 +163,6 @@ class LLMInferenceRuntime:
         or for an unknown adapter.
         """
         with self._lock:
-            self._check_open()
             pipeline = self._pipeline
             clock = StageClock(pipeline.device.synchronize)
             sequence = pipeline.admit_system_prompt(system_prompt, lora)
@@ -177,11 +170,12 @@ class LLMInferenceRuntime:
             clock.end("tokenize_s")
             try:
                 pipeline.prefill([sequence])
+                self._metrics.prefill.seconds += clock.end("prefill_s")
+                pipeline.keep_prefixes([sequence])
+                clock.end("keep_s")
             except BaseException as error:
                 pipeline.forget_after(error)
                 raise
-            self._metrics.prefill.seconds += clock.end("prefill_s")
-            pipeline.keep_prefixes([sequence])
             tokens = len(sequence.token_ids)
             kept = pipeline.prefixes.kept(sequence.adapter.key, sequence.prefix_keys)
             if kept < tokens:
@@ -192,7 +186,6 @@ class LLMInferenceRuntime:
     def save_prefix_cache(self, path: str | Path) -> None:
         """Write all beginnings of prompts that are kept to a file. OSError where that is not possible."""
         with self._lock:
-            self._check_open()
             pipeline = self._pipeline
             pipeline.forget_removed()
             save_prefix_cache(path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config))
@@ -201,10 +194,9 @@ class LLMInferenceRuntime:
         """Go on with the beginnings of prompts from a file; returns how many of its pages found room.
 
         FileNotFoundError, or ValueError for a file that is damaged or was saved with another engine: then
-        everything stays as it was.
+        everything stays as it was. EngineError if the device fails: then nothing is kept.
         """
         with self._lock:
-            self._check_open()
             pipeline = self._pipeline
             return load_prefix_cache(
                 path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config)
@@ -213,7 +205,6 @@ class LLMInferenceRuntime:
     def clear_prefix_cache(self) -> None:
         """Forget all beginnings of prompts."""
         with self._lock:
-            self._check_open()
             self._pipeline.prefixes.clear()
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
@@ -223,7 +214,6 @@ class LLMInferenceRuntime:
         EngineError if the engine was not exported with `lm_head_input`, or for another shape.
         """
         with self._lock:
-            self._check_open()
             self._pipeline.set_lm_head(name, weights)
 
     def add_lora(self, name: str, directory: str | Path) -> None:
@@ -231,7 +221,6 @@ class LLMInferenceRuntime:
 
         ValueError or FileNotFoundError that says what is wrong with it; then everything is as before.
         """
-        self._check_open()
         self._pipeline.loras.add(name, directory)
 
     def remove_lora(self, *names: str) -> None:
@@ -240,7 +229,6 @@ class LLMInferenceRuntime:
 
         ValueError for the active one and for unknown ones: then none is removed.
         """
-        self._check_open()
         self._pipeline.remove_loras(names)
 
     @property
@@ -261,7 +249,6 @@ class LLMInferenceRuntime:
 
     def lora_names(self) -> list[str]:
         """Adapters that requests may name, sorted."""
-        self._check_open()
         return self._pipeline.loras.names()
 
     def switch_lora_weights(self, name: str) -> None:
@@ -270,29 +257,29 @@ class LLMInferenceRuntime:
         Nothing is copied; the batch in progress is not touched. ValueError for an unknown one: then the old
         one stays active.
         """
-        self._check_open()
         self._pipeline.loras.switch(name)
 
     @property
     def active_lora(self) -> str:
         """The adapter of requests that name none; "" is the base model."""
-        self._check_open()
         return self._pipeline.loras.active
 
     def close(self) -> None:
         """Free engines and buffers, after the batch in progress. A closed runtime raises EngineError."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                del self._pipeline
+            self._loaded = None
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._loaded is None
 
-    def _check_open(self) -> None:
-        if self._closed:
+    @property
+    def _pipeline(self) -> Pipeline:
+        """What is loaded. EngineError if the runtime is closed."""
+        pipeline = self._loaded  # read once: another thread may close the runtime
+        if pipeline is None:
             raise EngineError("the runtime is closed")
+        return pipeline
 
     def __enter__(self) -> LLMInferenceRuntime:
         return self

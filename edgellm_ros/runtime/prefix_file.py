@@ -68,7 +68,7 @@ def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
     """Fill a cache with a file's pages, in place of its own; returns how many found room.
 
     FileNotFoundError, or ValueError for a file that is damaged or was made for another engine: then the cache
-    stays as it was.
+    stays as it was. EngineError if the rows cannot be copied to the device: then it is empty.
     """
     path = Path(path)
     if not path.is_file():
@@ -91,7 +91,11 @@ def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
     _check(path, entries, tensors, cache)
     if digest != _digest(description["pages"], tensors):
         raise ValueError(f"{path}: damaged: its SHA-256 is not {digest}")
-    return _fill(entries, tensors, cache, device)
+    try:
+        return _fill(entries, tensors, cache, device)
+    except BaseException:
+        cache.clear()  # of pages whose rows are not there
+        raise
 
 
 @dataclass(frozen=True)

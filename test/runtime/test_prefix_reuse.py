@@ -16,6 +16,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prefix_file import engine_fingerprint, load_prefix_cache
 
 SYSTEM = "you are a small robot on a floor with coloured solids. " * 2
 REQUESTS = [
@@ -333,6 +334,35 @@ def test_rows_that_are_not_finite_fail_one_request_and_are_forgotten(lora_engine
         answer = runtime.handle_request(REQUESTS[0])
         assert answer.reused_tokens == 0
         assert_same_answer(answer, anew.handle_request(REQUESTS[0]))
+
+
+class FailingCopies:
+    """Kernels and device of a prefix cache when the GPU fails."""
+
+    def copy_cache_rows(self, *arguments):
+        raise EngineError("the copy failed")
+
+    upload = copy_cache_rows
+
+
+def test_a_system_prompt_whose_rows_were_not_copied_is_not_kept(lora_engine, device, monkeypatch):
+    with LLMInferenceRuntime(lora_engine, device) as runtime:
+        prefixes = runtime._pipeline.prefixes
+        monkeypatch.setattr(prefixes, "_kernels", FailingCopies())
+        with pytest.raises(EngineError, match="the copy failed"):
+            runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
+        assert prefixes.used_bytes == 0
+
+
+def test_pages_of_a_file_whose_rows_were_not_copied_are_not_kept(reusing, tmp_path):
+    pipeline = reusing._pipeline
+    reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
+    reusing.save_prefix_cache(tmp_path / "prompts")
+    with pytest.raises(EngineError, match="the copy failed"):
+        load_prefix_cache(
+            tmp_path / "prompts", pipeline.prefixes, FailingCopies(), engine_fingerprint(reusing.config)
+        )
+    assert pipeline.prefixes.used_bytes == 0
 
 
 def test_the_time_to_save_a_system_prompt_counts_as_prefill(reusing):
