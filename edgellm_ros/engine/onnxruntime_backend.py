@@ -32,13 +32,12 @@ class OnnxRuntimeBackend:
 
     ONNX Runtime's TensorScatter writes in place when its cache input and output have one address.
 
-    Sequences of a batch do not influence each other's bits, as long as they meet only in these operators
-    (found with ONNX Runtime 1.31 on x86-64 for 1 to 8 threads; test/engine/test_batch_invariance.py holds it
-    down):
+    On a CPU, sequences of a batch do not influence each other's bits, as long as they meet only in these
+    operators (found with ONNX Runtime 1.31 on x86-64 for 1 to 8 threads; test/engine/test_batch_invariance.py
+    holds it down):
 
     - MatMul with a constant weight, fp32 or fp16: such weights are packed once, and every row takes the same
-    way
-      through them, also a single row.
+      way through them, also a single row.
     - Gemm of two activations with transA: no special way for a single row, long sums are cut every 128 terms
       (builder/lora.py).
     - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits
@@ -46,7 +45,8 @@ class OnnxRuntimeBackend:
 
     It does not hold for MatMul of two activations, where a single row and the number of threads and matrices
     change the order of summation: engines that have such products (the action head) are run with shapes that
-    follow from one request alone.
+    follow from one request alone. On a GPU the kernel of a product is chosen by its shape, so what shares a
+    batch may change the last bits.
     """
 
     takes_empty_tensors = True
@@ -89,6 +89,8 @@ class OnnxRuntimeBackend:
             raise _engine_error(f"{self._path}: {error}", self._device) from error
 
     def capture(self, bound: Any, stream: Any) -> DeviceGraph | None:
+        if self._device.stream is None:  # nothing to record
+            return None
         self.run(bound, stream)  # the memory that a run needs is there from now on
         return self._device.capture(lambda: self.run(bound, stream))
 

@@ -102,10 +102,14 @@ def test_nothing_is_executed_without_a_successful_prepare(executor, tensors):
 
 
 @pytest.mark.only_on("cpu", reason="others may have graphs")
-def test_the_cpu_has_no_graphs_to_capture(executor, tensors):
+def test_the_cpu_has_no_graphs_to_capture_and_runs_nothing_for_them(executor, tensors, device):
     executor.prepare(0, DIMS, tensors)
+    output = next(name for name, binding in executor.bindings.items() if not binding.is_input)
+    device.fill_zero(tensors[output])
     assert executor.capture_graph() is False
+    assert not device.download(tensors[output]).any()
     executor.execute()
+    assert device.download(tensors[output]).any()
 
 
 @pytest.mark.only_on("cpu", reason="kernels of a GPU write beside the cache instead of failing")
