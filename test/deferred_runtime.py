@@ -15,6 +15,8 @@ from deferred_device import DeferredDevice, DeferredGraph, DeferredReading, Queu
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import host
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
 class WatchedDevice(DeferredDevice):
@@ -84,3 +86,11 @@ def queueing() -> Iterator[None]:
         patch.setattr(OnnxRuntimeBackend, "run", queue_run)
         patch.setattr(host, "HostKernels", lambda: QueuedKernels(host_kernels()))
         yield
+
+
+def used(runtime: LLMInferenceRuntime, *requests: LLMGenerationRequest) -> tuple[int, int]:
+    """Graphs launched and recorded on a WatchedDevice while a batch was answered."""
+    calls = runtime._pipeline.device.calls
+    calls.clear()
+    runtime.handle_request(list(requests))
+    return calls["launch"], calls["capture"]

@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 import pytest
-from deferred_runtime import WatchedDevice, queueing
+from deferred_runtime import WatchedDevice, queueing, used
 from requests_for_tests import assert_same_answer, request
 from tiny_adapter import write_adapter
 
@@ -44,14 +44,6 @@ def on_cpu(engine):
 def runtime(engine):
     with LLMInferenceRuntime(engine, WatchedDevice(), lora_dirs={}, prefix_cache_bytes=0) as runtime:
         yield runtime
-
-
-def used(runtime, *requests) -> tuple[int, int]:
-    """Steps replayed and recorded while a batch was answered."""
-    calls = runtime._pipeline.device.calls
-    calls.clear()
-    runtime.handle_request(list(requests))
-    return calls["launch"], calls["capture"]
 
 
 def test_steps_of_every_batch_size_and_adapter_are_recorded_and_replayed(runtime, engine):

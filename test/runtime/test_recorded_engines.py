@@ -4,7 +4,7 @@
 import dataclasses
 
 import pytest
-from deferred_runtime import WatchedDevice, queueing
+from deferred_runtime import WatchedDevice, queueing, used
 from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
 from edgellm_ros.engine.errors import EngineError
@@ -24,14 +24,6 @@ def _queueing():
 def deferred(acting_engine):
     with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
         yield runtime
-
-
-def used(runtime, *requests) -> tuple[int, int]:
-    """Graphs launched and recorded while a batch was answered."""
-    calls = runtime._pipeline.device.calls
-    calls.clear()
-    runtime.handle_request(list(requests))
-    return calls["launch"], calls["capture"]
 
 
 def test_the_action_head_is_recorded_after_its_first_step_with_these_tensors(deferred):
