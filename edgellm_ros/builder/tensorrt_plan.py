@@ -82,11 +82,11 @@ def build_plans(
     for part, ranges in profiles.items():
         model = engine / part / "model.onnx"
         progress(f"{part}: building for {arch} with TensorRT {library.__version__}; this takes minutes")
-        start = time.perf_counter()
+        began = time.perf_counter()
         plan = build_plan(model, ranges, cache, options, library)
         path = plan_path(model, arch, library.__version__, options.version_compatible)
         _write(path, plan)
-        built.append(BuiltPlan(part, path, time.perf_counter() - start, len(plan)))
+        built.append(BuiltPlan(part, path, time.perf_counter() - began, len(plan)))
         progress(f"{part}: {path.name}, {len(plan) / 1e6:.1f} MB, in {built[-1].seconds:.1f} s")
     return built
 

@@ -205,7 +205,8 @@ class LLMEngineRunner:
     def _execute(self, profile: int, tensors: dict[str, Tensor], adapters: Sequence[LoraAdapter]) -> None:
         """Run over the batch: once for each stretch of sequences with one adapter, or for each sequence.
 
-        The stretches do not influence each other's bits, nor do the sequences of one (OnnxRuntimeBackend).
+        On a CPU the stretches do not influence each other's bits, nor do the sequences of one
+        (OnnxRuntimeBackend).
         """
         batch, tokens, _ = tensors["inputs_embeds"].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)

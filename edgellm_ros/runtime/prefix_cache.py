@@ -11,10 +11,10 @@ A new request takes over the longest beginning that it shares with any way in th
 into the middle of a page. Memory is a fixed pool of pages; the page that was used least recently, and that no
 other page stands on, makes room for a new one.
 
-Bits: keys and values of a token depend on the tokens before it and on nothing else, neither on what follows
-nor on how many tokens are computed at once (OnnxRuntimeBackend), so a prompt that begins with rows from here
-goes on with the very bits that it would have computed. Rows of generated tokens are never kept: a decode step
-computes them with other last bits than a prefill would.
+Bits: keys and values of a token depend on the tokens before it and, on a CPU, on nothing else, neither on
+what follows nor on how many tokens are computed at once (OnnxRuntimeBackend), so a prompt that begins with
+rows from here goes on with the very bits that it would have computed; on a GPU it may round otherwise. Rows
+of generated tokens are never kept: a decode step computes them with other last bits than a prefill would.
 """
 
 from __future__ import annotations
