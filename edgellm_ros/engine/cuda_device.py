@@ -2,7 +2,7 @@
 """A CUDA GPU as a device: one stream, buffers allocated once, pinned staging, events, graphs.
 
 Uses the driver through cuda-core and cuda-bindings in the primary context, which ONNX Runtime, TensorRT
-and PyTorch share. Methods may be called from any thread.
+and PyTorch share.
 """
 
 from __future__ import annotations
@@ -155,8 +155,9 @@ class CudaDevice:
         return CudaReading(self, self._pool, slot, source.shape, source.dtype)
 
     def synchronize(self) -> None:
-        self.activate()
-        check(driver.cuStreamSynchronize(self._stream), "in the work queued before")
+        with self._lock:
+            self.activate()
+            check(driver.cuStreamSynchronize(self._stream), "in the work queued before")
 
     def capture(self, record: Callable[[], None]) -> CudaGraph:
         with self._lock:

@@ -2,7 +2,11 @@
 """Devices: where buffers live and work is queued.
 
 The runtime is written once against `Device`; it never asks which one it has. Every device has one stream:
-copies, kernels and engines run on it in order, so only `download`, `Reading.wait` and `synchronize` wait.
+copies, kernels and engines run on it in order, so only `download`, `Reading.wait` and `synchronize` wait, and
+`upload` until there is room to stage what it was given.
+
+A device's methods may be called from any thread. Engines and kernels are queued by one thread at a time: what
+another queues while `capture` records would be recorded too.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from edgellm_ros.runtime.sequence import GenerationSequence
 
 class LLMInferenceRuntime:
     """An engine directory, loaded on a device. One batch at a time; other threads wait for their turn.
+    Runtimes that share a Device are for one thread.
 
     `device`: "cpu", "cuda", "tensorrt" or a Device; `threads` of the CPU, 0 = one per core; `lora_dirs`:
     adapters to load, name -> PEFT directory, None = those in the engine directory's folder `lora`;

@@ -81,6 +81,11 @@ class LoraAdapters:
         with self._lock:
             return sorted(name for name in self._adapters if name)
 
+    def loaded(self) -> list[LoraAdapter]:
+        """The base model and all adapters."""
+        with self._lock:
+            return list(self._adapters.values())
+
     def get(self, name: str) -> LoraAdapter:
         """The adapter of this name, the active one for "", the base model for BASE.
 

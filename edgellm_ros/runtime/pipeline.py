@@ -277,8 +277,7 @@ class Pipeline:
 
     def capture_decoding_cuda_graph(self) -> bool:
         """See `LLMInferenceRuntime`."""
-        adapters = (self.loras.base, *map(self.loras.get, self.loras.names()))
-        return all(map(self._decode_step.capture_vanilla_decoding_cuda_graph, adapters))
+        return all(map(self._decode_step.capture_vanilla_decoding_cuda_graph, self.loras.loaded()))
 
     def set_lm_head(self, name: str, weights: np.ndarray) -> None:
         """See `LLMInferenceRuntime.set_lm_head_weights`."""
