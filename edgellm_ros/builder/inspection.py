@@ -31,7 +31,7 @@ class BindingReport:
 
 @dataclass(frozen=True)
 class PartReport:
-    """One graph. `plans` are the TensorRT plans beside it."""
+    """One graph. `variants` are graphs for other devices with its weights, `plans` TensorRT's, beside it."""
 
     name: str
     opset: int
@@ -40,6 +40,7 @@ class PartReport:
     inputs: tuple[BindingReport, ...]
     outputs: tuple[BindingReport, ...]
     weight_bytes: int
+    variants: tuple[str, ...]
     plans: tuple[str, ...]
 
 
@@ -143,9 +144,10 @@ def render(report: EngineReport) -> str:
     sections = [_table(rows), "memory\n" + _table(_memory_rows(report))]
     for part in report.parts:
         title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
-        plans = "".join(f"\n  plan    {plan}" for plan in part.plans)
+        beside = "".join(f"\n  variant {variant}" for variant in part.variants)
+        beside += "".join(f"\n  plan    {plan}" for plan in part.plans)
         bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
-        sections.append(title + plans + "\n" + _table(bindings))
+        sections.append(title + beside + "\n" + _table(bindings))
     return "\n\n".join(sections)
 
 
@@ -167,6 +169,7 @@ def _part(engine: Path, name: str) -> PartReport:
         weight_bytes=sum(
             value.const_value.nbytes for value in graph.initializers.values() if value.const_value
         ),
+        variants=tuple(sorted(variant.name for variant in path.parent.glob("model.*.onnx"))),
         plans=tuple(sorted(plan.name for plan in path.parent.glob("*.plan"))),
     )
 

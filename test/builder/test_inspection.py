@@ -53,6 +53,12 @@ def test_report_is_readable_and_serialisable(tiny_engine):
     assert json.loads(json.dumps(to_dict(report)))["verified"] is True
 
 
+def test_the_variant_for_cuda_is_listed_with_its_graph(engine):
+    report = inspect(engine)
+    assert [part.variants for part in report.parts] == [("model.cuda.onnx",), (), (), ()]
+    assert "\n  variant model.cuda.onnx\n" in render(report)
+
+
 def test_tensorrt_plans_are_listed(engine):
     (engine / "llm" / "sm87-trt10.15.plan").write_bytes(b"")
     assert inspect(engine).parts[0].plans == ("sm87-trt10.15.plan",)
