@@ -189,6 +189,7 @@ def test_bench_ends_with_its_figures_as_json(edgellm, tiny_engine):
     assert result["tokens_per_s"] > 0
     assert result["share_of_memory_limit"] > 0
     assert set(result["decode_bytes"]) == {"weights", "kv_cache"}
+    assert result["decode_bytes"]["weights"] == (tiny_engine / "llm" / "model.onnx.data").stat().st_size
 
 
 def test_decode_steps_are_recorded_where_they_are_timed_and_not_for_one_answer(
