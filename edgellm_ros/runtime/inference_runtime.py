@@ -123,9 +123,8 @@ class LLMInferenceRuntime:
     def capture_decoding_cuda_graph(self) -> bool:
         """Record decode steps of all batch sizes with all adapters, to launch each with one call.
 
-        Takes seconds and some memory. What changes later (`add_lora`, `set_lm_head_weights`) is recorded when
-        it is first used. False where there are no graphs or, with the reason in the log, a step cannot be
-        recorded.
+        Takes seconds and some memory. An adapter that comes later is recorded when it is first used. False
+        where there are no graphs or, with the reason in the log, a step cannot be recorded.
         """
         with self._lock:
             return self._pipeline.capture_decoding_cuda_graph()
@@ -215,7 +214,7 @@ class LLMInferenceRuntime:
         EngineError if the engine was not exported with `lm_head_input`, or for another shape.
         """
         with self._lock:
-            self._pipeline.set_lm_head(name, weights)
+            self._pipeline.runner.set_lm_head_weights(name, weights)
 
     def add_lora(self, name: str, directory: str | Path) -> None:
         """Load a LoRA adapter as PEFT saves it, under a new name; requests may name it from then on.

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
+from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
@@ -151,32 +151,27 @@ class LLMEngineRunner:
         self._places.place_next_tokens(inputs, inputs_embeds.shape[0])
         self._execute(DECODE_PROFILE, inputs, adapters)
 
-    def bind_vanilla_decoding_step(
-        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
-    ) -> tuple[BindingSnapshot, Any]:
-        """Bind a decode step whose sequences all have this adapter.
+    @property
+    def bound(self) -> Any:
+        """What the latest step was bound to; must live as long as a record of that step."""
+        return self._executor.bound
 
-        Returns what is bound, by which a recorded step is known again, and what must live as long as such a
-        record.
-        """
-        self._prepare(DECODE_PROFILE, self._decode_tensors(inputs_embeds, output_logits), adapter)
-        return self._executor.snapshot, self._executor.bound
+    def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
+        """Exchange the contents of an extra input, from the next step on: `lm_head.weight` [H,V].
 
-    def set_lm_head_weights(self, name: str, tensor: Tensor) -> None:
-        """Bind a tensor to an extra input of the engine, from the next step on: `lm_head.weight` [H,V].
-
-        Engines have it if they were exported with `lm_head_input`. EngineError for another name, type or
-        shape.
+        Engines have it if they were exported with `lm_head_input`. Its memory stays where it is, so recorded
+        steps compute with the new contents. EngineError for another name or shape.
         """
         binding = self._executor.bindings.get(name)
         if name != LM_HEAD or binding is None or not binding.is_input:
             raise EngineError(f"{self._executor.name}: no extra input {name!r} (export with lm_head_input)")
-        if (tensor.dtype, tensor.shape) != (binding.dtype, binding.shape):
+        if weights.shape != binding.shape:
             raise EngineError(
-                f"{self._executor.name}: {name} must be {binding.dtype} {list(binding.shape)}, "
-                f"got {tensor.dtype} {list(tensor.shape)}"
+                f"{self._executor.name}: {name} must be {list(binding.shape)}, got {list(weights.shape)}"
             )
-        self._shared[name] = tensor
+        if name not in self._shared:
+            self._shared[name] = self._device.empty(weights.shape, binding.dtype)
+        self._device.upload(self._shared[name], weights.astype(binding.dtype, copy=False))
 
     def share_embedding(self, table: Tensor) -> None:
         """Bind the embedding table [V,H] if the engine takes it: its last matrix is the same."""

@@ -87,7 +87,8 @@ class Pipeline:
         self._decode_loop = DecodeLoop(self.device, self.runner.kv_cache, self.sampler, self._decode_step)
         if builder.lm_head_input:
             shape = (llm.hidden_size, llm.output_vocab_size)
-            self.set_lm_head(LM_HEAD, read_tensor(root / "lm_head.safetensors", LM_HEAD, shape))
+            matrix = read_tensor(root / "lm_head.safetensors", LM_HEAD, shape)
+            self.runner.set_lm_head_weights(LM_HEAD, matrix)
         sizes = (batch, builder.max_input_len, llm.hidden_size)
         self.hidden_states = HiddenStates(self.device, builder.hidden_state_layers, *sizes, dtype)
         self.input_token_ids: list[list[int]] = []
@@ -278,9 +279,3 @@ class Pipeline:
     def capture_decoding_cuda_graph(self) -> bool:
         """See `LLMInferenceRuntime`."""
         return all(map(self._decode_step.capture_vanilla_decoding_cuda_graph, self.loras.loaded()))
-
-    def set_lm_head(self, name: str, weights: np.ndarray) -> None:
-        """See `LLMInferenceRuntime.set_lm_head_weights`."""
-        tensor = self.device.empty(weights.shape, self.runner.embeds_dtype)
-        self.device.upload(tensor, weights.astype(self.runner.embeds_dtype))
-        self.runner.set_lm_head_weights(name, tensor)

@@ -175,7 +175,7 @@ class TestExchangedMatrix:
 
     def test_a_matrix_of_another_shape_is_refused_and_the_old_one_stays(self, exchangeable):
         before = exchangeable.handle_request(REQUESTS[0])
-        with pytest.raises(EngineError, match=r"must be float32 \[48, 302\], got float32 \[302, 48\]"):
+        with pytest.raises(EngineError, match=r"must be \[48, 302\], got \[302, 48\]"):
             exchangeable.set_lm_head_weights(MATRIX, np.zeros((302, 48), np.float32))
         assert_same_answer(exchangeable.handle_request(REQUESTS[0]), before)
 
