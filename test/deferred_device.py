@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.engine.device import check_same
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.tensor import Shape, Tensor
+from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
 ALIGNMENT = 256  # as of cuMemAlloc
 JUNK = 0xAB

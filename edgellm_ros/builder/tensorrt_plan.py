@@ -68,8 +68,9 @@ def build_plans(
 ) -> list[BuiltPlan]:
     """Build the plan of every graph in an engine directory. `progress` is told what happens.
 
-    FileNotFoundError or ValueError for a directory that cannot be used; EngineError without TensorRT or GPU,
-    or if TensorRT refuses a graph. Plans are written whole or not at all.
+    FileNotFoundError or ValueError for a directory that cannot be used, OSError for a timing cache that
+    cannot; EngineError without TensorRT or GPU, or if TensorRT refuses a graph. Plans are written whole, or
+    not at all.
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine)
@@ -78,6 +79,7 @@ def build_plans(
     library = load_library(FULL)
     arch = open_device().arch
     cache = options.timing_cache or engine / f"{arch}-trt{library.__version__}.timing"
+    cache.parent.mkdir(parents=True, exist_ok=True)  # what fails there fails before minutes are spent
     built = []
     for part, ranges in profiles.items():
         model = engine / part / "model.onnx"

@@ -21,9 +21,8 @@ except ImportError as error:
     raise ImportError(f"{error}: pip install -r requirements-cuda.txt") from error
 
 from edgellm_ros.engine.cuda_staging import PinnedPool, UploadRing, release_with
-from edgellm_ros.engine.device import check_same
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
-from edgellm_ros.engine.tensor import Shape, Tensor
+from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
 _Result = driver.CUresult
 # After these every later call fails in this process, whatever it is.

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.tensor import Shape, Tensor
+from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
 ALIGNMENT = 64  # bytes; one AVX-512 register, one cache line
 
@@ -143,14 +143,6 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         pass
-
-
-def check_same(target: Tensor, source: np.ndarray | Tensor) -> None:
-    """ValueError unless both have one shape and type."""
-    if target.shape != source.shape or target.dtype != source.dtype:
-        raise ValueError(
-            f"cannot copy {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}"
-        )
 
 
 def open_device(name: str) -> Device:

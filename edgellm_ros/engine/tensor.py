@@ -65,3 +65,11 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.dtype}, {list(self.shape)}, at {self.pointer:#x})"
+
+
+def check_same(target: Tensor, source: np.ndarray | Tensor) -> None:
+    """ValueError unless both have one shape and type."""
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise ValueError(
+            f"cannot copy {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}"
+        )

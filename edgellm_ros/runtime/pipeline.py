@@ -16,7 +16,7 @@ import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.device import Device, open_device
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import load_kernels
@@ -174,7 +174,8 @@ class Pipeline:
         """
         with suppress(EngineError):  # what is raised already, or follows from it
             self.device.synchronize()
-        self.runner.kv_cache.clear()
+        with suppress(DeviceLostError):  # nothing on it is used again
+            self.runner.kv_cache.clear()
         if isinstance(error, EngineError):
             self.prefixes.clear()
 

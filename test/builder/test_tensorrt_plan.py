@@ -100,6 +100,14 @@ def test_times_of_kernels_are_kept_for_the_next_build(engine, tmp_path):
         assert own.read_bytes() == b"llmvisualaudioaction" * times
 
 
+def test_a_timing_cache_that_cannot_be_written_is_known_before_anything_is_built(engine, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    nowhere = PlanOptions(timing_cache=tmp_path / "file" / "cache")
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        build_plans(engine, open_device, nowhere)
+    assert not list(engine.glob("*/*.plan"))
+
+
 def test_options_reach_tensorrt(engine, library, monkeypatch):
     asked = {}
 

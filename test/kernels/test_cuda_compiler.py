@@ -114,3 +114,11 @@ def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert compiler.cache_directory() == tmp_path / ".cache" / "edgellm_ros" / "cuda"
+
+
+def test_who_has_no_home_has_a_cache_with_the_temporary_files(monkeypatch, tmp_path):
+    """A container whose user nobody knows."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(compiler.os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert compiler.cache_directory() == tmp_path / "edgellm_ros" / "cuda"

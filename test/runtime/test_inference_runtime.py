@@ -21,7 +21,7 @@ from requests_for_tests import (
 )
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.config import EngineConfig
 from edgellm_ros.runtime.engine_files import list_files
@@ -408,6 +408,22 @@ class TestEnginesWithoutSomething:
             with pytest.raises(EngineError, match="logits are not finite at token 0"):
                 broken.handle_request([request("a"), request("z")])
             assert_same_answer(broken.handle_request(request()), runtime.handle_request(request()))
+
+
+def test_what_is_raised_when_the_device_is_lost_is_what_lost_it(tiny_engine, monkeypatch):
+    with LLMInferenceRuntime(tiny_engine) as runtime:
+        pipeline = runtime._pipeline
+
+        def lose(*_: object) -> None:
+            raise DeviceLostError("the GPU is gone")
+
+        def gone(*_: object) -> None:
+            raise DeviceLostError("it cannot be used")
+
+        monkeypatch.setattr(pipeline.runner, "execute_prefill_step", lose)
+        monkeypatch.setattr(pipeline.device, "fill_zero", gone)
+        with pytest.raises(DeviceLostError, match="the GPU is gone"):
+            runtime.handle_request(request())
 
 
 def test_metrics_count_what_was_done(tiny_engine, runtime_device):

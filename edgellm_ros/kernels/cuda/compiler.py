@@ -71,8 +71,15 @@ def cached_kernels(arch: str, directory: Path | None = None) -> bytes:
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept (XDG base directory specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm_ros" / "cuda"
+    """Where compiled kernels are kept (XDG base directory specification).
+
+    Without a home, where temporary files are.
+    """
+    home = Path(os.path.expanduser("~"))  # `~` itself where nobody knows
+    cache = os.environ.get("XDG_CACHE_HOME") or (
+        home / ".cache" if home.is_absolute() else tempfile.gettempdir()
+    )
+    return Path(cache) / "edgellm_ros" / "cuda"
 
 
 def _key(arch: str) -> str:
