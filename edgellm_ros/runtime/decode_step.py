@@ -16,6 +16,7 @@ from typing import Any
 
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.executor import BindingSnapshot
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.input_embedder import InputEmbedder
 from edgellm_ros.runtime.llm_engine_runner import LLMEngineRunner
@@ -28,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step as a graph, and what the engine was bound to, which the graph works on."""
+    """A step as a graph, and the engine's binding at that time, which the graph works on."""
 
     graph: DeviceGraph
+    snapshot: BindingSnapshot
     bound: Any
 
 
@@ -61,8 +63,8 @@ class DecodeStep:
     def begin(self, adapters: Sequence[LoraAdapter]) -> None:
         """The steps that follow are of so many sequences with these adapters.
 
-        They are replayed if all sequences have one adapter and there is a record of such a step. The same
-        step is always bound to the same memory.
+        They are replayed if all sequences have one adapter and there is a record of such a step with the
+        engine bound to what it would be bound to now.
         """
         self._adapters = list(adapters)
         self._logits = self._all_logits.rows(0, len(adapters))
@@ -75,7 +77,7 @@ class DecodeStep:
             return
         key = adapters[0], len(adapters)
         recorded = self._recorded.get(key)
-        if recorded is not None:
+        if recorded is not None and recorded.snapshot == self._bind()[0]:
             self._graph = recorded.graph
         elif self._recording:
             self._to_record = key
@@ -96,9 +98,9 @@ class DecodeStep:
     def capture_vanilla_decoding_cuda_graph(self, adapter: LoraAdapter) -> bool:
         """Record the steps of every batch size with this adapter. Ends any batch in progress.
 
-        From then on a step that has no record yet (of an adapter that was loaded later) is recorded when it
-        has run once. False if the device has no graphs or, with the reason in the log, if a step cannot be
-        recorded: then it runs without.
+        From then on a step that has no record yet (of an adapter that was loaded later), or whose bindings
+        have changed, is recorded when it has run once. False if the device has no graphs or, with the reason
+        in the log, if a step cannot be recorded: then it runs without.
         """
         self._recording = True
         for batch in range(1, self._runner.config.max_supported_batch_size + 1):
@@ -120,6 +122,10 @@ class DecodeStep:
         self._runner.kv_cache.advance(self._sampler.stop_state)
         self._sampler.draw(self._logits)
 
+    def _bind(self) -> tuple[BindingSnapshot, Any]:
+        embeds = self._embedder.token_embeds(len(self._adapters))
+        return self._runner.bind_vanilla_decoding_step(embeds, self._logits, self._adapters[0])
+
     def _record(self, key: tuple[LoraAdapter, int]) -> None:
         """Record the step that has just run, or log why not and record no more."""
         self._to_record = None
@@ -134,7 +140,7 @@ class DecodeStep:
         if graph is None:
             self._recording = False
             return
-        self._recorded[key] = RecordedStep(graph, self._runner.bound)
+        self._recorded[key] = RecordedStep(graph, *self._bind())
         self._graph = graph
 
     def _explain(self, reason: str) -> None:

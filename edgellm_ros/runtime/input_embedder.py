@@ -83,8 +83,12 @@ class InputEmbedder:
             self._kernels.deepstack(token_ids, self._vocab_size, rows, out)
         return embeds, deepstack
 
+    def token_embeds(self, batch: int) -> Tensor:
+        """Where `embed_tokens` writes, [batch,1,H]: always the same memory."""
+        return self._token_embeds.rows(0, batch)
+
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Drawn tokens [B], on the device, to inputs_embeds [B,1,H], always in the same memory."""
-        embeds = self._token_embeds.rows(0, tokens.shape[0])
+        """Drawn tokens [B], on the device, to inputs_embeds [B,1,H]."""
+        embeds = self.token_embeds(tokens.shape[0])
         self._kernels.embed(tokens.view(tokens.shape[0], 1), self.table, self._rows, embeds)
         return embeds

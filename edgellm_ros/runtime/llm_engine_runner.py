@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
@@ -151,10 +151,16 @@ class LLMEngineRunner:
         self._places.place_next_tokens(inputs, inputs_embeds.shape[0])
         self._execute(DECODE_PROFILE, inputs, adapters)
 
-    @property
-    def bound(self) -> Any:
-        """What the latest step was bound to; must live as long as a record of that step."""
-        return self._executor.bound
+    def bind_vanilla_decoding_step(
+        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
+    ) -> tuple[BindingSnapshot, Any]:
+        """Bind a decode step whose sequences all have this adapter.
+
+        Returns what is bound, by which a recorded step is known again, and what must live as long as such a
+        record.
+        """
+        self._prepare(DECODE_PROFILE, self._decode_tensors(inputs_embeds, output_logits), adapter)
+        return self._executor.snapshot, self._executor.bound
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Exchange the contents of an extra input, from the next step on: `lm_head.weight` [H,V].

@@ -75,6 +75,22 @@ def test_an_adapter_that_is_loaded_later_is_recorded_after_its_first_step(runtim
     assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
 
 
+def test_a_record_is_not_replayed_for_other_bindings(runtime, engine):
+    """Here the matrix moves, as nothing in the runtime does: the record would read where it was."""
+    runtime.capture_decoding_cuda_graph()
+    one = request(**WORDS)
+    runner = runtime._pipeline.runner
+    moved = runtime._pipeline.device.empty((48, 302), np.float32)
+    weights = np.random.default_rng(0).standard_normal((48, 302)).astype(np.float32)
+    runtime._pipeline.device.upload(moved, weights)
+    runner._shared["lm_head.weight"] = moved
+    assert used(runtime, one) == (TOKENS - 2, 1)  # the first step of the new binding is not a replay
+    assert used(runtime, one) == (TOKENS - 1, 0)
+    with LLMInferenceRuntime(engine, "cpu", lora_dirs={}) as other:
+        other.set_lm_head_weights("lm_head.weight", weights)
+        assert_same_answer(runtime.handle_request(one), other.handle_request(one))
+
+
 def test_recorded_steps_compute_with_an_exchanged_matrix(runtime, engine):
     runtime.capture_decoding_cuda_graph()
     one = request(**WORDS)
