@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from types import TracebackType
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.ros.metrics import resident_memory
 
 
 def used_bytes(device: Device) -> int:
     """On a GPU everything that is not free, whoever has it; on the host what is resident of this process."""
     if device.memory == "cpu":
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return resident_memory()
     free, total = device.memory_info()
     return total - free
 

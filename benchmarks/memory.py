@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 from dataclasses import dataclass
+
+from edgellm_ros.ros.metrics import resident_memory
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,5 @@ def read_memory() -> Memory:
     gc.collect()
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()
-    with open("/proc/self/statm", encoding="ascii") as file:
-        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return Memory(info.uordblks + info.hblkhd, info.fordblks, resident - info.arena - info.hblkhd)
+    outside = resident_memory() - info.arena - info.hblkhd
+    return Memory(info.uordblks + info.hblkhd, info.fordblks, outside)

@@ -161,6 +161,17 @@ class ModelBuilder(GraphBuilder):
             for i in range(layers)
         ]
 
+    def rows(self, x: ir.Value, index: ir.Value, size: int) -> ir.Value:
+        """Wanted rows: x [B,S,size], index [B,N] -> [B,N,size].
+
+        Not GatherND: ONNX Runtime's CUDA kernel copies from host memory that a CUDA graph would find
+        overwritten.
+        """
+        with self.scope("rows"):
+            index = self.op("Unsqueeze", index, self.constant([-1]))
+            index = self.op("Expand", index, self.constant([1, 1, size]))
+            return self.op("GatherElements", x, index, axis=1)
+
     def full_name(self, name: str) -> str:
         """A tensor of this module as the checkpoint calls it."""
         return ".".join([*self._prefix, name])

@@ -11,7 +11,7 @@ Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeThink
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -21,6 +21,7 @@ from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.token_rows import TokenRows
+from edgellm_ros.runtime.config import LanguageModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -67,10 +68,7 @@ def build_llm(
     last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
     tokens = TokenRows(graph, write_index)
     caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
-    deepstack = [
-        graph.input(f"deepstack_embeds_{i}", graph.dtype, ["B", "S", hidden])
-        for i in range(runner.num_deepstack_features)
-    ]
+    deepstack = deepstack_inputs(graph, runner)
 
     presents, hidden_states = [], {}
     wants_last = layers in hidden_state_layers
@@ -85,7 +83,7 @@ def build_llm(
             x = graph.op("Add", x, attended)
             # Nothing else needs the last layer's other rows: saves 7% of a prefill of 130 tokens.
             if i == layers - 1 and not wants_last:
-                x = tokens.join(_rows(graph, tokens.part(x, hidden), last_token_ids, hidden), hidden)
+                x = tokens.join(graph.rows(tokens.part(x, hidden), last_token_ids, hidden), hidden)
             normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
             x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
             if i + 1 in hidden_state_layers:
@@ -96,26 +94,36 @@ def build_llm(
     with graph.module("model", nodes=""):
         hidden_states[layers] = x = graph.rms_norm("norm", x, hidden, epsilon)
     if wants_last:
-        x = _rows(graph, x, last_token_ids, hidden)
-    graph.output(head.logits(graph, x), "logits", FLOAT, ["B", "N", runner.output_vocab_size])
+        x = graph.rows(x, last_token_ids, hidden)
+    wanted = {i: hidden_states[i] for i in hidden_state_layers}
+    llm_outputs(graph, runner, capacity, head.logits(graph, x), presents, wanted)
+    return graph
+
+
+def deepstack_inputs(graph: ModelBuilder, runner: LanguageModelConfig) -> list[ir.Value]:
+    """Inputs deepstack_embeds_i [B,S,H] in the graph's dtype."""
+    return [
+        graph.input(f"deepstack_embeds_{i}", graph.dtype, ["B", "S", runner.hidden_size])
+        for i in range(runner.num_deepstack_features)
+    ]
+
+
+def llm_outputs(
+    graph: ModelBuilder,
+    runner: LanguageModelConfig,
+    capacity: int,
+    logits: ir.Value,
+    presents: Sequence[tuple[ir.Value, ir.Value]],
+    hidden_states: Mapping[int, ir.Value],
+) -> None:
+    """The outputs of `build_llm` under their names: keys and values of each layer, layer -> hidden states."""
+    graph.output(logits, "logits", FLOAT, ["B", "N", runner.output_vocab_size])
     for i, (key, value) in enumerate(presents):
         shape: list[Dim] = ["B", runner.num_key_value_heads, capacity, runner.head_dim]
         graph.output(key, f"present_key_{i}", graph.dtype, shape)
         graph.output(value, f"present_value_{i}", graph.dtype, shape)
-    for i in hidden_state_layers:
-        graph.output(hidden_states[i], f"hidden_states_{i}", graph.dtype, ["B", "S", hidden])
-    return graph
-
-
-def _rows(graph: ModelBuilder, x: ir.Value, index: ir.Value, size: int) -> ir.Value:
-    """Wanted rows: x [B,S,size], index [B,N] -> [B,N,size].
-
-    Not GatherND: ONNX Runtime's CUDA kernel copies from host memory that a CUDA graph would find overwritten.
-    """
-    with graph.scope("rows"):
-        index = graph.op("Unsqueeze", index, graph.constant([-1]))
-        index = graph.op("Expand", index, graph.constant([1, 1, size]))
-        return graph.op("GatherElements", x, index, axis=1)
+    for i, value in hidden_states.items():
+        graph.output(value, f"hidden_states_{i}", graph.dtype, ["B", "S", runner.hidden_size])
 
 
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ----------------------------+

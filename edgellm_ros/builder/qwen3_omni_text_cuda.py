@@ -18,9 +18,10 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.architecture import TextArchitecture
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import FLOAT, INT32, INT64, Dim
+from edgellm_ros.builder.graph import FLOAT, INT32, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.builder.qwen3_omni_text import deepstack_inputs, llm_outputs
 
 ORT_DOMAIN = "com.microsoft"
 Present = tuple[ir.Value, ir.Value]
@@ -52,10 +53,7 @@ def build_cuda_llm(
     attend = _plain_attention if graph.dtype == FLOAT else _fused_attention
     last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
     caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
-    deepstack = [
-        graph.input(f"deepstack_embeds_{i}", graph.dtype, ["B", "S", hidden])
-        for i in range(runner.num_deepstack_features)
-    ]
+    deepstack = deepstack_inputs(graph, runner)
 
     presents: list[Present] = []
     hidden_states: dict[int, ir.Value] = {}
@@ -77,14 +75,9 @@ def build_cuda_llm(
     with graph.module("model", nodes=""):
         _, normed = _add_norm(graph, "norm", x, update, hidden, epsilon)
     hidden_states[layers] = step.part(normed, hidden)
-    logits = head.logits(graph, _rows(step, normed, last_token_ids, hidden), share_embedding=True)
-    graph.output(logits, "logits", FLOAT, ["B", "N", runner.output_vocab_size])
-    for i, (key, value) in enumerate(presents):
-        shape: list[Dim] = ["B", runner.num_key_value_heads, capacity, runner.head_dim]
-        graph.output(key, f"present_key_{i}", graph.dtype, shape)
-        graph.output(value, f"present_value_{i}", graph.dtype, shape)
-    for i in hidden_state_layers:
-        graph.output(hidden_states[i], f"hidden_states_{i}", graph.dtype, ["B", "S", hidden])
+    rows = graph.rows(hidden_states[layers], last_token_ids, hidden)
+    wanted = {i: hidden_states[i] for i in hidden_state_layers}
+    llm_outputs(graph, runner, capacity, head.logits(graph, rows, share_embedding=True), presents, wanted)
     return graph
 
 
@@ -145,15 +138,6 @@ def _add_norm(
             epsilon=epsilon,
         )
     return results[3], results[0]
-
-
-def _rows(step: _Step, x: ir.Value, index: ir.Value, size: int) -> ir.Value:
-    """Wanted rows: x [B*S,size], index [B,N] -> [B,N,size]."""
-    graph = step.graph
-    with graph.scope("rows"):
-        index = graph.op("Unsqueeze", index, graph.constant([-1]))
-        index = graph.op("Expand", index, graph.constant([1, 1, size]))
-        return graph.op("GatherElements", step.part(x, size), index, axis=1)
 
 
 def _head_widths(architecture: TextArchitecture) -> dict[str, int]:

@@ -47,7 +47,6 @@ class LinearKVCache:
         self._device_deltas = device.zeros((max_batch_size,), np.int64)
         self._host_lengths: list[int] = []  # of the active sequences
         self._host_deltas: list[int] = []
-        self._active = 0
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +55,7 @@ class LinearKVCache:
 
     @property
     def active_batch_size(self) -> int:
-        return self._active
+        return len(self._host_lengths)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -66,18 +65,17 @@ class LinearKVCache:
     @property
     def device_lengths(self) -> Tensor:
         """The same, on the device: also where an engine writes its next row."""
-        return self._device_lengths.rows(0, self._active)
+        return self._device_lengths.rows(0, self.active_batch_size)
 
     @property
     def device_rope_deltas(self) -> Tensor:
         """[B] int64: a token at sequence index i stands at position i + delta."""
-        return self._device_deltas.rows(0, self._active)
+        return self._device_deltas.rows(0, self.active_batch_size)
 
     def reset_for_new_sequences(self, reuse_lengths: Sequence[int], rope_deltas: Sequence[int]) -> None:
         """Begin a batch of len(reuse_lengths) sequences of which so many rows are there already."""
         if not 1 <= len(reuse_lengths) <= self.max_batch_size:
             raise ValueError(f"{len(reuse_lengths)} sequences, the cache holds 1 to {self.max_batch_size}")
-        self._active = len(reuse_lengths)
         self._host_lengths = [int(length) for length in reuse_lengths]
         self._host_deltas = [int(delta) for delta in rope_deltas]
         self._upload()
@@ -105,16 +103,15 @@ class LinearKVCache:
         It can be read at its new place, behind the active ones, until the next reset. The device's lengths
         are the host's from then on. ValueError if the sequence is not active.
         """
-        last = self._active - 1
+        last = self.active_batch_size - 1
         if not 0 <= index <= last:
-            raise ValueError(f"sequence {index} is not among the {self._active} that are active")
+            raise ValueError(f"sequence {index} is not among the {self.active_batch_size} that are active")
         if index < last:
             longest = max(self._host_lengths[index:])
             self._kernels.rotate_sequences(self._rows, index, last, longest)
             for values in (self._host_lengths, self._host_deltas):
                 values.append(values.pop(index))
         self._upload()
-        self._active = last
         self._host_lengths.pop()
         self._host_deltas.pop()
 
@@ -123,7 +120,7 @@ class LinearKVCache:
         tensors = {}
         layers, _, *rest = self._rows.shape
         for i in range(layers):
-            rows = self._rows.rows(i, i + 1).view(self._active, *rest)
+            rows = self._rows.rows(i, i + 1).view(self.active_batch_size, *rest)
             kind, number = ("key", i) if i < layers // 2 else ("value", i - layers // 2)
             tensors[f"{kind}_cache_{number}"] = tensors[f"present_{kind}_{number}"] = rows
         return tensors

@@ -35,7 +35,6 @@ class TokenPlaces:
         cache: LinearKVCache,
         rope_table: RopeTable,
     ) -> None:
-        self._names = names
         self._device = device
         self._kernels = kernels
         self._cache = cache
@@ -48,6 +47,7 @@ class TokenPlaces:
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
         self._positions = device.empty((batch, 3, tokens), np.int64)
         self._has_mask = "attention_mask" in names
+        self._has_write_index = "kv_write_index" in names
         if self._has_mask:
             self._mask = device.empty((batch, 1, tokens, cache.capacity), np.bool_)
         else:
@@ -75,7 +75,7 @@ class TokenPlaces:
                 "kv_length": self._lengths.rows(0, batch),
                 "position_ids": self._row_numbers.view(batch, tokens),
             }
-        if "kv_write_index" in self._names:
+        if self._has_write_index:
             visible["kv_write_index"] = self._cache.device_lengths
         return {"rope_cos": self._cos.view(*rows), "rope_sin": self._sin.view(*rows), **visible}
 
