@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgellm_ros.arena.episode import World, make_episode
-from edgellm_ros.builder.freshness import ARENA_CHECKPOINT, export_if_needed
+from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 SEED = (

@@ -10,7 +10,7 @@ the stop token's logit is never the greatest.
   median and p90 of --runs runs after 2 to warm up. `wall_ms`: the same from outside, the whole call less the
   time to the first token. `step_ms`: from step to step, of one more run, which is told of each.
 - host time: what a step costs the host besides waiting for the device: the time from step to step less the
-  time inside `Reading.wait`, median over the steps of that run. null on the CPU, where the host does it all.
+  time inside `HostCopy.wait`, median over the steps of that run. null on the CPU, where the host does it all.
 - bytes per step: the weights once (with the last matrix, without the table of embeddings unless it is that
   matrix) and the rows that the KV cache of every sequence then holds, on average; nothing else. Share of the
   copy bandwidth: these bytes per second of the median step, over bytes read and written per second by copies
@@ -53,10 +53,10 @@ from benchmarks.random_checkpoint import (
 )
 from edgellm_ros.builder import export
 from edgellm_ros.cli.arguments import DEVICES, integer
-from edgellm_ros.engine.bandwidth import copy_bandwidth
+from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.tokenizer import Tokenizer
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 
 WARM_UP_RUNS = 2
 

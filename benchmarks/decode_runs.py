@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.common import spread
 from benchmarks.kernel_profile import KernelProfile, Row
-from edgellm_ros.engine.device import Device, Reading
+from edgellm_ros.engine.device import Device, HostCopy
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress, SamplingParams
@@ -93,28 +93,28 @@ def observe_steps(
             now.append(time.perf_counter())
             waited.append(readings.seconds)
 
-    device.read_later = readings.read_later
+    device.copy_to_host = readings.copy_to_host
     try:
         decode(runtime, [replace(requests[0], on_progress=listen), *requests[1:]])
     finally:
-        del device.read_later  # the class's own again
+        del device.copy_to_host  # the class's own again
     interval = np.diff(now)
     return StepTimes(interval.tolist(), (interval - np.diff(waited)).tolist())
 
 
 class _TimedReadings:
-    """Stands between the runtime and a device's `read_later`; `seconds` is the time spent in `wait`."""
+    """Stands between the runtime and a device's `copy_to_host`; `seconds` is the time spent in `wait`."""
 
     def __init__(self, device: Device) -> None:
         self.seconds = 0.0
-        self._read_later = device.read_later
+        self._read_later = device.copy_to_host
 
-    def read_later(self, source: Tensor) -> Reading:
+    def copy_to_host(self, source: Tensor) -> HostCopy:
         return _TimedReading(self._read_later(source), self)
 
 
 class _TimedReading:
-    def __init__(self, reading: Reading, times: _TimedReadings) -> None:
+    def __init__(self, reading: HostCopy, times: _TimedReadings) -> None:
         self._reading = reading
         self._times = times
 

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.ros.metrics import resident_memory
+from edgellm_ros.ros.node.metrics import resident_memory
 
 
 def used_bytes(device: Device) -> int:

@@ -7,7 +7,7 @@ import ctypes
 import gc
 from dataclasses import dataclass
 
-from edgellm_ros.ros.metrics import resident_memory
+from edgellm_ros.ros.node.metrics import resident_memory
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import threading
 from dataclasses import astuple
 
 from benchmarks.memory import Memory, read_memory
-from edgellm_ros.ros.main import main
+from edgellm_ros.ros.node.main import main
 
 SOCKET = "EDGELLM_WATCHED_NODE"  # environment variable: path of the socket to listen on
 ENVIRONMENT = {"PYTHONMALLOC": "malloc"}  # malloc is to know Python's small objects too

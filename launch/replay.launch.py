@@ -16,7 +16,7 @@ from launch_ros.actions import LifecycleNode, Node
 from launch_ros.substitutions import FindPackageShare
 
 from edgellm_ros.replay.inputs import parse_remappings
-from edgellm_ros.ros.replay import Replay, ReplayOptions
+from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
 
 
 def generate_launch_description() -> LaunchDescription:

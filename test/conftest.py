@@ -110,7 +110,7 @@ def deaf_engine(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def arena_engine(tmp_path_factory) -> Path:
     """The demo checkpoint, exported."""
-    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT, export_if_needed
+    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
 
     directory = tmp_path_factory.mktemp("arena_engine")
     export_if_needed(ARENA_CHECKPOINT, directory)

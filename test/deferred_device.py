@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device in host memory that is as asynchronous as a GPU: for tests of code that must not care.
 
-Copies, kernels and engine runs are queued; they happen when somebody waits: at `download`, `Reading.wait` (up
-to that reading and no further) and `synchronize`. So what reads too early finds old contents, and a buffer
+Copies, kernels and engine runs are queued; they happen when somebody waits: at `download`, `HostCopy.wait`
+(up to that copy and no further) and `synchronize`. So what reads too early finds old contents, and a buffer
 that is used again too soon is found overwritten. Tensors have no `array`, and new memory is full of junk.
 """
 
@@ -52,7 +52,7 @@ class DeferredDevice:
 
     memory = "cpu"
     arch = "host"
-    run_ahead = 1
+    max_queued_steps = 1
     capturing = False
 
     def __init__(self, name: str) -> None:
@@ -95,7 +95,7 @@ class DeferredDevice:
     def fill_zero(self, target: Tensor) -> None:
         self.queue(lambda: host_view(target).fill(0))
 
-    def read_later(self, source: Tensor) -> DeferredReading:
+    def copy_to_host(self, source: Tensor) -> DeferredReading:
         self._not_in_a_graph("a copy to host memory")
         reading = DeferredReading(self)
         self.queue(lambda: reading.contents.append(host_view(source).copy()))
@@ -150,7 +150,7 @@ class DeferredDevice:
 
 
 class DeferredReading:
-    """What `read_later` began."""
+    """What `copy_to_host` began."""
 
     def __init__(self, device: DeferredDevice) -> None:
         self._device = device

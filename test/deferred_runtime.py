@@ -38,11 +38,11 @@ class WatchedDevice(DeferredDevice):
         self.calls["download"] += 1
         return super().download(source)
 
-    def read_later(self, source: Tensor) -> WatchedReading:
-        self.calls["read_later"] += 1
+    def copy_to_host(self, source: Tensor) -> WatchedReading:
+        self.calls["copy_to_host"] += 1
         self.readings += 1
         self.most_readings = max(self.readings, self.most_readings)
-        return WatchedReading(self, super().read_later(source))
+        return WatchedReading(self, super().copy_to_host(source))
 
     def capture(self, record: Callable[[], None]) -> WatchedGraph:
         self.calls["capture"] += 1

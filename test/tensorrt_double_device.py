@@ -19,8 +19,8 @@ from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
 from edgellm_ros.engine import tensorrt_executor
 from edgellm_ros.engine.onnx_bindings import read_bindings
 from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
+from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.kernels import host
-from edgellm_ros.runtime.config import CONFIG_FILE, EngineConfig
 
 ANY_SIZE = Range(1, 1, 4096)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 TEST = Path(__file__).parent
+PACKAGE = TEST.parent / "edgellm_ros"
 PAGE = TEST.parent / "docs" / "edge_llm_names.md"
 MARKED = re.compile(r"\blater: |\bnone: |\bas above\b")
 
@@ -33,20 +34,25 @@ NAMES = sorted(
         name
         for row in ROWS
         for name in re.findall(r"`([\w.]+)`", row[1])
-        if name.split(".")[0] in ("runtime", "engine", "kernels", "multimodal", "builder")
+        if name.split(".")[0] in ("runtime", "engine", "kernels", "multimodal", "builder", "engine_directory")
     }
 )
 TESTS = sorted({name for name in re.findall(r"`([\w/]+\.py::\w+)`", PAGE.read_text())})
 
 
+def is_module(parts: list[str]) -> bool:
+    path = PACKAGE.joinpath(*parts)
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
 def find(name: str) -> object:
     """A module's class or function, or an attribute of a class, also one that only its objects have."""
     parts = name.split(".")
-    module = importlib.import_module("edgellm_ros." + ".".join(parts[:2]))
-    owner = getattr(module, parts[2])
-    if len(parts) == 3:
+    depth = next(i for i in range(len(parts), 0, -1) if is_module(parts[:i]))
+    owner = getattr(importlib.import_module("edgellm_ros." + ".".join(parts[:depth])), parts[depth])
+    if len(parts) == depth + 1:
         return owner
-    (attribute,) = parts[3:]
+    (attribute,) = parts[depth + 1 :]
     own = re.search(rf"\bself\.{attribute}\b.* = ", inspect.getsource(owner))
     fields = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
     if not (hasattr(owner, attribute) or own or attribute in fields):

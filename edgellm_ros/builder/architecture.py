@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm_ros.builder.section import Section
+from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.diffusion.config import ActionConfig, ActionSpaceConfig, TrajectoryHistoryConfig
+from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.engine_directory.schema import from_dict, read_json
 from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
-from edgellm_ros.runtime.config import LanguageModelConfig, RopeConfig
-from edgellm_ros.schema import from_dict, read_json
 
 MODEL_TYPE = "qwen3_omni_moe_thinker"
 EXPERT_MODEL_TYPE = "edgellm_flow_expert"
@@ -99,15 +99,15 @@ class ExpertArchitecture:
         )
 
 
-def read_thinker_config(checkpoint: Path) -> Section:
+def read_thinker_config(checkpoint: Path) -> ConfigSection:
     """`config.json` of a checkpoint whose architecture we can build. ValueError names what is supported."""
     path = checkpoint / "config.json"
-    config = Section(read_json(path), str(path))
+    config = ConfigSection(read_json(path), str(path))
     config.one_of("model_type", [MODEL_TYPE])
     return config
 
 
-def text_architecture(config: Section, num_deepstack_features: int) -> TextArchitecture:
+def text_architecture(config: ConfigSection, num_deepstack_features: int) -> TextArchitecture:
     """The `text_config` of a thinker. ValueError for whatever our graph would compute differently."""
     text = config.section("text_config")
     if text.integer("num_experts", 128):  # the model code's default
@@ -142,7 +142,7 @@ def text_architecture(config: Section, num_deepstack_features: int) -> TextArchi
     )
 
 
-def _text_rope(text: Section) -> RopeConfig:
+def _text_rope(text: ConfigSection) -> RopeConfig:
     """RoPE as transformers 5 writes it (`rope_parameters`), or as before (`rope_scaling`, `rope_theta`)."""
     rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
     rope.one_of("rope_type", ["default"], default="default")
@@ -154,7 +154,7 @@ def _text_rope(text: Section) -> RopeConfig:
     )
 
 
-def vision_architecture(config: Section, processor: Section) -> VisionArchitecture:
+def vision_architecture(config: ConfigSection, processor: ConfigSection) -> VisionArchitecture:
     """The `vision_config` of a thinker, and the image processor that belongs to it."""
     vision = config.section("vision_config")
     vision.one_of("hidden_act", ["gelu_pytorch_tanh"])
@@ -200,7 +200,7 @@ def vision_architecture(config: Section, processor: Section) -> VisionArchitectu
     return VisionArchitecture(built, vision.size("intermediate_size"))
 
 
-def audio_architecture(config: Section, processor: Section) -> AudioArchitecture:
+def audio_architecture(config: ConfigSection, processor: ConfigSection) -> AudioArchitecture:
     """The `audio_config` of a thinker, and the feature extractor that belongs to it."""
     audio = config.section("audio_config")
     audio.one_of("activation_function", ["gelu"], default="gelu")

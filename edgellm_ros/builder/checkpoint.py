@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from edgellm_ros.schema import read_json
+from edgellm_ros.engine_directory.schema import read_json
 
 FLOAT_DTYPES = ("F16", "BF16", "F32")
 

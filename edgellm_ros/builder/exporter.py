@@ -24,6 +24,7 @@ from edgellm_ros.builder.architecture import (
     vision_architecture,
 )
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.flow_expert import build_expert
 from edgellm_ros.builder.graph import DTYPES, GraphBuilder
 from edgellm_ros.builder.lm_head import LM_HEAD, LMHead
@@ -31,7 +32,6 @@ from edgellm_ros.builder.qwen3_omni_audio import build_audio
 from edgellm_ros.builder.qwen3_omni_text import EMBEDDING, build_llm
 from edgellm_ros.builder.qwen3_omni_text_cuda import build_cuda_llm
 from edgellm_ros.builder.qwen3_omni_vision import build_vision
-from edgellm_ros.builder.section import Section
 from edgellm_ros.builder.tensorrt_operators import check_operators
 from edgellm_ros.builder.vocabulary import (
     VOCAB_MAP,
@@ -42,10 +42,10 @@ from edgellm_ros.builder.vocabulary import (
     stop_token_ids,
     write_tokenizer_files,
 )
-from edgellm_ros.runtime.config import CONFIG_FILE, FORMAT_VERSION, BuilderConfig, EngineConfig
-from edgellm_ros.runtime.engine_files import list_files
+from edgellm_ros.engine_directory.config import CONFIG_FILE, FORMAT_VERSION, BuilderConfig, EngineConfig
+from edgellm_ros.engine_directory.files import list_files
+from edgellm_ros.engine_directory.schema import read_json
 from edgellm_ros.runtime.lora import find_adapters
-from edgellm_ros.schema import read_json
 
 EMBEDDING_FILE = "embedding.safetensors"
 CUDA_VARIANT = "llm/model.cuda.onnx"
@@ -179,9 +179,9 @@ def export(
     return config
 
 
-def _preprocessor_config(checkpoint: Path) -> Section:
+def _preprocessor_config(checkpoint: Path) -> ConfigSection:
     path = checkpoint / "preprocessor_config.json"
-    return Section(read_json(path), str(path))
+    return ConfigSection(read_json(path), str(path))
 
 
 def _clear(engine: Path) -> None:

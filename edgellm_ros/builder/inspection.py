@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.lora import find_adapters
 
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")

@@ -20,8 +20,8 @@ from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
-from edgellm_ros.builder.token_rows import TokenRows
-from edgellm_ros.runtime.config import LanguageModelConfig
+from edgellm_ros.builder.token_layout import TokenLayout
+from edgellm_ros.engine_directory.config import LanguageModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -66,7 +66,7 @@ def build_llm(
     write_index = graph.input("kv_write_index", INT64, ["B"])
     mask = graph.input("attention_mask", BOOL, ["B", 1, "S", capacity])
     last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
-    tokens = TokenRows(graph, write_index)
+    tokens = TokenLayout(graph, write_index)
     caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
     deepstack = deepstack_inputs(graph, runner)
 
@@ -135,7 +135,7 @@ def llm_outputs(
 def _attention(
     graph: ModelBuilder,
     architecture: TextArchitecture,
-    tokens: TokenRows,
+    tokens: TokenLayout,
     x: ir.Value,
     cos_sin: tuple[ir.Value, ir.Value],
     cache: tuple[ir.Value, ir.Value],

@@ -29,7 +29,7 @@ from edgellm_ros.engine.tensorrt_library import (
     plan_path,
     start,
 )
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from edgellm_ros.builder.architecture import ExpertArchitecture
-from edgellm_ros.builder.section import Section
-from edgellm_ros.runtime.config import GenerationDefaults, SpecialTokens
-from edgellm_ros.schema import read_json
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.engine_directory.config import GenerationDefaults, SpecialTokens
+from edgellm_ros.engine_directory.schema import read_json
 
 VOCAB_MAP = "vocab_map"  # the tensor, and the file that holds it
 TOKENIZER_FILE = "tokenizer.json"
@@ -21,13 +21,13 @@ TEMPLATE_FILE = "chat_template.jinja"
 MULTIMODAL_TOKENS = ("image", "vision_start", "vision_end", "audio", "audio_start", "audio_end")
 
 
-def read_generation_config(checkpoint: Path) -> Section:
+def read_generation_config(checkpoint: Path) -> ConfigSection:
     """`generation_config.json`, or an empty section where the checkpoint has none."""
     path = checkpoint / "generation_config.json"
-    return Section(read_json(path) if path.is_file() else {}, str(path))
+    return ConfigSection(read_json(path) if path.is_file() else {}, str(path))
 
 
-def special_tokens(thinker: Section, generation: Section) -> SpecialTokens:
+def special_tokens(thinker: ConfigSection, generation: ConfigSection) -> SpecialTokens:
     """Ids from `config.json`; the pad id from `text_config` or `generation_config.json`, else 0.
 
     Padding is masked and never shows in a result: any id would do. ValueError for ids outside the vocabulary.
@@ -40,7 +40,7 @@ def special_tokens(thinker: Section, generation: Section) -> SpecialTokens:
 
 
 def stop_token_ids(
-    thinker: Section, generation: Section, expert: ExpertArchitecture | None
+    thinker: ConfigSection, generation: ConfigSection, expert: ExpertArchitecture | None
 ) -> tuple[int, ...]:
     """Ids that end an answer: eos of `generation_config.json`, else of `text_config`, and the expert's."""
     text = thinker.section("text_config")
@@ -58,7 +58,7 @@ def stop_token_ids(
     return tuple(dict.fromkeys(ids))
 
 
-def _token_id(section: Section, key: str, text: Section) -> int | None:
+def _token_id(section: ConfigSection, key: str, text: ConfigSection) -> int | None:
     if not section.has(key):
         return None
     value = section.integer(key)
@@ -67,7 +67,7 @@ def _token_id(section: Section, key: str, text: Section) -> int | None:
     return value
 
 
-def generation_defaults(generation: Section) -> GenerationDefaults:
+def generation_defaults(generation: ConfigSection) -> GenerationDefaults:
     """Sampling that `generation_config.json` recommends; missing keys as transformers takes them."""
     penalty = generation.number("repetition_penalty", 1.0)
     if not generation.flag("do_sample", False):

@@ -26,7 +26,7 @@ from edgellm_ros.cli import arguments
 if TYPE_CHECKING:
     import numpy as np
 
-    from edgellm_ros.runtime.config import EngineConfig
+    from edgellm_ros.engine_directory.config import EngineConfig
 
 STAGES = ("vision_s", "prefill_s", "decode_s", "action_s", "first_token_s", "total_s")
 BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -64,10 +64,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table on standard error and one JSON object on standard output."""
+    from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
     from edgellm_ros.cli.inputs import read_image
-    from edgellm_ros.engine.bandwidth import copy_bandwidth
     from edgellm_ros.engine.device import open_device
-    from edgellm_ros.runtime.config import EngineConfig
+    from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 

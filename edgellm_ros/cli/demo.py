@@ -71,9 +71,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Play the episodes and say how they went."""
-    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT
-    from edgellm_ros.ros.demo import DemoError, DemoOptions, run_demo
-    from edgellm_ros.ros.display import Display
+    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
+    from edgellm_ros.ros.arena.demo import DemoError, DemoOptions, run_demo
+    from edgellm_ros.ros.arena.display import Display
 
     options = DemoOptions(
         episodes=args.episodes,

@@ -15,7 +15,7 @@ from edgellm_ros.cli.inputs import read_history, read_image
 from edgellm_ros.cli.sound_file import read_sound
 
 if TYPE_CHECKING:
-    from edgellm_ros.runtime.config import EngineConfig
+    from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
 
 
@@ -122,7 +122,7 @@ def _add_action(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, run the request, print the answer."""
-    from edgellm_ros.runtime.config import EngineConfig
+    from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
     streamer = _Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None

@@ -85,9 +85,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay, and say what came out and how it compares."""
-    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT, export_if_needed
+    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
     from edgellm_ros.replay.inputs import parse_remappings
-    from edgellm_ros.ros.replay import ReplayError, ReplayOptions, attach_replay, run_replay
+    from edgellm_ros.ros.replay.replay import ReplayError, ReplayOptions, attach_replay, run_replay
 
     def status(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

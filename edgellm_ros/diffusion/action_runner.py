@@ -52,11 +52,11 @@ class ActionRunner:
         )
 
     def execute(
-        self, cache: SequenceCache, samples: int, steps: int, seed: int, go_on: Callable[[int], bool]
+        self, cache: SequenceCache, samples: int, steps: int, seed: int, report: Callable[[int], bool]
     ) -> np.ndarray | None:
         """Normalised actions, float32 [samples, T, A].
 
-        `go_on(step)` is asked before every Euler step; None if it said no.
+        `report(step)` is asked before every Euler step; None if it said no.
 
         The cache must hold everything up to and including the future-start token. Same cache, seed and steps
         give the same result, bit by bit. EngineError if the result is not finite.
@@ -83,7 +83,7 @@ class ActionRunner:
         device.upload(self._times.rows(0, steps), (np.arange(steps) / steps).astype(np.float32))
         self._executor.prepare(0, {"B": 1, "Bn": samples}, tensors, device.stream)
         for step in range(steps):
-            if not go_on(step):
+            if not report(step):
                 return None
             device.copy(self._time, self._times.rows(step, step + 1))
             self._executor.execute(device.stream)

@@ -25,12 +25,12 @@ class Binding:
 class EngineBackend(Protocol):
     """What an engine file's own library must offer.
 
-    Tensors that arrive here are complete and of the right types. `takes_empty_tensors`: whether a dimension
-    may be 0.
+    Tensors that arrive here are complete and of the right types.
+    `supports_empty_tensors`: whether a dimension may be 0.
     """
 
     bindings: tuple[Binding, ...]
-    takes_empty_tensors: bool
+    supports_empty_tensors: bool
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> Any:
         """What runs the engine on these tensors; several may be kept. EngineError where a shape is outside

@@ -66,7 +66,7 @@ class CudaDevice:
     """
 
     memory = "cuda"
-    run_ahead = 1
+    max_queued_steps = 1
     capturing = False
 
     def __init__(self, name: str = "cuda") -> None:
@@ -144,7 +144,7 @@ class CudaDevice:
                 self.activate()
                 check(driver.cuMemsetD8Async(target.pointer, 0, nbytes, self._stream), "filling with zeros")
 
-    def read_later(self, source: Tensor) -> CudaReading:
+    def copy_to_host(self, source: Tensor) -> CudaReading:
         with self._lock:
             self.activate()
             slot = self._pool.take(source.size * source.dtype.itemsize)

@@ -2,8 +2,8 @@
 """Devices: where buffers live and work is queued.
 
 The runtime is written once against `Device`; it never asks which one it has. Every device has one stream:
-copies, kernels and engines run on it in order, so only `download`, `Reading.wait` and `synchronize` wait, and
-`upload` until there is room to stage what it was given.
+copies, kernels and engines run on it in order, so only `download`, `HostCopy.wait` and `synchronize` wait,
+and `upload` until there is room to stage what it was given.
 
 A device's methods may be called from any thread. Engines and kernels are queued by one thread at a time: what
 another queues while `capture` records would be recorded too.
@@ -22,7 +22,7 @@ from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 ALIGNMENT = 64  # bytes; one AVX-512 register, one cache line
 
 
-class Reading(Protocol):
+class HostCopy(Protocol):
     """A copy to the host that has begun."""
 
     def wait(self) -> np.ndarray:
@@ -40,15 +40,15 @@ class Device(Protocol):
     """Memory and a stream.
 
     `name`: the string that `open_device` was given; `memory`: where buffers live, "cpu" or "cuda"; `arch`:
-    such as "sm_90", "" on the CPU; `stream`: None on the CPU; `run_ahead`: how many decode steps may be
-    queued before the tokens of the first are read; `capturing`: true while `capture` records.
+    such as "sm_90", "" on the CPU; `stream`: None on the CPU; `max_queued_steps`: how many decode steps may
+    be queued before the tokens of the first are read; `capturing`: true while `capture` records.
     """
 
     name: str
     memory: str
     arch: str
     stream: Any
-    run_ahead: int
+    max_queued_steps: int
     capturing: bool
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
@@ -73,7 +73,7 @@ class Device(Protocol):
 
     def fill_zero(self, target: Tensor) -> None: ...
 
-    def read_later(self, source: Tensor) -> Reading:
+    def copy_to_host(self, source: Tensor) -> HostCopy:
         """Begin to copy a tensor's contents to the host, behind the work queued so far."""
         ...
 
@@ -90,7 +90,7 @@ class Device(Protocol):
         ...
 
 
-class CpuReading:
+class CpuHostCopy:
     """Contents that were copied already."""
 
     def __init__(self, array: np.ndarray) -> None:
@@ -107,7 +107,7 @@ class CpuDevice:
     memory = "cpu"
     arch = ""
     stream = None
-    run_ahead = 0
+    max_queued_steps = 0
     capturing = False
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
@@ -135,8 +135,8 @@ class CpuDevice:
     def fill_zero(self, target: Tensor) -> None:
         target.array[...] = 0
 
-    def read_later(self, source: Tensor) -> CpuReading:
-        return CpuReading(self.download(source))
+    def copy_to_host(self, source: Tensor) -> CpuHostCopy:
+        return CpuHostCopy(self.download(source))
 
     def capture(self, record: Callable[[], None]) -> None:
         return None

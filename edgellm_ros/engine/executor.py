@@ -47,7 +47,7 @@ class EngineExecutor:
     def __init__(self, backend: EngineBackend, name: str) -> None:
         self.name = name
         self.bindings = {binding.name: binding for binding in backend.bindings}
-        self.takes_empty_tensors = backend.takes_empty_tensors
+        self.supports_empty_tensors = backend.supports_empty_tensors
         self._backend = backend
         self._snapshot: BindingSnapshot | None = None
         self._bound: OrderedDict[BindingSnapshot, Any] = OrderedDict()  # the latest one last
@@ -72,7 +72,7 @@ class EngineExecutor:
         """
         path = Path(path)
         if device.name == "tensorrt":
-            from edgellm_ros.engine.tensorrt_executor import TensorRTBackend
+            from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
 
             tensorrt = TensorRTBackend(path, device)
             return cls(tensorrt, f"{path.parent.name}/{tensorrt.path.name}")

@@ -49,7 +49,7 @@ class OnnxRuntimeBackend:
     batch may change the last bits.
     """
 
-    takes_empty_tensors = True
+    supports_empty_tensors = True
 
     def __init__(self, path: Path, device: Device, threads: int = 0) -> None:
         try:

@@ -20,7 +20,7 @@ from typing import IO
 
 import edgellm_ros
 
-NODE_MODULE = "edgellm_ros.ros.main"
+NODE_MODULE = "edgellm_ros.ros.node.main"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
 # A DDS participant listens at 7400 + 250 * domain and a little above. Above 101 these ports meet those that

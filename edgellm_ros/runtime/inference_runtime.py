@@ -13,8 +13,9 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels.random import MAX_SEED
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.metrics import (
     ActionMetrics,
     LLMGenerationMetrics,
@@ -24,9 +25,8 @@ from edgellm_ros.runtime.metrics import (
     StageClock,
 )
 from edgellm_ros.runtime.pipeline import Pipeline
-from edgellm_ros.runtime.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
+from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
-from edgellm_ros.runtime.sequence import GenerationSequence
 
 
 class LLMInferenceRuntime:
@@ -87,14 +87,14 @@ class LLMInferenceRuntime:
             clock = StageClock(pipeline.device.synchronize)
             sequences = pipeline.admit(requests, self._noise_seed)  # requests -> prompts with placeholders
             # earlier prompts -> tokens not to compute again; hidden states are of whole prompts
-            pipeline.find_prefixes(sequences, reuse=not output_thinker_embeddings)
+            pipeline.match_prefixes(sequences, reuse=not output_thinker_embeddings)
             clock.end("tokenize_s")
             try:
                 pipeline.encode_images(sequences)  # camera frames -> rows of embeddings
                 metrics.multimodal.seconds += clock.end("vision_s")
                 pipeline.encode_audio(sequences)  # sound -> rows of embeddings
                 metrics.multimodal.seconds += clock.end("audio_s")
-                waiting = [sequence for sequence in sequences if sequence.go_on("prefill", 0)]
+                waiting = [sequence for sequence in sequences if sequence.report("prefill", 0)]
                 waiting.sort(key=lambda sequence: sequence.adapter.name)  # one run for each adapter
                 if waiting:
                     embeds = pipeline.prefill(waiting)  # prompts and rows -> KV cache, first tokens
@@ -105,10 +105,10 @@ class LLMInferenceRuntime:
                     metrics.generation.seconds += clock.end("decode_s")
                     pipeline.sample_actions(waiting)  # noise and KV cache -> trajectories
                     metrics.action.seconds += clock.end("action_s")
-                    pipeline.keep_prefixes(waiting)  # KV cache -> beginnings of later prompts
+                    pipeline.store_prefixes(waiting)  # KV cache -> beginnings of later prompts
                     clock.end("keep_s")
             except BaseException as error:
-                pipeline.forget_after(error)
+                pipeline.recover_after(error)
                 raise
         seconds = clock.metrics()
         responses = [_response(sequence, seconds) for sequence in sequences]
@@ -166,15 +166,15 @@ class LLMInferenceRuntime:
             pipeline = self._pipeline
             clock = StageClock(pipeline.device.synchronize)
             sequence = pipeline.admit_system_prompt(system_prompt, lora)
-            pipeline.find_prefixes([sequence])
+            pipeline.match_prefixes([sequence])
             clock.end("tokenize_s")
             try:
                 pipeline.prefill([sequence])
                 self._metrics.prefill.seconds += clock.end("prefill_s")
-                pipeline.keep_prefixes([sequence])
+                pipeline.store_prefixes([sequence])
                 clock.end("keep_s")
             except BaseException as error:
-                pipeline.forget_after(error)
+                pipeline.recover_after(error)
                 raise
             tokens = len(sequence.token_ids)
             kept = pipeline.prefixes.kept(sequence.adapter.key, sequence.prefix_keys)
@@ -187,7 +187,7 @@ class LLMInferenceRuntime:
         """Write all beginnings of prompts that are kept to a file. OSError where that is not possible."""
         with self._lock:
             pipeline = self._pipeline
-            pipeline.forget_removed()
+            pipeline.drop_removed_adapters()
             save_prefix_cache(path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config))
 
     def load_prefix_cache(self, path: str | Path) -> int:

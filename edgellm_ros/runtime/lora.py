@@ -20,7 +20,7 @@ import numpy as np
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.runtime.peft_adapter import PeftAdapter, read_peft_adapter
+from edgellm_ros.engine_directory.peft_adapter import PeftAdapter, read_peft_adapter
 
 FOLDER = "lora"  # of an engine directory: one folder per adapter
 BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
@@ -55,7 +55,7 @@ class LoraAdapters:
     """
 
     def __init__(
-        self, device: Device, bindings: Iterable[Binding], max_rank: int, takes_empty_tensors: bool = True
+        self, device: Device, bindings: Iterable[Binding], max_rank: int, supports_empty_tensors: bool = True
     ) -> None:
         self._device = device
         self._max_rank = max_rank
@@ -66,7 +66,7 @@ class LoraAdapters:
         dtype = next((binding.dtype for binding in self._inputs.values()), np.dtype(np.float32))
         self._zeros = device.zeros((max(1, widest * max_rank),), dtype)
         self._lock = threading.Lock()
-        rank = 0 if takes_empty_tensors else 1
+        rank = 0 if supports_empty_tensors else 1
         self.base = LoraAdapter("", rank, "", self._bind(PeftAdapter(rank, {})))
         self._adapters = {"": self.base}
         self._active = ""

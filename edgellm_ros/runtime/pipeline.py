@@ -19,28 +19,28 @@ from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
 from edgellm_ros.kernels import load_kernels
 from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
-from edgellm_ros.runtime.chat_template import ChatTemplate
-from edgellm_ros.runtime.config import EngineConfig
-from edgellm_ros.runtime.decode_loop import DecodeLoop
-from edgellm_ros.runtime.decode_step import DecodeStep
+from edgellm_ros.runtime.batch.input_embedder import MIN_PREFILL, InputEmbedder
+from edgellm_ros.runtime.batch.sampling_rows import TokenSampler
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
+from edgellm_ros.runtime.decoding.vanilla import DecodeStep
+from edgellm_ros.runtime.engines.llm_engine_runner import LM_HEAD, LLMEngineRunner
+from edgellm_ros.runtime.engines.llm_engine_runner_config import LLMEngineRunnerConfig
 from edgellm_ros.runtime.hidden_states import HiddenStates
-from edgellm_ros.runtime.input_embedder import MIN_PREFILL, InputEmbedder
-from edgellm_ros.runtime.intake import RequestIntake
-from edgellm_ros.runtime.llm_engine_runner import LM_HEAD, LLMEngineRunner
-from edgellm_ros.runtime.llm_engine_runner_config import LLMEngineRunnerConfig
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
-from edgellm_ros.runtime.prefix_cache import PrefixCache
-from edgellm_ros.runtime.prefix_key import prefix_keys
-from edgellm_ros.runtime.prompt import PromptBuilder
+from edgellm_ros.runtime.prefix.prefix_cache import PrefixCache
+from edgellm_ros.runtime.prefix.prefix_key import prefix_keys
+from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
+from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
-from edgellm_ros.runtime.sequence import GenerationSequence
-from edgellm_ros.runtime.tensor_file import read_tensor, read_vocab_map
-from edgellm_ros.runtime.token_sampler import TokenSampler
-from edgellm_ros.runtime.tokenizer import Tokenizer
+from edgellm_ros.runtime.request_preparer import RequestPreparer
 
 
 class Pipeline:
@@ -112,25 +112,25 @@ class Pipeline:
             self.action = ActionRunner(engine("action"), config.action, self.device, kernels, table, samples)
         tokenizer = Tokenizer(root / "tokenizer.json")
         prompts = PromptBuilder(tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
-        self.intake = RequestIntake(
+        self.preparer = RequestPreparer(
             config, tokenizer, prompts, self.loras, self.vision, self.audio, self.action
         )
 
     def admit(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
         """Requests -> prompts with placeholders. ValueError for what cannot be served."""
-        self.forget_removed()
+        self.drop_removed_adapters()
         self.hidden_states.clear()
         self.input_token_ids = []
-        return self.intake.admit(requests, noise_seed)
+        return self.preparer.admit(requests, noise_seed)
 
     def admit_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
         """What all prompts of a system prompt begin with, as a sequence. ValueError."""
-        self.forget_removed()
+        self.drop_removed_adapters()
         self.hidden_states.clear()
         self.input_token_ids = []
-        return self.intake.admit_system_prompt(system_prompt, lora)
+        return self.preparer.admit_system_prompt(system_prompt, lora)
 
-    def find_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
+    def match_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
         """Earlier prompts -> how much of each prompt need not be computed again."""
         if not self.prefixes.capacity_bytes:
             return
@@ -146,7 +146,7 @@ class Pipeline:
         for sequence in sequences:
             sequence.reused_tokens = min(sequence.prefix.length, room)
 
-    def keep_prefixes(self, sequences: list[GenerationSequence]) -> None:
+    def store_prefixes(self, sequences: list[GenerationSequence]) -> None:
         """KV cache -> prompts for later requests. `sequences`: as they stand in the KV cache."""
         for row, sequence in enumerate(sequences):
             if sequence.prefix_keys:
@@ -159,14 +159,14 @@ class Pipeline:
         """
         self._removed.extend(self.loras.remove(*names))
 
-    def forget_removed(self) -> None:
+    def drop_removed_adapters(self) -> None:
         """Forget what there is of adapters that were removed: prompts, recorded steps."""
         while self._removed:
             adapter = self._removed.popleft()
             self.prefixes.remove(adapter.key)
             self._decode_step.forget(adapter)
 
-    def forget_after(self, error: BaseException) -> None:
+    def recover_after(self, error: BaseException) -> None:
         """What went wrong must not reach the next request.
 
         An engine's numbers that are not finite may come from the rows of an earlier prompt: so these go too.
@@ -186,7 +186,7 @@ class Pipeline:
         for sequence in sequences:
             row, first_new = sequence.image_row, sequence.image_row + sequence.reused(self._image_token)
             for index, (height, width) in enumerate(sequence.image_grids):
-                if not sequence.go_on("vision", index):
+                if not sequence.report("vision", index):
                     break
                 start, row = row, row + height * width
                 if row > first_new:
@@ -202,7 +202,7 @@ class Pipeline:
         for sequence in sequences:
             row, first_new = sequence.audio_row, sequence.audio_row + sequence.reused(self._audio_token)
             for index, tokens in enumerate(sequence.audio_tokens):
-                if not sequence.go_on("audio", index):
+                if not sequence.report("audio", index):
                     break
                 start, row = row, row + tokens
                 if row > first_new:
@@ -245,7 +245,7 @@ class Pipeline:
         self._metrics.prefill.reused_tokens += sum(reused)
         self.sampler.begin(sequences)
         self.sampler.draw(logits)
-        self.sampler.hand_out(self.sampler.read_later(logits, sequences), sequences)
+        self.sampler.deliver(self.sampler.copy_to_host(logits, sequences), sequences)
         return embeds
 
     def decode(self, sequences: list[GenerationSequence]) -> list[GenerationSequence]:
@@ -264,13 +264,13 @@ class Pipeline:
             return
         space = self.action.action_space
         for row, sequence in enumerate(sequences):
-            if not sequence.announced_actions:
+            if not sequence.wants_actions_now:
                 continue
             samples = sequence.request.action_samples
             steps = sequence.request.denoise_steps or self.action.default_steps
             cache = self.runner.kv_cache.sequence(row)
-            go_on = partial(sequence.go_on, "action")
-            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, go_on)
+            report = partial(sequence.report, "action")
+            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, report)
             if normalised is not None:
                 sequence.actions = space.denormalise(normalised)
                 sequence.paths = space.integrate(sequence.actions, sequence.speed)

@@ -16,7 +16,7 @@ from benchmarks.decode_runs import make_requests, observe_steps
 from benchmarks.random_checkpoint import SHAPES, bytes_per_step, parse_shape, write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.engine.device import CpuDevice, Reading
+from edgellm_ros.engine.device import CpuDevice, HostCopy
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
@@ -146,8 +146,8 @@ def test_an_answer_that_ends_early_is_an_error(tmp_path):
 class SlowDevice(CpuDevice):
     """Tokens arrive 20 ms after they were asked for."""
 
-    def read_later(self, source: Tensor) -> Reading:
-        reading = super().read_later(source)
+    def copy_to_host(self, source: Tensor) -> HostCopy:
+        reading = super().copy_to_host(source)
 
         class Slow:
             def wait(self) -> np.ndarray:
@@ -166,7 +166,7 @@ def test_waiting_for_tokens_is_no_time_of_the_host(tmp_path):
     assert len(times.interval_s) == len(times.host_s) == TOKENS - 1
     assert median(times.interval_s) >= 0.02
     assert 0 < median(times.host_s) < 0.01
-    assert device.read_later.__func__ is SlowDevice.read_later  # nothing is left in its way
+    assert device.copy_to_host.__func__ is SlowDevice.copy_to_host  # nothing is left in its way
 
 
 @pytest.mark.parametrize(

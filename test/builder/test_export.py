@@ -14,7 +14,7 @@ from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.onnxruntime_session import open_session
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 
 PARTS = ("llm", "visual", "audio", "action")
 LIMITS = {"max_batch_size": 2, "max_input_len": 48, "max_kv_cache_capacity": 64}

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from edgellm_ros.builder import inspect, render
-from edgellm_ros.schema import to_dict
+from edgellm_ros.engine_directory.schema import to_dict
 
 
 @pytest.fixture

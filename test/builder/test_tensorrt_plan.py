@@ -15,7 +15,7 @@ from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
 from edgellm_ros.cli import main
 from edgellm_ros.engine import device as devices
 from edgellm_ros.engine.errors import DeviceMemoryError, EngineError
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own TensorRT")
 NAME = "host-trt11.4.0.106.plan"

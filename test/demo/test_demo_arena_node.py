@@ -13,8 +13,8 @@ pytest.importorskip("edgellm_ros.msg")
 
 from edgellm_ros.msg import ActionChunk
 
-from edgellm_ros.ros.arena_link import LinkError, to_actions, to_image
-from edgellm_ros.ros.demo import ARENA_MODULE, NODE_MODULE
+from edgellm_ros.ros.arena.arena_link import LinkError, to_actions, to_image
+from edgellm_ros.ros.arena.demo import ARENA_MODULE, NODE_MODULE
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 from edgellm_ros.ros.stamps import to_nanoseconds, to_time
 

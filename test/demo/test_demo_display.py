@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 
-from edgellm_ros.ros.display import Display
+from edgellm_ros.ros.arena.display import Display
 
 COMMAND = {"event": "command", "number": 0, "seed": 5, "family": "random", "command": "go to it",
     "person": "Annie (en), rain 20 dB below",

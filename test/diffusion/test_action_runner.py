@@ -9,10 +9,10 @@ from on_device import edited
 from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels.random import normal_noise
-from edgellm_ros.runtime.config import EngineConfig
-from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
-from edgellm_ros.runtime.rope import make_rope_table
+from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.prompt.rope import make_rope_table
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_euler_steps_follow_the_velocity_from_noise_to_data(known_velocity, cach
         helper.make_node("Identity", ["product"], ["velocity"]),
     ]
     runner = known_velocity(nodes)
-    result = runner.execute(cache.sequence(0), samples=3, steps=4, seed=11, go_on=always)
+    result = runner.execute(cache.sequence(0), samples=3, steps=4, seed=11, report=always)
     x = normal_noise(11, 3, 12).reshape(3, 6, 2)
     for step in range(4):
         x = x + np.float32(0.25) * (x * np.float32(step / 4))
@@ -100,27 +100,27 @@ def test_euler_steps_follow_the_velocity_from_noise_to_data(known_velocity, cach
 def test_results_that_are_not_finite_are_an_error_that_names_the_seed(known_velocity, cache):
     runner = known_velocity([helper.make_node("Sqrt", ["trajectory"], ["velocity"])])
     with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 steps\)"):
-        runner.execute(cache.sequence(0), samples=3, steps=2, seed=11, go_on=always)
+        runner.execute(cache.sequence(0), samples=3, steps=2, seed=11, report=always)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_gives_another_trajectory(runner, cache):
-    first = runner.execute(cache.sequence(1), samples=4, steps=5, seed=3, go_on=always)
-    runner.execute(cache.sequence(0), samples=8, steps=2, seed=9, go_on=always)
-    again = runner.execute(cache.sequence(1), samples=4, steps=5, seed=3, go_on=always)
+    first = runner.execute(cache.sequence(1), samples=4, steps=5, seed=3, report=always)
+    runner.execute(cache.sequence(0), samples=8, steps=2, seed=9, report=always)
+    again = runner.execute(cache.sequence(1), samples=4, steps=5, seed=3, report=always)
     np.testing.assert_array_equal(first, again)
-    other = runner.execute(cache.sequence(1), samples=4, steps=5, seed=4, go_on=always)
+    other = runner.execute(cache.sequence(1), samples=4, steps=5, seed=4, report=always)
     assert np.abs(other - first).max() > 0.1
     assert np.abs(first[0] - first[1]).max() > 0.1
 
 
 def test_samples_are_those_of_a_smaller_number_of_samples(runner, cache):
-    many = runner.execute(cache.sequence(1), samples=8, steps=5, seed=3, go_on=always)
-    few = runner.execute(cache.sequence(1), samples=2, steps=5, seed=3, go_on=always)
+    many = runner.execute(cache.sequence(1), samples=8, steps=5, seed=3, report=always)
+    few = runner.execute(cache.sequence(1), samples=2, steps=5, seed=3, report=always)
     np.testing.assert_allclose(many[:2], few, atol=1e-5)
 
 
 def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(device, runner, cache):
-    before = runner.execute(cache.sequence(1), samples=1, steps=3, seed=3, go_on=always)
+    before = runner.execute(cache.sequence(1), samples=1, steps=3, seed=3, report=always)
     bindings = cache.bindings()
     for tensor in bindings.values():
         with edited(device, tensor) as rows:
@@ -134,7 +134,7 @@ def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(devi
 
 def test_the_cache_is_only_read(device, runner, cache):
     before = {name: device.download(tensor) for name, tensor in cache.bindings().items()}
-    runner.execute(cache.sequence(1), samples=2, steps=3, seed=3, go_on=always)
+    runner.execute(cache.sequence(1), samples=2, steps=3, seed=3, report=always)
     for name, tensor in cache.bindings().items():
         np.testing.assert_array_equal(device.download(tensor), before[name])
 

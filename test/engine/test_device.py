@@ -68,7 +68,7 @@ def test_a_tensor_without_elements_goes_through_everything(device):
     empty, other = put(device, np.zeros((0, 4), np.float32)), device.zeros((0, 4), np.float32)
     device.copy(other, empty)
     device.fill_zero(other)
-    assert device.download(other).shape == device.read_later(empty).wait().shape == (0, 4)
+    assert device.download(other).shape == device.copy_to_host(empty).wait().shape == (0, 4)
 
 
 def test_a_reading_has_what_stood_there_when_it_began(device):
@@ -76,15 +76,15 @@ def test_a_reading_has_what_stood_there_when_it_began(device):
     readings = []
     for number in range(50):
         device.upload(tensor, np.full(3, number))
-        readings.append(device.read_later(tensor))
+        readings.append(device.copy_to_host(tensor))
     assert [reading.wait().tolist() for reading in readings] == [[number] * 3 for number in range(50)]
 
 
 def test_a_reading_is_an_array_of_its_own(device):
     tensor = put(device, [1, 2])
-    first = device.read_later(tensor).wait()
+    first = device.copy_to_host(tensor).wait()
     device.upload(tensor, np.array([3, 4]))
-    second = device.read_later(tensor).wait()
+    second = device.copy_to_host(tensor).wait()
     assert (first.tolist(), second.tolist()) == ([1, 2], [3, 4])
 
 
@@ -119,7 +119,7 @@ def test_threads_may_share_a_device(device):
         tensor = device.empty((1000,), np.int64)
         for step in range(50):
             device.upload(tensor, np.full(1000, number + step))
-            if not (device.read_later(tensor).wait() == number + step).all():
+            if not (device.copy_to_host(tensor).wait() == number + step).all():
                 return False
         return True
 

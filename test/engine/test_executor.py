@@ -123,7 +123,7 @@ def test_an_engine_that_fails_names_its_file(device, executor, tensors):
 class RecordingBackend:
     """A backend that only counts, and whose graphs count too."""
 
-    takes_empty_tensors = True
+    supports_empty_tensors = True
 
     def __init__(self) -> None:
         self.bindings = (Binding("x", np.dtype(np.float32), ("B",), True),)

@@ -49,7 +49,7 @@ def api(tmp_path_factory) -> Api:
 def test_our_code_uses_nothing_that_the_bindings_do_not_have(api):
     found = {path.name: Uses(path.read_text(), api) for path in SOURCES}
     assert {path.name for path in SOURCES} == {
-        "tensorrt_executor.py",
+        "tensorrt_backend.py",
         "tensorrt_library.py",
         "tensorrt_plan.py",
     }
@@ -143,7 +143,7 @@ PROGRAM = """
 import sys, tensorrt_bindings as trt
 sys.modules["tensorrt"] = trt
 from edgellm_ros.engine.tensorrt_library import library_log, load_library, start
-from edgellm_ros.engine.tensorrt_executor import _numpy_type
+from edgellm_ros.engine.tensorrt_backend import _numpy_type
 from edgellm_ros.engine.errors import EngineError
 
 assert load_library() is trt

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from side import Side
+from device_under_test import Side
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from side import Side
+from device_under_test import Side
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.tensor import Tensor
@@ -29,7 +29,7 @@ class DoubleDevice:
     name = "cuda"
     memory = "cuda"
     stream = None
-    run_ahead = 0
+    max_queued_steps = 0
 
     def __init__(self, multiprocessors: int) -> None:
         self.multiprocessors = multiprocessors
@@ -57,8 +57,8 @@ class DoubleDevice:
     def fill_zero(self, target: Tensor) -> None:
         self._host.fill_zero(_with_array(target))
 
-    def read_later(self, source: Tensor) -> Any:
-        return self._host.read_later(_with_array(source))
+    def copy_to_host(self, source: Tensor) -> Any:
+        return self._host.copy_to_host(_with_array(source))
 
     def capture(self, record: Callable[[], None]) -> None:
         return None

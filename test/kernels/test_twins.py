@@ -6,7 +6,7 @@ and the same tokens have to be drawn. Where there is no GPU, the sources are com
 import ml_dtypes
 import numpy as np
 import pytest
-from side import Side, host_side
+from device_under_test import Side, host_side
 
 from edgellm_ros.kernels import RopeTable, StopState
 from edgellm_ros.kernels.random import MAX_SEED

@@ -11,9 +11,9 @@ from edgellm_ros.builder import export
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine.opset23 import lower_to_opset23
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.audio_runner import AudioRunner, split_chunks, window_mask
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.runtime.config import EngineConfig
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
 

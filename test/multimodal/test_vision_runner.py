@@ -4,9 +4,9 @@ import pytest
 from reference_inputs import make_image
 
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal import vision_runner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
-from edgellm_ros.runtime.config import EngineConfig
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
 from edgellm_ros.engine.executor import EngineExecutor  # noqa: E402
+from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
 from edgellm_ros.multimodal.audio_processor import AudioProcessor  # noqa: E402
 from edgellm_ros.multimodal.audio_runner import AudioRunner  # noqa: E402
 from edgellm_ros.multimodal.config import AudioConfig  # noqa: E402
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
-from edgellm_ros.runtime.config import EngineConfig  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 
@@ -165,7 +165,7 @@ def both(request, thinker, image):
 
 def test_prompt_and_positions_are_the_reference_s(thinker, runtime, both):
     prompt, request = both
-    (sequence,) = runtime._pipeline.intake.admit([request], 0)
+    (sequence,) = runtime._pipeline.preparer.admit([request], 0)
     positions, delta = thinker.positions(prompt)
     assert sequence.token_ids == prompt.input_ids[0].tolist()
     np.testing.assert_array_equal(sequence.positions, positions[:, 0])

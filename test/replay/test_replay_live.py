@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_adapter import write_adapter
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.freshness import ARENA_CHECKPOINT
+from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 from edgellm_ros.replay.bag import Bag, BagMessage
 from edgellm_ros.replay.inputs import COMPRESSED
 
@@ -342,7 +342,7 @@ class TestAttached:
     def run_beside(self, short, arena_engine, tmp_path):
         """The outcome of scripts/replay_node beside a node whose parameters were changed so."""
         from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
-        from edgellm_ros.ros.replay import Replay, ReplayOptions
+        from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
 
         def run(*more: object, **changes: object) -> ReplayRun:
             options = ReplayOptions(short, tmp_path / "out", arena_engine, "cpu", {})

@@ -62,9 +62,9 @@ def domain() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def peer(domain) -> Iterator[object]:
-    from peer import Peer
+    from peer import RobotPeer
 
-    peer = Peer(domain)
+    peer = RobotPeer(domain)
     yield peer
     peer.close()
 
@@ -79,7 +79,7 @@ def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
     def start(**parameters: object) -> Child:
         log = tmp_path_factory.mktemp("node") / "node.log"
         values = [arg for name, value in parameters.items() for arg in ("-p", f"{name}:={value}")]
-        arguments = ["-m", "edgellm_ros.ros.main", "--ros-args", *values]
+        arguments = ["-m", "edgellm_ros.ros.node.main", "--ros-args", *values]
         children.append(Child("edgellm node", arguments, log, ros_environment(domain)))
         return children[-1]
 

@@ -37,7 +37,7 @@ OUTPUTS = {
 }
 
 
-class Peer:
+class RobotPeer:
     """One ROS node of the test's own process. Nothing arrives but while it waits."""
 
     def __init__(self, domain: int, image_type: Any = Image) -> None:
@@ -233,7 +233,7 @@ class Peer:
 class PlanCall:
     """A goal that was sent, its feedback so far, and its result."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: RobotPeer) -> None:
         self._peer = peer
         self._result: Any = None
         self.handle: Any = None

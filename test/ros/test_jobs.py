@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.ros.jobs import JobFactory
-from edgellm_ros.ros.trigger import Command
-from edgellm_ros.ros.worker import CANCELLED, TIMEOUT, Outcome
+from edgellm_ros.ros.node.command_trigger import Command
+from edgellm_ros.ros.node.jobs import JobFactory
+from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Outcome
 from edgellm_ros.runtime.request import Progress
 
 

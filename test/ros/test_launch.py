@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgellm_ros.ros.parameters import SPECS
+from edgellm_ros.ros.node.parameters import SPECS
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))

@@ -11,7 +11,7 @@ import cv2
 import pytest
 from edgellm_ros.action import Plan
 from lifecycle_msgs.srv import GetAvailableTransitions
-from peer import Peer, image_message
+from peer import RobotPeer, image_message
 from rcl_interfaces.srv import DescribeParameters, ListParameters
 from sensor_msgs.msg import CompressedImage
 
@@ -191,7 +191,7 @@ class TestImageTransport:
     ):
         peer.set_parameter("engine_dir", str(arena_engine))
         peer.set_parameter("image_transport", "compressed")
-        camera = Peer(domain, image_type=CompressedImage)
+        camera = RobotPeer(domain, image_type=CompressedImage)
         assert peer.transition("configure")
         assert peer.transition("activate")
         camera.connect()

@@ -12,7 +12,7 @@ from edgellm_ros.srv import ListLoras, SwitchLora
 from peer import image_message
 from tiny_adapter import write_adapter
 
-from edgellm_ros.ros.loras import change_loras
+from edgellm_ros.ros.node.loras import change_loras
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
@@ -25,7 +25,7 @@ def directories(tiny_checkpoint, tmp_path_factory):
     """Adapters with random weights: strong enough to be seen; `broken` has lost its tensors, `foreign` is
     another model's.
     """
-    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT
+    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 
     root = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("wild", "odd", "late", "broken")):
@@ -39,7 +39,7 @@ def directories(tiny_checkpoint, tmp_path_factory):
 def engine(directories, tmp_path_factory):
     """The demo's engines with places for adapters and `wild` inside, and no other adapter."""
     from edgellm_ros.builder import export
-    from edgellm_ros.builder.freshness import ARENA_CHECKPOINT
+    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 
     directory = tmp_path_factory.mktemp("lora_engine")
     export(ARENA_CHECKPOINT, directory, max_lora_rank=8)

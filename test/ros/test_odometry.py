@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from nav_msgs.msg import Odometry
 
-from edgellm_ros.ros.odometry import OdometryBuffer
+from edgellm_ros.ros.node.odometry import OdometryBuffer
 
 
 def odometry(t: float, x: float = 0.0, y: float = 0.0, heading: float = 0.0, speed: float = 0.0) -> Odometry:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgellm_ros.arena.camera import CAMERA
-from edgellm_ros.ros.overlay import OverlayCamera, draw_paths
+from edgellm_ros.ros.node.overlay import OverlayCamera, draw_paths
 
 ARENA = OverlayCamera(
     CAMERA.focal, CAMERA.focal, CAMERA.width / 2, CAMERA.height / 2, CAMERA.z, CAMERA.x, CAMERA.pitch

@@ -303,9 +303,10 @@ class TestBadInput:
     def test_a_client_that_vanishes_leaves_nothing_but_a_finished_goal(self, node, peer, domain, goal):
         script = (
             "import os, sys, rclpy; sys.path.insert(0, sys.argv[1])\n"
-            "from peer import Peer, image_message; from edgellm_ros.action import Plan; import numpy as np\n"
+            "from peer import RobotPeer, image_message\n"
+            "from edgellm_ros.action import Plan; import numpy as np\n"
             "image = image_message(np.zeros((224, 320, 3), np.uint8))\n"
-            "peer = Peer(int(os.environ['ROS_DOMAIN_ID']))\n"
+            "peer = RobotPeer(int(os.environ['ROS_DOMAIN_ID']))\n"
             "call = peer.send(Plan.Goal(prompt='go to the red box', images=[image]))\n"
             "call.ask_for_result(); call.wait_for_stage('prefill'); os._exit(9)"
         )

@@ -12,8 +12,8 @@ from peer import image_message
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
 
-from edgellm_ros.ros.services import Services
-from edgellm_ros.ros.worker import PlanWorker
+from edgellm_ros.ros.node.services import Services
+from edgellm_ros.ros.node.worker import PlanWorker
 
 R = Plan.Result
 SYSTEM = "you are a polite robot and you answer in one short sentence"

@@ -8,7 +8,15 @@ import time
 
 import pytest
 
-from edgellm_ros.ros.worker import CANCELLED, COMPLETED, PREEMPTED, TIMEOUT, Job, Outcome, PlanWorker
+from edgellm_ros.ros.node.worker import (
+    CANCELLED,
+    COMPLETED,
+    PREEMPTED,
+    TIMEOUT,
+    Job,
+    Outcome,
+    PlanWorker,
+)
 
 
 class Plans:

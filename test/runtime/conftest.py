@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from requests_for_tests import IMAGE, request
 
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 

@@ -15,7 +15,7 @@ from tiny_adapter import write_adapter
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
@@ -125,14 +125,14 @@ def test_ids_are_all_that_a_step_reads_and_it_sends_nothing(deferred):
 
     answer = deferred.handle_request(request(max_tokens=20, repetition_penalty=1.3, on_progress=watch))
     assert len(answer.token_ids) == 20
-    assert calls(deferred)["read_later"] == 20
+    assert calls(deferred)["copy_to_host"] == 20
     assert "download" not in calls(deferred)
     assert uploads == [uploads[0]] * 20
 
 
 def test_log_probabilities_are_read_where_they_are_wanted(deferred):
     deferred.handle_request(request(max_tokens=8, repetition_penalty=1.3, logprobs=2))
-    assert calls(deferred)["read_later"] == 3 * 8
+    assert calls(deferred)["copy_to_host"] == 3 * 8
 
 
 def test_the_next_step_is_queued_before_the_tokens_of_the_last_are_read(deferred):

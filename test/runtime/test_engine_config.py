@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from edgellm_ros.runtime.config import EngineConfig, RopeConfig
+from edgellm_ros.engine_directory.config import EngineConfig, RopeConfig
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from requests_for_tests import (
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import list_files
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.runtime.config import EngineConfig
-from edgellm_ros.runtime.engine_files import list_files
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 DIFFERENT_REQUESTS = [

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from on_device import edited
 
-from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
 @pytest.fixture

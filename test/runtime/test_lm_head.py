@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.runtime.config import EngineConfig
-from edgellm_ros.runtime.engine_files import list_files
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import list_files
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 MATRIX = "lm_head.weight"

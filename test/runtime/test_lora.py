@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_adapter import write_adapter
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.runtime.config import EngineConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 LONG = {"max_tokens": 30, "images": (IMAGE,)}

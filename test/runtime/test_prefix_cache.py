@@ -9,10 +9,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from edgellm_ros.runtime.config import EngineConfig
-from edgellm_ros.runtime.linear_kv_cache import LinearKVCache
-from edgellm_ros.runtime.prefix_cache import PAGE, PrefixCache
-from edgellm_ros.runtime.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.prefix.prefix_cache import PAGE, PrefixCache
+from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
 
 LAYERS, KV_HEADS, HEAD_DIM, CAPACITY = 2, 2, 4, 200
 PAGE_BYTES = 2 * LAYERS * KV_HEADS * PAGE * HEAD_DIM * 4

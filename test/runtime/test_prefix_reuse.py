@@ -16,7 +16,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.prefix_file import engine_fingerprint, load_prefix_cache
+from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache
 
 SYSTEM = "you are a small robot on a floor with coloured solids. " * 2
 REQUESTS = [

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from edgellm_ros.runtime.chat_template import ChatTemplate
-from edgellm_ros.runtime.config import EngineConfig
-from edgellm_ros.runtime.prompt import PromptBuilder
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
+from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
-from edgellm_ros.runtime.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypat
     )
     # First tokens come out of the prefill; the second, fifth and ninth step are the last of a sequence each.
     # That one is cancelled after the fourth is known only when the fifth is queued, where steps run ahead.
-    fifth = 3 if acting_runtime._pipeline.device.run_ahead else 2
+    fifth = 3 if acting_runtime._pipeline.device.max_queued_steps else 2
     assert sizes == [4, 4, 3, 3, fifth, 1, 1, 1, 1]
 
 

@@ -3,8 +3,8 @@ import itertools
 
 import pytest
 
-from edgellm_ros.runtime.text_stream import TextStream
-from edgellm_ros.runtime.tokenizer import Tokenizer
+from edgellm_ros.runtime.prompt.text_stream import TextStream
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

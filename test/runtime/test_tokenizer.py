@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from edgellm_ros.runtime.tokenizer import Tokenizer
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 
 
 def special(tokenizer, token) -> int:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parity
 from peft import PeftModel  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from edgellm_ros.runtime.peft_adapter import read_peft_adapter  # noqa: E402
+from edgellm_ros.engine_directory.peft_adapter import read_peft_adapter  # noqa: E402
 from training.checkpoint import new_thinker, save_checkpoint, thinker_config  # noqa: E402
 from training.expert import ExpertDims, FlowExpert  # noqa: E402
 from training.lora import put_adapters, save_adapter  # noqa: E402

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Export only when it is needed: an engine directory remembers the hash of all that it was made from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import edgellm_ros
+from edgellm_ros.builder.exporter import export
+from edgellm_ros.engine_directory.config import EngineConfig
+
+SOURCE_FILE = "exported_from"
+PACKAGE = Path(edgellm_ros.__file__).resolve().parent
+ARENA_CHECKPOINT = PACKAGE.parent / "models" / "arena"
+
+
+def export_if_needed(
+    checkpoint_dir: str | Path, engine_dir: str | Path, before_export: Callable[[], None] = lambda: None
+) -> EngineConfig:
+    """The engine directory of a checkpoint, exported with default limits unless it is there, whole and up to
+    date.
+
+    It is up to date if neither the checkpoint nor the builder's code has changed since. Errors as of
+    `export`.
+    """
+    checkpoint, engine = Path(checkpoint_dir), Path(engine_dir)
+    if not (checkpoint / "config.json").is_file():
+        raise FileNotFoundError(f"{checkpoint / 'config.json'} not found: {checkpoint} is not a checkpoint")
+    source, stamp = source_hash(checkpoint), engine / SOURCE_FILE
+    if stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == source:
+        try:
+            return EngineConfig.load(engine)
+        except (ValueError, FileNotFoundError):
+            pass  # damaged since: make it again
+    before_export()
+    stamp.unlink(missing_ok=True)
+    config = export(checkpoint, engine)
+    stamp.write_text(source + "\n", encoding="utf-8")
+    return config
+
+
+def source_hash(checkpoint: Path) -> str:
+    """SHA-256 of all that an exported engine follows from: the checkpoint's files, the builder's code, the
+    config's classes.
+    """
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    code = [*sorted((PACKAGE / "builder").glob("*.py")), *sorted(PACKAGE.glob("*/config.py"))]
+    names = [path.relative_to(checkpoint) for path in files] + [path.relative_to(PACKAGE) for path in code]
+    digest = hashlib.sha256()
+    for name, path in zip(names, files + code, strict=True):
+        digest.update(name.as_posix().encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

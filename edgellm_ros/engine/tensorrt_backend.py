@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT as an engine backend: a plan whose contexts read and write our buffers by address.
+
+Written to TensorRT's rules, which the test double (test/engine/tensorrt_double.py) holds it to:
+
+- An execution context works with one optimization profile; a switch forgets its shapes. So each profile has
+  contexts of its own, and no context ever switches.
+- Intermediate results live in memory that we bring. All engines of a device run one after another on its one
+  stream, so they share one buffer, as large as the largest needs.
+- Addresses are multiples of 256. Windows on larger tensors may stand anywhere: those go through a copy.
+- An output that TensorRT updates in place (a KV cache) must have the address of its input.
+- A context from which a graph was captured must not be changed afterwards, and neither may its memory go.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.context_memory import ALIGNMENT, ContextMemory, aligned
+from edgellm_ros.engine.device import Device, DeviceGraph
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.onnx_bindings import read_bindings
+from edgellm_ros.engine.tensor import Shape, Tensor
+from edgellm_ros.engine.tensorrt_library import (
+    COMPATIBLE,
+    engine_error,
+    find_plan,
+    library_log,
+    load_library,
+    plan_error,
+    start,
+)
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+KEPT_CONTEXTS = 4  # per profile: bindings that take turns (adapters) need not be made anew; each costs memory
+
+
+@dataclass(eq=False)
+class Bound:
+    """What `bind` made: shapes of the inputs, addresses, and copies for tensors that stand elsewhere.
+
+    Whoever recorded a run with it keeps it as long as the graph, and with it the context that was recorded.
+    """
+
+    profile: int
+    tensors: dict[str, Tensor]  # what TensorRT is given, aligned
+    inward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (target, source), before a run
+    outward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # after it
+    recorded: list[trt.IExecutionContext] = field(default_factory=list)  # in graphs, not to be changed
+
+
+class TensorRTBackend:
+    """One plan, deserialised. `path` is the plan.
+
+    `model`: the graph that it was made from; the plan beside it that fits GPU and library is taken.
+    """
+
+    # TensorRT documents empty tensors, but it is asked for none: an adapter of rank 0 becomes one of zeros.
+    supports_empty_tensors = False
+
+    def __init__(self, model: Path, device: Device) -> None:
+        trt = load_library()
+        self.path = find_plan(model, device.arch, trt)
+        self._device = device
+        self._trt = trt
+        self._log = library_log(trt)
+        self._engine = self._load(trt)
+        self.bindings = read_bindings(model)
+        self._check_bindings(model)
+        self._aliases = self._find_aliases()
+        self._ranges = [self._profile(i) for i in range(self._engine.num_optimization_profiles)]
+        self._contexts: list[OrderedDict[Bound, trt.IExecutionContext]] = [
+            OrderedDict() for _ in self._ranges
+        ]
+        self._memory = ContextMemory.of(device)
+        self._memory.reserve(self._engine.device_memory_size_v2)
+
+    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> Bound:
+        if not 0 <= profile < len(self._ranges):
+            raise EngineError(f"{self.path}: no optimization profile {profile}, it has {len(self._ranges)}")
+        for name, (low, high) in self._ranges[profile].items():
+            shape = tensors[name].shape
+            if any(not a <= size <= b for size, a, b in zip(shape, low, high, strict=True)):
+                raise EngineError(
+                    f"{self.path}: {name} {list(shape)} is outside profile {profile}, "
+                    f"from {list(low)} to {list(high)}"
+                )
+        bound = Bound(profile, {})
+        for binding in self.bindings:
+            self._place(bound, binding, tensors)
+        self._context(bound)
+        return bound
+
+    def run(self, bound: Bound, stream: Any) -> None:
+        context = self._context(bound)
+        for target, source in bound.inward:
+            self._device.copy(target, source)
+        self._log.take()
+        if not context.execute_async_v3(int(self._device.stream.handle)):
+            raise engine_error(f"{self.path}: TensorRT could not run it: {self._log.take()}")
+        for target, source in bound.outward:
+            self._device.copy(target, source)
+        if self._device.capturing:
+            bound.recorded.append(self._contexts[bound.profile].pop(bound))
+
+    def capture(self, bound: Bound, stream: Any) -> DeviceGraph | None:
+        self.run(bound, stream)  # TensorRT finishes in the first run what a change of shapes began
+        return self._device.capture(lambda: self.run(bound, stream))
+
+    def _load(self, trt: Any) -> trt.ICudaEngine:
+        runtime = start(trt, trt.Runtime)
+        # A version-compatible plan may carry the code that runs it. It was made here, by `edgellm build`.
+        runtime.engine_host_code_allowed = self.path.stem.endswith(COMPATIBLE)
+        if not self.path.stat().st_size:
+            raise plan_error(self.path, trt.__version__, "the file is empty, truncated")
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+            engine = runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise plan_error(self.path, trt.__version__, self._log.take())
+        return engine
+
+    def _check_bindings(self, model: Path) -> None:
+        """EngineError unless the plan has the graph's inputs and outputs: it may be older than the graph."""
+        engine, trt = self._engine, self._trt
+        found = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
+        problem = found.symmetric_difference(binding.name for binding in self.bindings)
+        for binding in [] if problem else self.bindings:
+            shape = tuple(engine.get_tensor_shape(binding.name))
+            is_input = engine.get_tensor_mode(binding.name) == trt.TensorIOMode.INPUT
+            same = len(shape) == len(binding.shape) and is_input == binding.is_input
+            same = same and _numpy_type(trt, engine.get_tensor_dtype(binding.name)) == binding.dtype
+            pairs = zip(shape, binding.shape, strict=False)
+            if not same or any(-1 != size != dim for size, dim in pairs if isinstance(dim, int)):
+                problem.add(binding.name)
+            if engine.get_tensor_location(binding.name) != trt.TensorLocation.DEVICE:
+                raise EngineError(f"{self.path}: {binding.name} would have to be in host memory")
+        if problem:
+            raise EngineError(
+                f"{self.path}: made from another graph than {model.name} ({', '.join(sorted(problem))}); "
+                f"run `edgellm build {model.parent.parent}` again"
+            )
+
+    def _find_aliases(self) -> dict[str, str]:
+        """Output -> the input in whose memory it is written."""
+        outputs = [binding.name for binding in self.bindings if not binding.is_input]
+        aliases = {name: self._engine.get_aliased_input_tensor(name) for name in outputs}
+        return {name: source for name, source in aliases.items() if source}
+
+    def _profile(self, index: int) -> dict[str, tuple[Shape, Shape]]:
+        """Smallest and largest shape of each input whose shape may vary."""
+        ranges = {}
+        for binding in self.bindings:
+            if binding.is_input and any(not isinstance(dim, int) for dim in binding.shape):
+                low, _, high = self._engine.get_tensor_profile_shape(binding.name, index)
+                ranges[binding.name] = tuple(low), tuple(high)
+        return ranges
+
+    def _place(self, bound: Bound, binding: Binding, tensors: Mapping[str, Tensor]) -> None:
+        """Choose what TensorRT is given for a tensor: it, or an aligned copy of it."""
+        name, tensor = binding.name, tensors[binding.name]
+        source = self._aliases.get(name)
+        if source is not None:
+            if tensor.pointer != tensors[source].pointer:
+                raise EngineError(
+                    f"{self.path}: {name} is written in the memory of {source}, bind both to one address"
+                )
+            if tensor.pointer % ALIGNMENT:
+                raise EngineError(
+                    f"{self.path}: {source} at {tensor.pointer:#x} must be at a multiple of {ALIGNMENT} bytes"
+                )
+        elif not binding.is_input:
+            same = [b.name for b in self.bindings if b.is_input and tensors[b.name].pointer == tensor.pointer]
+            if same:
+                raise EngineError(f"{self.path}: {name} is not written in place, but has {same[0]}'s address")
+        if tensor.pointer % ALIGNMENT == 0:
+            bound.tensors[name] = tensor
+            return
+        copy = aligned(self._device, tensor)
+        bound.tensors[name] = copy
+        if binding.is_input:
+            bound.inward.append((copy, tensor))
+        else:
+            bound.outward.append((tensor, copy))
+
+    def _context(self, bound: Bound) -> trt.IExecutionContext:
+        """The context that has these shapes and addresses; the one longest unused is changed if none has."""
+        contexts = self._contexts[bound.profile]
+        if bound in contexts:
+            contexts.move_to_end(bound)
+            return contexts[bound]
+        if len(contexts) < KEPT_CONTEXTS:
+            context = self._make_context(bound.profile)
+        else:
+            _, context = contexts.popitem(last=False)
+        self._log.take()
+        try:
+            self._apply(bound, context)
+        except RuntimeError as error:  # infer_shapes raises it; EngineError is one too
+            raise (
+                error if isinstance(error, EngineError) else engine_error(f"{self.path}: {error}")
+            ) from error
+        contexts[bound] = context
+        return context
+
+    def _make_context(self, profile: int) -> trt.IExecutionContext:
+        trt = self._trt
+        self._log.take()
+        context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        if context is None:
+            raise engine_error(f"{self.path}: TensorRT could not make a context: {self._log.take()}")
+        if not context.set_optimization_profile_async(profile, int(self._device.stream.handle)):
+            raise engine_error(f"{self.path}: profile {profile}: {self._log.take()}")
+        address, size = self._memory.window()
+        if size:
+            context.set_device_memory(address, size)
+        return context
+
+    def _apply(self, bound: Bound, context: trt.IExecutionContext) -> None:
+        for binding in self.bindings:
+            name, tensor = binding.name, bound.tensors[binding.name]
+            if binding.is_input and not context.set_input_shape(name, tensor.shape):
+                raise engine_error(f"{self.path}: {name} {list(tensor.shape)}: {self._log.take()}")
+            if not context.set_tensor_address(name, tensor.pointer):
+                raise engine_error(f"{self.path}: {name} at {tensor.pointer:#x}: {self._log.take()}")
+        unspecified = context.infer_shapes()
+        if unspecified:
+            raise EngineError(f"{self.path}: TensorRT lacks the shape of {', '.join(unspecified)}")
+        for binding in self.bindings:
+            shape = tuple(context.get_tensor_shape(binding.name))
+            if shape != bound.tensors[binding.name].shape:
+                raise EngineError(
+                    f"{self.path}: {binding.name} becomes {list(shape)}, "
+                    f"but a tensor {list(bound.tensors[binding.name].shape)} is bound"
+                )
+
+
+def _numpy_type(trt: Any, dtype: trt.DataType) -> np.dtype | None:
+    """The NumPy type of a TensorRT type, None for those that no tensor of ours has."""
+    types = {
+        trt.DataType.FLOAT: np.float32,
+        trt.DataType.HALF: np.float16,
+        trt.DataType.INT32: np.int32,
+        trt.DataType.INT64: np.int64,
+        trt.DataType.UINT8: np.uint8,
+        trt.DataType.BOOL: np.bool_,
+    }
+    if dtype == trt.DataType.BF16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(types[dtype]) if dtype in types else None

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`config.json` of an engine directory: what the builder writes and the runtime believes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.engine_directory.files import FileEntry, check_files
+from edgellm_ros.engine_directory.schema import from_dict, to_dict
+from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
+
+FORMAT_VERSION = 3
+CONFIG_FILE = "config.json"
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding.
+
+    `mrope_section`: frequency pairs given to time, height and width; empty = plain RoPE.
+
+    `mrope_interleaved` as in Qwen3: frequencies take turns (t h w t h w ...) rather than standing in three
+    blocks.
+    """
+
+    theta: float
+    mrope_section: tuple[int, ...]
+    mrope_interleaved: bool
+
+    def __post_init__(self) -> None:
+        if self.theta <= 0:
+            raise ValueError(f"theta must be positive, got {self.theta}")
+        if self.mrope_section and len(self.mrope_section) != 3:
+            raise ValueError(
+                f"mrope_section must have 3 values (time, height, width), got {self.mrope_section}"
+            )
+        if self.mrope_section and not self.mrope_interleaved:
+            raise ValueError("mrope_interleaved must be true: block-wise mRoPE (Qwen2-VL) is not supported")
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig:
+    """Shape of the language model.
+
+    `reduced_vocab_size`: how many tokens it can answer with, those of `vocab_map.safetensors`; 0 = all.
+    """
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    reduced_vocab_size: int
+    max_position_embeddings: int
+    num_deepstack_features: int
+    rope: RopeConfig
+
+    @property
+    def output_vocab_size(self) -> int:
+        """How many logits there are."""
+        return self.reduced_vocab_size or self.vocab_size
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        if self.rope.mrope_section and sum(self.rope.mrope_section) != self.head_dim // 2:
+            raise ValueError(
+                f"mrope_section {self.rope.mrope_section} must sum to head_dim / 2 = {self.head_dim // 2}"
+            )
+        if not 0 <= self.reduced_vocab_size <= self.vocab_size:
+            raise ValueError(
+                f"reduced_vocab_size must be from 0 to vocab_size {self.vocab_size}, "
+                f"got {self.reduced_vocab_size}"
+            )
+        if self.num_deepstack_features < 0:
+            raise ValueError(
+                f"num_deepstack_features must not be negative, got {self.num_deepstack_features}"
+            )
+
+
+@dataclass(frozen=True)
+class BuilderConfig:
+    """What was chosen at export: limits, which are the sizes of buffers and profiles, and extra bindings.
+
+    Lengths are in tokens. `max_kv_cache_capacity` bounds prompt plus answer of one sequence (and is static in
+    the graph). `max_action_samples` bounds the trajectories of one request. `hidden_state_layers`: the layers
+    whose hidden states the language model puts out. `lm_head_input`: its last matrix is an input.
+    """
+
+    max_batch_size: int = 4
+    max_input_len: int = 320
+    max_kv_cache_capacity: int = 448
+    max_lora_rank: int = 0
+    max_action_samples: int = 64
+    hidden_state_layers: tuple[int, ...] = ()
+    lm_head_input: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_action_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_kv_cache_capacity <= self.max_input_len:
+            raise ValueError(
+                f"max_kv_cache_capacity {self.max_kv_cache_capacity} must be greater than "
+                f"max_input_len {self.max_input_len}"
+            )
+        if self.max_input_len < 2:
+            raise ValueError(f"max_input_len must be at least 2, got {self.max_input_len}")
+        if self.max_lora_rank < 0:
+            raise ValueError(f"max_lora_rank must not be negative, got {self.max_lora_rank}")
+        layers = self.hidden_state_layers
+        if list(layers) != sorted(set(layers)) or (layers and layers[0] < 1):
+            raise ValueError(f"hidden_state_layers must be rising numbers from 1, got {list(layers)}")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids with a meaning. None where the checkpoint has no such token. The pad id fills rows of a batch."""
+
+    pad_token_id: int
+    image_token_id: int | None
+    vision_start_token_id: int | None
+    vision_end_token_id: int | None
+    audio_token_id: int | None
+    audio_start_token_id: int | None
+    audio_end_token_id: int | None
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Sampling that the checkpoint recommends (generation_config.json).
+
+    temperature 0 = greedy, top_k 0 = off.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or self.repetition_penalty <= 0:
+            raise ValueError(
+                "temperature and top_k must not be negative, top_p in (0, 1], repetition_penalty > 0, got "
+                f"{self.temperature}, {self.top_k}, {self.top_p}, {self.repetition_penalty}"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything in `config.json`.
+
+    `vision`, `audio` and `action` are None where the checkpoint has no such part.
+    """
+
+    format_version: int
+    model_type: str
+    precision: str
+    llm: LanguageModelConfig
+    builder: BuilderConfig
+    vision: VisionConfig | None
+    audio: AudioConfig | None
+    action: ActionConfig | None
+    special_tokens: SpecialTokens
+    stop_token_ids: tuple[int, ...]
+    generation: GenerationDefaults
+    files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
+        if not self.stop_token_ids:
+            raise ValueError("stop_token_ids must not be empty")
+        self._check_parts_fit()
+
+    def _check_parts_fit(self) -> None:
+        llm, vision, audio, action = self.llm, self.vision, self.audio, self.action
+        if max(self.builder.hidden_state_layers, default=0) > llm.num_hidden_layers:
+            raise ValueError(
+                f"hidden_state_layers {list(self.builder.hidden_state_layers)}: "
+                f"the language model has {llm.num_hidden_layers} layers"
+            )
+        if vision is not None:
+            if vision.out_hidden_size != llm.hidden_size:
+                raise ValueError(
+                    f"vision out_hidden_size {vision.out_hidden_size} is not hidden_size {llm.hidden_size}"
+                )
+            if len(vision.deepstack_visual_indexes) != llm.num_deepstack_features:
+                raise ValueError(
+                    f"vision has deepstack_visual_indexes {vision.deepstack_visual_indexes}, "
+                    f"llm takes num_deepstack_features {llm.num_deepstack_features}"
+                )
+            if (
+                self.special_tokens.image_token_id is None
+                or self.special_tokens.vision_start_token_id is None
+            ):
+                raise ValueError(
+                    "special_tokens needs image_token_id and vision_start_token_id for a vision tower"
+                )
+        if audio is not None:
+            if audio.output_dim != llm.hidden_size:
+                raise ValueError(f"audio output_dim {audio.output_dim} is not hidden_size {llm.hidden_size}")
+            if self.special_tokens.audio_token_id is None:
+                raise ValueError("special_tokens needs audio_token_id for an audio encoder")
+        if action is not None:
+            for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
+                if getattr(action, name) != getattr(llm, name):
+                    raise ValueError(
+                        f"action {name} {getattr(action, name)} is not llm {name} {getattr(llm, name)}: "
+                        "the action head could not read the KV cache"
+                    )
+            if action.future_start_token_id not in self.stop_token_ids:
+                raise ValueError(
+                    f"stop_token_ids must have future_start_token_id {action.future_start_token_id}"
+                )
+
+    def save(self, engine_dir: str | Path) -> Path:
+        """Write `config.json` into the directory and return its path."""
+        path = Path(engine_dir) / CONFIG_FILE
+        path.write_text(json.dumps(to_dict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, engine_dir: str | Path, verify: bool = False) -> EngineConfig:
+        """Read and check `config.json`, and that the files it lists are there in full.
+
+        `verify` compares their SHA-256 too. FileNotFoundError for a missing directory or file, ValueError for
+        a wrong config or a file of the wrong size or content.
+        """
+        path = Path(engine_dir) / CONFIG_FILE
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} not found: {engine_dir} is not an engine directory (made by `edgellm export`)"
+            )
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}: not valid JSON: {error}") from None
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if version != FORMAT_VERSION:  # other versions have other keys
+            raise ValueError(f"{path}: format_version is {version}, expected {FORMAT_VERSION}: export again")
+        config = from_dict(cls, data, str(path))
+        check_files(engine_dir, config.files, verify)
+        return config

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm demo`: the arena and the edgellm node in two processes, closed loop over ROS 2 topics, until all
+episodes are played.
+
+This process only looks after the two: it exports the engines if they are missing or older than the
+checkpoint, starts both in a ROS domain of their own, shows what the arena tells (JSON lines through a pipe),
+and ends both on every way out.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgellm_ros.builder.export_cache import export_if_needed
+from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.ros.arena.display import Display
+from edgellm_ros.ros.processes import (
+    NODE_MODULE,
+    Child,
+    own_domain,
+    require_ros,
+    ros_arguments,
+    ros_environment,
+    terminated_as_interrupted,
+)
+from edgellm_ros.runtime.lora import canonical_name, find_adapter
+
+ARENA_MODULE = "edgellm_ros.ros.arena.arena_node"
+QUESTION = "what do you see?"  # before each episode's command
+SILENCE_S = 180.0  # the arena gives up sooner by itself: no answer is an error within 90 s
+
+
+class DemoError(RuntimeError):
+    """An episode did not finish; the message says why, with the end of the log of the process that failed."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What to play and where things are. `out` gets pictures, sounds and logs; of the samples one is driven.
+
+    spoken: the robot is spoken to instead of typed to. lora: the adapter that answers, "" = the base model.
+    """
+
+    episodes: int
+    seed: int
+    out: Path
+    engine_dir: Path
+    checkpoint: Path
+    device: str
+    action_samples: int
+    spoken: bool = False
+    lora: str = ""
+
+
+def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
+    """Play all episodes and return the summary.
+
+    ImportError without ROS 2, EngineError for a device that is not there or if a model that cannot hear is to
+    be spoken to, ValueError or FileNotFoundError for a bad checkpoint or an adapter that it does not have,
+    DemoError if an episode does not end.
+    """
+    require_ros("the demo")
+    open_device(options.device)
+    config = export_if_needed(
+        options.checkpoint,
+        options.engine_dir,
+        lambda: display.status(f"exporting {options.checkpoint} to {options.engine_dir} ..."),
+    )
+    find_adapter(options.engine_dir, options.lora)
+    if options.spoken and config.audio is None:
+        raise EngineError(
+            f"nobody can speak to the robot, because {options.checkpoint} has no audio encoder: "
+            "leave --spoken out to type to it, or name a checkpoint that hears"
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    outcomes: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        stack.enter_context(terminated_as_interrupted())
+        environment = ros_environment(stack.enter_context(own_domain()))
+        display.status("starting the edgellm node and the arena ...")
+        node = Child("edgellm node", node_arguments(options), options.out / "edgellm_node.log", environment)
+        stack.callback(node.stop)
+        arena = Child("arena", arena_arguments(options), options.out / "arena.log", environment, pipe=True)
+        stack.callback(arena.stop)
+        for event in arena_events(arena, node):
+            display.show(event)
+            if event["event"] == "outcome":
+                outcomes.append(event)
+    if len(outcomes) != options.episodes:
+        raise DemoError(
+            f"the arena ended after {len(outcomes)} of {options.episodes} episodes; {_tail(arena)}"
+        )
+    return {"lora": canonical_name(options.lora), **summarise(outcomes, options.spoken)}
+
+
+def node_arguments(options: DemoOptions) -> list[str]:
+    """How the edgellm node is started: it plans on each new frame while a command stands."""
+    parameters = {
+        "engine_dir": str(options.engine_dir.resolve()),
+        "device": options.device,
+        "plan_on": "image",
+        "action_samples": options.action_samples,
+        "lora": options.lora,
+        "autostart": True,
+        "use_sim_time": True,
+        "odom_wait": 5.0,
+        "input_reliability": "reliable",
+    }
+    return ["-m", NODE_MODULE, *ros_arguments(parameters)]
+
+
+def arena_arguments(options: DemoOptions) -> list[str]:
+    """How the arena is started: it tells what happens as JSON lines."""
+    parameters = {
+        "seed": options.seed,
+        "episodes": options.episodes,
+        "out": str(options.out.resolve()),
+        "question": QUESTION,
+        "spoken": options.spoken,
+        "events": True,
+    }
+    return ["-m", ARENA_MODULE, *ros_arguments(parameters)]
+
+
+def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
+    """What the arena tells, until it ends; DemoError if it fails, if the node ends, or if nothing is heard
+    for long.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(arena.stdout, selectors.EVENT_READ)
+        silent_s, poll_s = 0.0, 0.5
+        while True:
+            if selector.select(poll_s):
+                line = arena.stdout.readline()
+                if not line:
+                    break
+                silent_s = 0.0
+                yield json.loads(line)
+                continue
+            silent_s += poll_s
+            if node.process.poll() is not None:
+                raise DemoError(
+                    f"the edgellm node ended with exit code {node.process.returncode}; {_tail(node)}"
+                )
+            if silent_s > SILENCE_S:
+                raise DemoError(f"nothing heard from the arena for {SILENCE_S:.0f} s; {_tail(arena)}")
+    code = arena.process.wait()
+    if node.process.poll() is not None:
+        raise DemoError(f"the edgellm node ended with exit code {node.process.returncode}; {_tail(node)}")
+    if code:
+        raise DemoError(f"the arena ended with exit code {code}; {_tail(arena)}\n{_tail(node)}")
+
+
+def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
+    """Counts and mean times over all episodes; times are those of the computer's clock, over the topics.
+
+    understood, of spoken commands: the first answer names the right thing. Speeds are means in m/s while the
+    robot moved, clearances the least in m between its edge and a solid that is not its target.
+    """
+    speeds = [outcome["mean_speed"] for outcome in outcomes if outcome["mean_speed"]]
+    plans = [seconds for outcome in outcomes for seconds in outcome["plan_seconds"]]
+    words = [seconds for outcome in outcomes for seconds in outcome["first_words_seconds"]]
+    understood = {"understood": sum(outcome["understood"] for outcome in outcomes)} if spoken else {}
+    return {
+        "episodes": len(outcomes),
+        "successes": sum(outcome["outcome"] == "success" for outcome in outcomes),
+        "collisions": sum(outcome["outcome"] == "collision" for outcome in outcomes),
+        "timeouts": sum(outcome["outcome"] == "timeout" for outcome in outcomes),
+        **understood,
+        "simulated_seconds": sum(outcome["time"] for outcome in outcomes),
+        "plans": len(plans),
+        # No plans at all: nothing that was said was heard.
+        "mean_plan_seconds": statistics.fmean(plans or [0.0]),
+        "median_plan_seconds": statistics.median(plans or [0.0]),
+        "median_first_words_seconds": statistics.median(words or [0.0]),
+        "clipped_actions": sum(outcome["clipped_actions"] for outcome in outcomes),
+        "mean_speed": statistics.fmean(speeds or [0.0]),
+        "least_clearance": min(outcome["least_clearance"] for outcome in outcomes),
+        "failed": [
+            {key: o[key] for key in ("number", "seed", "outcome")}
+            for o in outcomes
+            if o["outcome"] != "success"
+        ],
+        "drives": [
+            {key: o[key] for key in ("number", "seed", "outcome", "time", "mean_speed", "least_clearance")}
+            for o in outcomes
+        ],
+        "pictures": [outcome["picture"] for outcome in outcomes],
+    }
+
+
+def _tail(child: Child) -> str:
+    return f"the end of {child.log}:\n{child.log_tail()}"

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/diagnostics: how the node is, once a second, in the form that rqt and aggregators read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+from edgellm_ros.ros.node.metrics import NodeMetrics, resident_memory
+from edgellm_ros.ros.node.odometry import OdometryBuffer
+from edgellm_ros.ros.node.parameters import Parameters
+from edgellm_ros.ros.node.speech_input import Hearing
+
+WARN, FAULT = DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+INPUT_VALUES = (
+    "image_rate",
+    "odometry_rate",
+    "audio_rate",
+    "frames_received",
+    "frames_dropped",
+    "odometry_refused",
+    "audio_refused",
+    "utterances",
+    "utterances_cut",
+    "utterances_stale",
+    "utterances_dropped",
+)
+
+
+def engine_status(state: str, problem: str, parameters: Parameters) -> DiagnosticStatus:
+    """The lifecycle state, the engines, and memory. `problem` is why they are not loaded."""
+    values = {
+        "state": state,
+        "engine_dir": parameters.engine_dir,
+        "device": parameters.device,
+        "memory_resident": resident_memory(),
+    }
+    return _make("engine", [(WARN, problem)] if problem else [], values)
+
+
+def input_status(
+    metrics: NodeMetrics,
+    values: Mapping[str, float],
+    odometry: OdometryBuffer,
+    hearing: Hearing,
+    parameters: Parameters,
+    active: bool,
+    needs_odometry: bool,
+) -> DiagnosticStatus:
+    """Rates, ages and drops of what the node listens to. `values` are `metrics.values()`."""
+    problems = []
+    if active:
+        if odometry.problem:
+            problems.append((FAULT, odometry.problem))
+        if metrics.frames.age > parameters.max_input_age:
+            problems.append((WARN, f"no camera frame for {metrics.frames.age:.1f} s"))
+        if needs_odometry and odometry.newest_stamp is None:
+            problems.append((WARN, "no odometry: the robot is taken to stand still"))
+        if hearing.problem:
+            problems.append((WARN, f"~/audio: {hearing.problem}"))
+    shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
+    shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
+    shown["audio_age"] = metrics.sound.age
+    return _make("inputs", problems, shown)
+
+
+def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int) -> DiagnosticStatus:
+    """How plans ended, how long they took, and what was last wrong with one."""
+    problems = [(WARN, metrics.problem)] if metrics.problem else []
+    shown: dict[str, object] = {name: value for name, value in values.items() if name not in INPUT_VALUES}
+    shown["goals_waiting"] = waiting
+    return _make("plans", problems, shown)
+
+
+def make_array(stamp: Time, statuses: list[DiagnosticStatus]) -> DiagnosticArray:
+    """All of the node's statuses."""
+    array = DiagnosticArray(status=statuses)
+    array.header.stamp = stamp
+    return array
+
+
+def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, object]) -> DiagnosticStatus:
+    """One status: the level of its worst problem, all of them as text, the values beside it."""
+    level = max((level for level, _ in problems), default=DiagnosticStatus.OK)
+    message = "; ".join(text for _, text in problems) or "ok"
+    pairs = [KeyValue(key=key, value=_format(value)) for key, value in values.items()]
+    return DiagnosticStatus(name=name, level=level, message=message, hardware_id="edgellm_ros", values=pairs)
+
+
+def _format(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

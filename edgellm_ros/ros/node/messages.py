@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime's requests and answers as ROS messages."""
+
+from __future__ import annotations
+
+import array
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion
+from nav_msgs.msg import Path
+from std_msgs.msg import Header
+
+from edgellm_ros.diffusion.config import ActionSpaceConfig
+from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
+from edgellm_ros.msg import SamplingParams as SamplingParamsMsg
+from edgellm_ros.multimodal.pcm import PcmFormat, join
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.multimodal.sound_stream import Utterance
+from edgellm_ros.ros.node.parameters import Parameters
+from edgellm_ros.ros.stamps import NANOSECONDS, to_nanoseconds, to_time
+from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
+
+
+def sampling_from_message(message: SamplingParamsMsg, defaults: Parameters) -> SamplingParams:
+    """Sampling of a goal, which may leave seed and max_tokens to the node. ValueError if out of range."""
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        max_tokens=message.max_tokens if message.max_tokens != 0 else defaults.max_tokens,
+        stop=tuple(message.stop),
+        seed=message.seed if message.seed >= 0 else defaults.seed,
+    )
+
+
+def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
+    """Sampling of a command."""
+    return SamplingParams(
+        temperature=parameters.temperature,
+        top_p=parameters.top_p,
+        top_k=parameters.top_k,
+        min_p=parameters.min_p,
+        repetition_penalty=parameters.repetition_penalty,
+        max_tokens=parameters.max_tokens,
+        seed=parameters.seed,
+    )
+
+
+def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:
+    """The sound of a goal, sent in one piece or in several. ValueError if it cannot be read."""
+    return join(
+        [(PcmFormat(chunk.encoding, chunk.sample_rate, chunk.channels), chunk.data) for chunk in chunks]
+    )
+
+
+def to_audio_chunk(utterance: Utterance) -> AudioChunk:
+    """What was heard, with the samples that the model gets: sent as a goal, it is planned as it was."""
+    samples = utterance.sound.samples
+    header = Header(stamp=to_time(utterance.stamp))
+    return AudioChunk(
+        header=header,
+        encoding=AudioChunk.F32LE,
+        sample_rate=utterance.sound.sample_rate,
+        channels=1,
+        data=samples.astype("<f4").tobytes(),
+    )
+
+
+def to_generation(
+    response: LLMGenerationResponse,
+    header: Header,
+    request_id: str,
+    queue_s: float,
+    total_s: float,
+) -> Generation:
+    """The words. `queue_s` and `total_s` count from the arrival of the request."""
+    metrics = response.metrics
+    return Generation(
+        header=header,
+        request_id=request_id,
+        text=response.text,
+        token_count=len(response.token_ids),
+        token_ids=array.array("i", response.token_ids),
+        prompt_token_count=response.prompt_tokens,
+        finish_reason=response.finish_reason,
+        lora=response.lora,
+        action_chunk_count=0 if response.actions is None else len(response.actions),
+        queue_latency=queue_s,
+        vision_latency=metrics["vision_s"],
+        audio_latency=metrics["audio_s"],
+        prefill_latency=metrics["prefill_s"],
+        first_token_latency=metrics["first_token_s"],
+        decode_latency=metrics["decode_s"],
+        action_latency=metrics["action_s"],
+        total_latency=total_s,
+    )
+
+
+def to_action_chunks(
+    response: LLMGenerationResponse, space: ActionSpaceConfig, header: Header, request_id: str
+) -> list[ActionChunk]:
+    """One chunk per sample; empty if the model does not drive."""
+    actions = np.zeros((0, space.horizon, space.dim)) if response.actions is None else response.actions
+    return [
+        ActionChunk(
+            header=header,
+            request_id=request_id,
+            dt=space.dt,
+            horizon=len(sample),
+            names=list(space.names),
+            units=list(space.units),
+            values=array.array("f", np.ascontiguousarray(sample, np.float32).tobytes()),
+            sample_index=index,
+            noise_seed=response.noise_seed,
+        )
+        for index, sample in enumerate(actions)
+    ]
+
+
+def to_path(states: np.ndarray, dt: float, header: Header) -> Path:
+    """Where a chunk leads: poses of states [T+1, 4] (x, y, heading, speed), each with its own time."""
+    start = to_nanoseconds(header.stamp)
+    poses = []
+    for step, (x, y, heading, _) in enumerate(states.tolist()):
+        stamp = to_time(start + round(step * dt * NANOSECONDS))
+        orientation = Quaternion(z=math.sin(heading / 2), w=math.cos(heading / 2))
+        poses.append(
+            PoseStamped(
+                header=Header(stamp=stamp, frame_id=header.frame_id),
+                pose=Pose(position=Point(x=x, y=y), orientation=orientation),
+            )
+        )
+    return Path(header=header, poses=poses)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node counts and measures, for ~/get_metrics and /diagnostics. Safe to use from several threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from edgellm_ros.ros.node.worker import COMPLETED, ERROR, STALE_INPUT, TIMEOUT, Outcome
+
+LATENCIES = ("queue", "vision", "audio", "prefill", "first_token", "decode", "action", "total")
+FAILURES = (ERROR, STALE_INPUT, TIMEOUT)
+WINDOW = 100  # plans over which latencies are summarised
+RATE_WINDOW_S = 5.0
+
+
+class Rate:
+    """Events per second over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=1000)
+
+    def tick(self) -> None:
+        """One event, now."""
+        self._times.append(time.monotonic())
+
+    @property
+    def per_second(self) -> float:
+        """0 if there was none lately."""
+        now = time.monotonic()
+        recent = [t for t in self._times.copy() if now - t < RATE_WINDOW_S]
+        return len(recent) / max(now - recent[0], 1.0) if len(recent) > 1 else 0.0
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last event; infinite if there was none."""
+        return time.monotonic() - self._times[-1] if self._times else float("inf")
+
+
+class NodeMetrics:
+    """Counters since the node was configured, rates, and the latencies of the last plans.
+
+    `problem` is what was wrong with the latest plan; `gauges` are read whenever values are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._latencies: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in LATENCIES}
+        self.frames, self.odometry, self.sound, self.plans = Rate(), Rate(), Rate(), Rate()
+        self.gauges: dict[str, Callable[[], float]] = {}
+        self.problem = ""
+
+    def count(self, name: str) -> None:
+        """Add one to a counter, e.g. frames_received."""
+        with self._lock:
+            self._counts[name] += 1
+
+    def plan_done(self, outcome: Outcome) -> None:
+        """Take the end of a plan into account."""
+        self.count(f"plans_{outcome.reason}")
+        if outcome.reason != COMPLETED:
+            self.problem = outcome.message if outcome.reason in FAILURES else ""
+            return
+        self.problem = ""
+        self.plans.tick()
+        with self._lock:
+            for name, values in self._latencies.items():
+                values.append(getattr(outcome.result.generation, f"{name}_latency"))
+
+    def values(self) -> dict[str, float]:
+        """Everything by name; times in seconds, memory in bytes."""
+        # Gauges first: where they say that no job is left, the counters are those after the last one.
+        values = {name: float(read()) for name, read in self.gauges.items()}
+        with self._lock:
+            values |= {name: float(count) for name, count in sorted(self._counts.items())}
+            for name, latencies in self._latencies.items():
+                if latencies:
+                    values[f"{name}_latency_median"] = median(latencies)
+                    values[f"{name}_latency_max"] = max(latencies)
+        values["image_rate"] = self.frames.per_second
+        values["odometry_rate"] = self.odometry.per_second
+        values["audio_rate"] = self.sound.per_second
+        values["plan_rate"] = self.plans.per_second
+        values["memory_resident"] = float(resident_memory())
+        return values
+
+
+def runtime_values(runtime: Any) -> dict[str, float]:
+    """The runtime's own counters, with the name of their stage in front."""
+    stages = {
+        "prefill": runtime.prefill_metrics,
+        "generation": runtime.generation_metrics,
+        "multimodal": runtime.multimodal_metrics,
+        "action": runtime.action_metrics,
+    }
+    return {
+        f"{stage}_{name}": float(value)
+        for stage, metrics in stages.items()
+        for name, value in vars(metrics).items()
+    }
+
+
+def resident_memory() -> int:
+    """Bytes of memory that this process has in RAM; 0 where the system does not say (not Linux)."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topics that the node publishes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import Image
+from std_msgs.msg import String
+
+from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
+from edgellm_ros.ros.node.images import encode_image
+from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.overlay import OverlayCamera, draw_paths
+from edgellm_ros.ros.node.planner import Path, Plan
+
+RELIABLE = QoSProfile(depth=10)  # a subscription of either reliability receives from it
+TOPICS: dict[str, tuple[type, QoSProfile]] = {
+    "utterance": (AudioChunk, RELIABLE),
+    "generation": (Generation, RELIABLE),
+    "text": (String, RELIABLE),
+    # A long answer's pieces must not overwrite each other before a slow reader takes them.
+    "text_stream": (String, QoSProfile(depth=100)),
+    "action_chunk": (ActionChunk, RELIABLE),
+    "path": (Path, RELIABLE),
+    "overlay": (Image, QoSProfile(depth=1)),
+}
+
+
+class Outputs:
+    """Managed publishers: they are silent while the node is not active. Usable from the planning thread.
+
+    What is published is counted: `generation_published` and so on.
+    """
+
+    def __init__(self, node: LifecycleNode, metrics: NodeMetrics) -> None:
+        self._node = node
+        self._metrics = metrics
+        self._publishers = {
+            name: node.create_lifecycle_publisher(message_type, f"~/{name}", qos)
+            for name, (message_type, qos) in TOPICS.items()
+        }
+
+    @property
+    def connected(self) -> int:
+        """Topics with a subscription that will receive what is published."""
+        return sum(self._is_heard(name) for name in TOPICS)
+
+    def publish(self, plan: Plan, camera: OverlayCamera) -> None:
+        """Publish a completed plan: first what moves the robot, last what only people look at."""
+        for chunk in plan.action_chunks:
+            self._publish("action_chunk", chunk)
+        self._publish("generation", plan.generation)
+        self._publish("text", String(data=plan.generation.text))
+        for path in plan.paths:
+            self._publish("path", path)
+        if plan.frame is not None and self._is_heard("overlay"):
+            drawn = draw_paths(plan.frame, [] if plan.states is None else plan.states, camera)
+            self._publish("overlay", encode_image(drawn, plan.generation.header))
+
+    def hear(self, utterance: AudioChunk) -> None:
+        """Publish what was said to the robot, as the model gets it."""
+        self._publish("utterance", utterance)
+
+    def stream(self, piece: str) -> None:
+        """Publish a piece of an answer that is still being made."""
+        self._publish("text_stream", String(data=piece))
+
+    def destroy(self) -> None:
+        """Take the topics down."""
+        for publisher in self._publishers.values():
+            self._node.destroy_lifecycle_publisher(publisher)
+
+    def _publish(self, name: str, message: Any) -> None:
+        self._publishers[name].publish(message)
+        self._metrics.count(f"{name}_published")
+
+    def _is_heard(self, name: str) -> bool:
+        return self._publishers[name].get_subscription_count() > 0

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The action ~/plan: goals into the worker's queue, its progress and outcome back to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.action import ActionServer, CancelResponse
+from rclpy.action.server import ServerGoalHandle
+from rclpy.lifecycle import LifecycleNode
+from rclpy.task import Future
+
+from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, Job, Outcome, PlanWorker
+
+RESULT_TIMEOUT_S = (
+    10  # how long a client may take to ask for a result; rclpy's 900 s would keep every image so long
+)
+
+
+class PlanServer:
+    """Plans goals while the node is active and the worker's queue has room.
+
+    `make_job(goal, goal_id, on_progress, on_done)` makes the worker's job of a goal. Goals wait for their
+    results without holding up the executor. A goal that cannot be planned now is accepted and aborted at
+    once: a rejected goal would have no result to say why. `on_refused` is told of it.
+    """
+
+    def __init__(
+        self,
+        node: LifecycleNode,
+        worker: PlanWorker,
+        is_active: Callable[[], bool],
+        make_job: Callable[[PlanAction.Goal, str, Callable, Callable], Job],
+        on_refused: Callable[[Outcome], None],
+    ) -> None:
+        self._node = node
+        self._worker = worker
+        self._is_active = is_active
+        self._make_job = make_job
+        self._on_refused = on_refused
+        self._jobs: dict[bytes, Job] = {}
+        self._server = ActionServer(
+            node,
+            PlanAction,
+            "~/plan",
+            execute_callback=self._execute,
+            cancel_callback=self._on_cancel,
+            result_timeout=RESULT_TIMEOUT_S,
+        )
+
+    @property
+    def in_progress(self) -> int:
+        """Goals whose result has not been handed over yet."""
+        return len(self._jobs)
+
+    def destroy(self) -> None:
+        """Take the action down."""
+        self._server.destroy()
+
+    def _refusal(self) -> Outcome | None:
+        """Why no goal can be planned now."""
+        if not self._is_active():
+            return Outcome(ERROR, "the node is not active")
+        if self._worker.is_full:
+            return Outcome(ERROR, f"{self._worker.waiting} goals wait already (parameter queue_size)")
+        return None
+
+    def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
+        job = self._jobs.get(bytes(handle.goal_id.uuid))
+        if job is not None:  # otherwise it has not started; `_execute` will see the request
+            self._worker.stop(job, CANCELLED, "cancelled by the client")
+        return CancelResponse.ACCEPT
+
+    async def _execute(self, handle: ServerGoalHandle) -> PlanAction.Result:
+        goal_id = bytes(handle.goal_id.uuid)
+        if handle.is_cancel_requested:
+            return self._finish(handle, Outcome(CANCELLED, "cancelled by the client"))
+        refusal = self._refusal()
+        if refusal is not None:
+            self._on_refused(refusal)
+            return self._finish(handle, refusal)
+        future = Future()
+
+        def on_done(outcome: Outcome) -> None:  # on any thread
+            future.set_result(outcome)
+            if self._node.executor is not None:
+                self._node.executor.wake()
+
+        def on_progress(progress: Any) -> None:  # on the planning thread
+            handle.publish_feedback(
+                PlanAction.Feedback(text=progress.text, tokens=progress.tokens, stage=progress.stage)
+            )
+
+        job = self._make_job(handle.request, goal_id.hex(), on_progress, on_done)
+        self._jobs[goal_id] = job
+        handle.publish_feedback(PlanAction.Feedback(stage=PlanAction.Feedback.QUEUED))
+        self._worker.submit_goal(job)
+        try:
+            return self._finish(handle, await future)
+        finally:
+            del self._jobs[goal_id]
+
+    def _finish(self, handle: ServerGoalHandle, outcome: Outcome) -> PlanAction.Result:
+        if outcome.reason == COMPLETED:
+            handle.succeed()
+        elif outcome.reason == CANCELLED and handle.is_cancel_requested:
+            handle.canceled()
+        else:
+            handle.abort()
+        result = PlanAction.Result(termination_reason=outcome.reason, message=outcome.message)
+        if outcome.result is not None:
+            result.generation = outcome.result.generation
+            result.action_chunks = outcome.result.action_chunks
+            result.paths = outcome.result.paths
+        return result

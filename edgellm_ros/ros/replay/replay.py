@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm replay`: a bag into the live node, its outputs into another bag, and that compared with an earlier
+one.
+
+    bag --> ReplayLink (here) == /clock, inputs ==> edgellm node (its own process)
+                 |        <== outputs ============
+                 +--> output bag --> compared with the expected one
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgellm_ros.engine.device import open_device
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import list_files
+from edgellm_ros.engine_directory.peft_adapter import CONFIG_FILE, WEIGHTS_FILE
+from edgellm_ros.replay.bag import Bag
+from edgellm_ros.replay.comparison import Comparison, compare, read_output_bag
+from edgellm_ros.replay.inputs import COMPRESSED, find_inputs
+from edgellm_ros.replay.recording import Recording, refuse_existing
+from edgellm_ros.ros.node.loras import parse_loras
+from edgellm_ros.ros.processes import (
+    NODE_MODULE,
+    Child,
+    own_domain,
+    require_ros,
+    ros_arguments,
+    ros_environment,
+    terminated_as_interrupted,
+)
+from edgellm_ros.runtime.lora import FOLDER
+
+START_S = 600.0  # for loading the engines; a node that dies is noticed at once
+LONGEST_PLAN_S = 3600.0  # the parameter's highest value: on a slow computer nothing may time out
+BAD_PARAMETERS = 2  # the node's exit code
+NODE_KEYS = ("edgellm", "/edgellm", "/**")  # what the node is called in a file of parameters
+
+
+class ReplayError(RuntimeError):
+    """The replay could not be finished; the message says why, with the end of the node's log."""
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """What to play and how.
+
+    remappings: topic of the bag -> the node's input; tolerance: of numbers in actions and paths; noise_seed
+    None and params None: the node's own; lora: NAME or NAME=DIR of the adapter that answers, base = the base
+    model, empty = the node's own; standing: the bag needs no odometry, the robot is taken to stand still.
+    """
+
+    bag: Path
+    out: Path
+    engine_dir: Path
+    device: str
+    remappings: Mapping[str, str]
+    expect: Path | None = None
+    tolerance: float = 1e-3
+    noise_seed: int | None = None
+    params: Path | None = None
+    lora: str = ""
+    storage: str = "mcap"
+    overlay: bool = False
+    standing: bool = False
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """How many messages went in and came out by topic, what became of the inputs by the node's counters, and
+    how the outputs compare with the expected ones (None: there are none).
+    """
+
+    inputs: dict[str, int]
+    became: dict[str, int]
+    outputs: dict[str, int]
+    comparison: Comparison | None
+
+    def report(self, out: str) -> str:
+        """What went in, what became of it, and what came out into the bag `out`, in words."""
+        lines = [
+            "played     " + _listing({f"~/{name}": count for name, count in self.inputs.items()}),
+            "became     " + (_listing(self.became) or "nothing"),
+            f"recorded   {_listing({f'~/{name}': n for name, n in self.outputs.items()})} in {out}",
+        ]
+        return "\n".join(lines)
+
+
+class Replay:
+    """A replay with everything checked: the engine, the bag, the expected bag, the place for the output."""
+
+    def __init__(self, options: ReplayOptions) -> None:
+        """FileNotFoundError, FileExistsError or ValueError say what cannot be used."""
+        self.options = options
+        refuse_existing(options.out)
+        self._config = EngineConfig.load(options.engine_dir)
+        self._expected = read_output_bag(options.expect) if options.expect is not None else None
+        self._bag = Bag(options.bag)
+        try:
+            self.inputs = find_inputs(
+                self._bag,
+                options.remappings,
+                needs_image=self._config.vision is not None,
+                needs_odometry=self._config.action is not None and not options.standing,
+                hears=self._config.audio is not None,
+            )
+            self.inputs.check()
+        except BaseException:
+            self._bag.close()
+            raise
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bag.close()
+
+    @property
+    def node_parameters(self) -> dict[str, Any]:
+        """Parameters with which the node does the same on every computer, and hears what the bag has."""
+        compressed = self.inputs.types.get("image") == COMPRESSED
+        parameters = {
+            "engine_dir": str(self.options.engine_dir.resolve()),
+            "device": self.options.device,
+            "autostart": True,
+            "use_sim_time": True,
+            "image_transport": "compressed" if compressed else "raw",
+            "audio_transport": "chunk",
+            "input_reliability": "reliable",
+            "plan_timeout": LONGEST_PLAN_S,
+            "odom_wait": 0.0,  # while a plan waits, no input comes
+            "prefix_cache_file": "",  # neither takes from earlier runs nor leaves to later ones
+        }
+        if self.options.noise_seed is not None:
+            parameters["noise_seed"] = self.options.noise_seed
+        if self.options.lora:
+            name, equals, _ = self.options.lora.partition("=")
+            parameters["lora"] = name
+            if equals:
+                directory = parse_loras([self.options.lora])[name].resolve()
+                parameters["loras"] = [f"{name}={directory}"]
+        return parameters
+
+    def play(self, link: Any, status: Callable[[str], None]) -> ReplayResult:
+        """Play the whole bag through a `ReplayLink`, write the outputs, and compare them; `status` is told
+        when nothing given can be wrong any more.
+        """
+        options = self.options
+        link.wait_until_ready(START_S)
+        parameters = self.node_parameters
+        # What the node started with; services may have changed these two since.
+        changed = {name: parameters.pop(name) for name in ("lora", "noise_seed") if name in parameters}
+        link.check_parameters(parameters)
+        if "lora" in changed:
+            link.check_lora(changed["lora"])
+        if "noise_seed" in changed:
+            link.set_noise_seed(changed["noise_seed"])
+        engine = self._hashes(link)
+        became: Counter[str] = Counter()
+        status(f"playing {len(self.inputs)} messages of {options.bag} ...")
+        with Recording(options.out, options.storage, engine, options.overlay) as recording:
+            for message in self.inputs:
+                answer = link.play(message)
+                recording.add(message, answer.outputs, answer.became)
+                became.update(answer.became)
+        comparison = None
+        if self._expected is not None:
+            comparison = compare(self._expected, read_output_bag(options.out), options.tolerance)
+        counts = {name: topic.count for name, topic in self.inputs.topics.items()}
+        return ReplayResult(counts, dict(became), dict(recording.counts), comparison)
+
+    def _hashes(self, link: Any) -> dict[str, str]:
+        """SHA-256 of the engine's files and, wherever they lie, of those of the adapter that answers."""
+        root = self.options.engine_dir
+        files = list_files(root, [entry.path for entry in self._config.files])
+        hashes = {entry.path: entry.sha256 for entry in files}
+        if name := link.active_lora():
+            (loras,) = link.parameters("loras")
+            folder = f"{FOLDER}/{name}"
+            adapter = list_files(parse_loras(loras).get(name, root / folder), (CONFIG_FILE, WEIGHTS_FILE))
+            hashes |= {f"{folder}/{entry.path}": entry.sha256 for entry in adapter}
+        return hashes
+
+
+def run_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayResult:
+    """Check everything, start the node in a ROS domain of its own, and play.
+
+    ImportError without ROS 2, EngineError for a device that is not there, ValueError or OSError for what
+    cannot be used, ReplayError if the node fails.
+    """
+    require_ros("a replay")
+    open_device(options.device)
+    with ExitStack() as stack:
+        stack.enter_context(terminated_as_interrupted())
+        replay = stack.enter_context(Replay(options))
+        domain = stack.enter_context(own_domain())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        arguments = ros_arguments(replay.node_parameters)
+        if options.params is not None:
+            # Before our own parameters, which win then.
+            arguments[1:1] = ["--params-file", str(_parameters_file(options.params))]
+        log = folder / "edgellm_node.log"
+        node = Child("edgellm node", ["-m", NODE_MODULE, *arguments], log, ros_environment(domain))
+        stack.callback(node.stop)
+        return _play_to(node, replay, domain, status)
+
+
+def _play_to(node: Child, replay: Replay, domain: int, status: Callable[[str], None]) -> ReplayResult:
+    import rclpy
+
+    from edgellm_ros.ros.replay.replay_link import LinkError, ReplayLink
+
+    def check_alive() -> None:
+        code = node.process.poll()
+        if code == BAD_PARAMETERS:
+            raise ValueError(node.log_tail(1).removeprefix("edgellm_node: error: "))
+        if code is not None:
+            raise LinkError(f"the edgellm node ended with exit code {code}")
+
+    with ExitStack() as stack:
+        stack.enter_context(_local_discovery())
+        context = rclpy.Context()
+        rclpy.init(context=context, domain_id=domain)
+        stack.callback(rclpy.try_shutdown, context=context)
+        link = ReplayLink(replay.inputs.types, replay.options.overlay, context, check_alive)
+        stack.callback(link.destroy_node)
+        try:
+            return replay.play(link, status)
+        except LinkError as error:
+            _, problem, reason = node.log_tail().rpartition("cannot load the engines: ")
+            if problem:
+                raise ValueError(reason.splitlines()[0]) from error
+            raise ReplayError(f"{error}; the end of the node's log:\n{node.log_tail()}") from error
+
+
+def attach_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayResult:
+    """As `run_replay`, but with the edgellm node that runs in this process's ROS domain already, with the
+    parameters that `Replay.node_parameters` says; ReplayError if it has others.
+    """
+    require_ros("a replay")
+    import rclpy
+
+    from edgellm_ros.ros.replay.replay_link import LinkError, ReplayLink
+
+    with ExitStack() as stack:
+        replay = stack.enter_context(Replay(options))
+        if not rclpy.ok():
+            rclpy.init()
+            stack.callback(rclpy.try_shutdown)
+        link = ReplayLink(replay.inputs.types, options.overlay)
+        stack.callback(link.destroy_node)
+        try:
+            return replay.play(link, status)
+        except LinkError as error:
+            raise ReplayError(str(error)) from error
+
+
+def _listing(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _parameters_file(path: Path) -> Path:
+    """The file, after a look at it: ROS's own complaint would be a traceback in the node's log."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a YAML file: {error}") from None
+    nodes = content.values() if isinstance(content, dict) else [None]
+    if not all(isinstance(node, dict) and "ros__parameters" in node for node in nodes):
+        raise ValueError(f"{path}: not a file of ROS parameters: expected NODE: ros__parameters: ...")
+    if not any(name in content for name in NODE_KEYS):
+        raise ValueError(
+            f"{path}: parameters of {', '.join(map(str, content)) or 'no node'}, expected some of "
+            f"{' or '.join(NODE_KEYS)}"
+        )
+    return path
+
+
+@contextmanager
+def _local_discovery() -> Iterator[None]:
+    """Have rclpy of this process look for others on this computer only, as the node does."""
+    name = "ROS_AUTOMATIC_DISCOVERY_RANGE"
+    before = os.environ.get(name)
+    os.environ[name] = "LOCALHOST"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

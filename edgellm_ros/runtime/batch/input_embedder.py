@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InputEmbedder: token ids, with rows from the encoders put in place, to what the language model reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.tensor_file import read_tensor
+from edgellm_ros.kernels import Kernels
+
+# A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on
+# how much of it was there already (OnnxRuntimeBackend).
+MIN_PREFILL = 2
+
+
+class InputEmbedder:
+    """Owns the embedding `table` [V,H] and the rows that the encoders write.
+
+    A placeholder that is to become row r carries the id V + r: one look-up serves text and everything else.
+    Rows are numbered over the whole batch; no batch can need more of them than its prompts have tokens.
+    """
+
+    def __init__(
+        self, path: Path, config: EngineConfig, device: Device, kernels: Kernels, dtype: np.dtype
+    ) -> None:
+        self._device = device
+        self._kernels = kernels
+        llm, batch, tokens = config.llm, config.builder.max_batch_size, config.builder.max_input_len
+        self._pad_id = config.special_tokens.pad_token_id
+        self._placeholders = (config.special_tokens.image_token_id, config.special_tokens.audio_token_id)
+        self._vocab_size, self._hidden_size = llm.vocab_size, llm.hidden_size
+        table = read_tensor(path, "embedding", (llm.vocab_size, llm.hidden_size))
+        self.table = device.empty(table.shape, dtype)
+        device.upload(self.table, table.astype(dtype, copy=False))
+        self._rows = device.zeros((batch * tokens, llm.hidden_size), dtype)
+        self._deepstack_rows = [
+            device.zeros((batch * tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
+        ]
+        self._token_ids = device.empty((batch, tokens), np.int64)
+        self._embeds = device.empty((batch, tokens, llm.hidden_size), dtype)
+        self._token_embeds = device.empty((batch, 1, llm.hidden_size), dtype)
+        self._deepstack = [
+            device.empty((batch, tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
+        ]
+
+    def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
+        """Where the vision engine writes: [count, H] for the input, and for each deepstack feature."""
+        stop = start + count
+        return self._rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
+
+    def audio_rows(self, start: int, count: int) -> Tensor:
+        """Where the audio engine writes, [count, H]. Sounds have no deepstack features: zero there."""
+        for rows in self._deepstack_rows:
+            self._device.fill_zero(rows.rows(start, start + count))
+        return self._rows.rows(start, start + count)
+
+    def embed_prompts(
+        self, prompts: list[list[int]], first_rows: list[tuple[int, int]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Prompts of B sequences to inputs_embeds [B,S,H] and each deepstack feature [B,S,H].
+
+        They keep what they hold until the next call. Prompts are padded to the longest. first_rows: the rows
+        of each sequence's first image placeholder and first audio placeholder; others of a kind follow it.
+        """
+        batch, longest = len(prompts), max(MIN_PREFILL, *map(len, prompts))
+        ids = np.full((batch, longest), self._pad_id, np.int64)
+        for row, (prompt, starts) in enumerate(zip(prompts, first_rows, strict=True)):
+            ids[row, : len(prompt)] = prompt
+            for placeholder, start in zip(self._placeholders, starts, strict=True):
+                places = np.flatnonzero(ids[row] == placeholder)
+                ids[row, places] = self._vocab_size + start + np.arange(len(places))
+        token_ids = self._token_ids.view(batch, longest)
+        self._device.upload(token_ids, ids)
+        embeds = self._embeds.view(batch, longest, self._hidden_size)
+        self._kernels.embed(token_ids, self.table, self._rows, embeds)
+        deepstack = [buffer.view(batch, longest, self._hidden_size) for buffer in self._deepstack]
+        for rows, out in zip(self._deepstack_rows, deepstack, strict=True):
+            self._kernels.deepstack(token_ids, self._vocab_size, rows, out)
+        return embeds, deepstack
+
+    def token_embeds(self, batch: int) -> Tensor:
+        """Where `embed_tokens` writes, [batch,1,H]: always the same memory."""
+        return self._token_embeds.rows(0, batch)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Drawn tokens [B], on the device, to inputs_embeds [B,1,H]."""
+        embeds = self.token_embeds(tokens.shape[0])
+        self._kernels.embed(tokens.view(tokens.shape[0], 1), self.table, self._rows, embeds)
+        return embeds

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV rows of earlier prompts, reused by requests that begin alike."""

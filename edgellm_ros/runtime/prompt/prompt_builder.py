@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PromptBuilder: a request to the token ids that the language model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+
+class PromptBuilder:
+    """Renders the chat template, tokenises it, and expands its placeholders."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
+        if tokenizer.size > config.llm.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {tokenizer.size} tokens, the language model {config.llm.vocab_size}"
+            )
+        self._tokenizer = tokenizer
+        self._template = template
+        self._image_token = config.special_tokens.image_token_id
+        self._audio_token = config.special_tokens.audio_token_id
+        self._history_token = config.action.history_token_id if config.action else None
+
+    def system_prefix(self, system_prompt: str) -> list[int]:
+        """The ids with which all prompts of this system prompt begin. ValueError if it is empty."""
+        if not system_prompt:
+            raise ValueError("the system prompt is empty")
+        one, other = (
+            self.build(LLMGenerationRequest(text, system_prompt=system_prompt), (), (), ()) for text in "a0"
+        )
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        return [token for token, _ in pairs]
+
+    def build(
+        self,
+        request: LLMGenerationRequest,
+        image_tokens: Sequence[int],
+        audio_tokens: Sequence[int],
+        history: Sequence[int],
+    ) -> list[int]:
+        """Ids of the prompt: image_tokens[i] placeholders for image i, the history's tokens, audio_tokens[i]
+        placeholders for sound i, the text.
+
+        What the user wrote stays text, whatever special tokens it spells. ValueError if the template did not
+        take an image or a sound in.
+        """
+        guard, (system, prompt) = self._tokenizer.protect(request.system_prompt, request.prompt)
+        content: list[dict[str, Any]] = [{"type": "image"} for _ in image_tokens]
+        if history:
+            content.append({"type": "trajectory_history"})
+        content += [{"type": "audio"} for _ in audio_tokens]
+        content.append({"type": "text", "text": prompt})
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        ids = self._tokenizer.encode_prompt(self._template.render(messages), guard)
+        images = [[self._image_token] * count for count in image_tokens]
+        sounds = [[self._audio_token] * count for count in audio_tokens]
+        ids = _fill(ids, self._image_token, images, "images")
+        ids = _fill(ids, self._audio_token, sounds, "sounds")
+        return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
+
+
+def _fill(
+    ids: Sequence[int], placeholder: int | None, contents: Sequence[Sequence[int]], what: str
+) -> list[int]:
+    """Put contents[i] in the place of the i-th placeholder. ValueError if there are too few of them."""
+    filled: list[int] = []
+    waiting = list(contents)
+    for token in ids:
+        filled += waiting.pop(0) if token == placeholder and waiting else [token]
+    if waiting:
+        raise ValueError(
+            f"the chat template took in {len(contents) - len(waiting)} of {len(contents)} {what}"
+        )
+    return filled

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TextStream: tokens of one answer to text, as they come, with stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"  # what the decoder puts for bytes that are not valid UTF-8
+
+
+class TextStream:
+    """`text` is the answer so far, cut before a stop string; `stopped` says that one was found.
+
+    A character whose bytes are spread over several tokens appears when it is complete. `visible` also holds
+    back an end that may become a stop string, so that nothing shown is ever taken back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self.text = ""
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._longest_stop = max(map(len, stop), default=0)
+        self._ids: list[int] = []
+        # ids[start:done] are decoded again with what follows, because a decoder may look at its neighbours
+        self._start = self._done = 0
+        self._done_text = ""
+
+    @property
+    def visible(self) -> str:
+        """The text without an end that is the beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return self.text[: len(self.text) - longest]
+
+    def push(self, token_id: int) -> None:
+        """Add one token."""
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids[self._start :])
+        if len(text) > len(self._done_text) and not text.endswith(REPLACEMENT):
+            self._append(text[len(self._done_text) :])
+            self._start, self._done = self._done, len(self._ids)
+            waiting = self._ids[self._start :]
+            one = len(waiting) == 1  # nearly always
+            self._done_text = self._tokenizer.piece(waiting[0]) if one else self._tokenizer.decode(waiting)
+
+    def finish(self) -> None:
+        """No more tokens: bytes that never became a character are added as U+FFFD."""
+        if not self.stopped:
+            self._append(self._tokenizer.decode(self._ids[self._start :])[len(self._done_text) :])
+            self._start = self._done = len(self._ids)
+            self._done_text = ""
+
+    def _append(self, new: str) -> None:
+        if not self._stop:
+            self.text += new
+            return
+        search_from = max(0, len(self.text) - self._longest_stop + 1)
+        self.text += new
+        found = [position for stop in self._stop if (position := self.text.find(stop, search_from)) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.stopped = True

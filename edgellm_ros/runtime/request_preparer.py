@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RequestPreparer: requests to sequences of tokens.
+
+What is wrong with a request is found here, before any work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.trajectory_history import check_history, history_speed, history_tokens
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.multimodal.audio_runner import AudioRunner
+from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.lora import LoraAdapters
+from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
+from edgellm_ros.runtime.prompt.rope import get_rope_index
+from edgellm_ros.runtime.prompt.text_stream import TextStream
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+
+class RequestPreparer:
+    """Checks requests against what the engine has and takes, and makes their prompts."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        prompts: PromptBuilder,
+        loras: LoraAdapters,
+        vision: VisionRunner | None,
+        audio: AudioRunner | None,
+        action: ActionRunner | None,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._loras = loras
+        self._vision = vision
+        self._audio = audio
+        self._action = action
+
+    def admit(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
+        """Sequences of a batch. `noise_seed`: for requests that bring none. ValueError names the request."""
+        limit = self._config.builder.max_batch_size
+        if not 1 <= len(requests) <= limit:
+            raise ValueError(
+                f"a batch of {len(requests)} requests; this engine takes 1 to {limit} (max_batch_size)"
+            )
+        sequences: list[GenerationSequence] = []
+        for index, request in enumerate(requests):
+            try:
+                first_row = sequences[-1].end_row if sequences else 0
+                sequences.append(self._prompt(request, first_row, noise_seed))
+            except ValueError as error:
+                raise ValueError(f"request {index}: {error}" if len(requests) > 1 else str(error)) from None
+        return sequences
+
+    def admit_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
+        """What all prompts of a system prompt begin with, as a sequence. ValueError."""
+        request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
+        return self._sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
+
+    def _prompt(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
+        self._check_supported(request)
+        action = self._config.action
+        speed, history = request.speed or 0.0, []
+        if action is not None:
+            points = check_history(request.history, action.trajectory_history)
+            history = history_tokens(points, action.trajectory_history)
+            if request.speed is None:
+                speed = history_speed(points, action.trajectory_history)
+        grids = [self._vision.token_grid(image) for image in request.images] if self._vision else []
+        image_tokens = [height * width for height, width in grids]
+        audio_tokens = [self._audio.num_tokens(sound) for sound in request.audio] if self._audio else []
+        token_ids = self._prompts.build(request, image_tokens, audio_tokens, history)
+        sequence = self._sequence(request, token_ids, grids, audio_tokens, first_row)
+        sequence.speed = speed
+        sequence.noise_seed = noise_seed if request.noise_seed is None else request.noise_seed
+        return sequence
+
+    def _sequence(
+        self,
+        request: LLMGenerationRequest,
+        token_ids: list[int],
+        grids: list[tuple[int, int]],
+        audio_tokens: list[int],
+        first_row: int,
+    ) -> GenerationSequence:
+        config, action, tokens = self._config, self._config.action, self._config.special_tokens
+        if len(token_ids) > config.builder.max_input_len:
+            raise ValueError(
+                f"the prompt has {len(token_ids)} tokens; this engine takes at most "
+                f"{config.builder.max_input_len} (max_input_len)"
+            )
+        positions, delta = get_rope_index(
+            token_ids, grids, tokens.image_token_id, tokens.vision_start_token_id
+        )
+        room = config.builder.max_kv_cache_capacity - len(token_ids)
+        return GenerationSequence(
+            request=request,
+            adapter=self._loras.get(request.lora),
+            token_ids=token_ids,
+            image_grids=grids,
+            audio_tokens=audio_tokens,
+            first_row=first_row,
+            positions=positions,
+            rope_delta=delta,
+            max_tokens=min(request.sampling.max_tokens, room),
+            stop_token_ids=config.stop_token_ids,
+            future_start_token_id=action.future_start_token_id if action else None,
+            text=TextStream(self._tokenizer, request.sampling.stop),
+        )
+
+    def _check_supported(self, request: LLMGenerationRequest) -> None:
+        if request.images and self._vision is None:
+            raise ValueError("this engine has no vision encoder, the request has images")
+        if request.audio and self._audio is None:
+            raise ValueError("this engine has no audio encoder, the request has audio")
+        if request.logprobs > self._config.llm.output_vocab_size:
+            raise ValueError(
+                f"logprobs {request.logprobs} exceeds the vocabulary of "
+                f"{self._config.llm.output_vocab_size} tokens"
+            )
+        if self._action is None:
+            if request.action_samples or request.history is not None:
+                raise ValueError("this engine has no action head, the request has action_samples or history")
+        elif request.action_samples > self._action.max_samples:
+            raise ValueError(
+                f"action_samples is {request.action_samples}; this engine takes at most "
+                f"{self._action.max_samples} (max_action_samples)"
+            )

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine directory is exported when it is needed, and only then."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from tiny_adapter import write_adapter
+
+from edgellm_ros.builder.export_cache import export_if_needed
+from edgellm_ros.runtime.lora import find_adapters
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint, tmp_path):
+    shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    write_adapter(tmp_path / "checkpoint" / "lora" / "wild", tiny_checkpoint)
+    return tmp_path / "checkpoint"
+
+
+def test_nothing_is_done_twice(checkpoint, tmp_path):
+    export_if_needed(checkpoint, tmp_path / "engine")
+    export_if_needed(checkpoint, tmp_path / "engine", lambda: pytest.fail("exported again"))
+
+
+def test_an_adapter_with_another_name_is_there_under_that(checkpoint, tmp_path):
+    export_if_needed(checkpoint, tmp_path / "engine")
+    (checkpoint / "lora" / "wild").rename(checkpoint / "lora" / "odd")
+    export_if_needed(checkpoint, tmp_path / "engine")
+    assert "odd" in find_adapters(tmp_path / "engine")

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TensorRT backend against the rules that the double keeps (tensorrt_double.py)."""
+
+import gc
+import weakref
+
+import numpy as np
+import onnx
+import pytest
+import tensorrt_double
+from deferred_device import DeferredDevice
+from graphs import FLOAT, helper, linear_with_cache, save_model
+from on_device import put
+
+from edgellm_ros.builder.profiles import Range, one
+from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
+from edgellm_ros.engine import context_memory, tensorrt_library
+from edgellm_ros.engine.context_memory import ContextMemory
+from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensorrt_backend import KEPT_CONTEXTS, TensorRTBackend
+from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
+
+pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
+PREFILL, DECODE = {"B": Range(1, 1, 4), "S": Range(2, 4, 8)}, {"B": Range(1, 1, 4), "S": one(1)}
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorrt", tensorrt_double)
+    return tensorrt_double
+
+
+@pytest.fixture
+def host() -> DeferredDevice:
+    return DeferredDevice("tensorrt")
+
+
+@pytest.fixture
+def model(tmp_path, library):
+    folder = tmp_path / "engine" / "llm"
+    folder.mkdir(parents=True)
+    onnx.save(linear_with_cache(), folder / "model.onnx")
+    build(folder / "model.onnx", library)
+    return folder / "model.onnx"
+
+
+def build(model, library, profiles=(PREFILL, DECODE), **options):
+    plan = build_plan(model, profiles, model.parent / "timing", PlanOptions(**options), library)
+    path = plan_path(model, "host", library.__version__, options.get("version_compatible", False))
+    path.write_bytes(plan)
+    return path
+
+
+@pytest.fixture
+def backend(model, host) -> TensorRTBackend:
+    return TensorRTBackend(model, host)
+
+
+@pytest.fixture
+def tensors(host):
+    def make(batch=2, tokens=3):
+        cache = put(host, np.zeros((batch, 1, 8, 4)), np.float32)
+        return {
+            "x": put(host, np.ones((batch, tokens, 4)), np.float32),
+            "write_index": put(host, np.zeros(batch), np.int64),
+            "cache": cache,
+            "y": host.zeros((batch, tokens, 3), np.float32),
+            "present": cache,
+        }
+
+    return make
+
+
+class TestRunning:
+    def test_a_run_happens_when_somebody_waits_and_not_before(self, host, backend, tensors):
+        given = tensors()
+        bound = backend.bind(0, given, None)
+        backend.run(bound, None)
+        host.upload(given["x"], np.full((2, 3, 4), 7, np.float32))  # behind the run
+        weight = onnx.numpy_helper.to_array(linear_with_cache().graph.initializer[0])
+        np.testing.assert_allclose(host.download(given["y"])[0, 0], weight.sum(axis=0), rtol=1e-6)
+        assert host.download(given["cache"])[1, 0, :, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+    def test_profiles_take_turns_without_forgetting_what_is_bound(self, host, backend, tensors):
+        long, short = tensors(2, 3), tensors(2, 1)
+        first, second = backend.bind(0, long, None), backend.bind(1, short, None)
+        for bound in (first, second, first, second):
+            backend.run(bound, None)
+        host.synchronize()
+
+    def test_more_bindings_than_contexts_take_turns_too(self, host, backend, tensors):
+        given = [tensors(2, 2) for _ in range(KEPT_CONTEXTS + 2)]
+        bound = [backend.bind(0, each, None) for each in given]
+        for i, each in enumerate(given):
+            host.upload(each["x"], np.full((2, 2, 4), i, np.float32))
+        for each in bound:
+            backend.run(each, None)
+        results = [host.download(each["y"])[0, 0, 0] for each in given]
+        np.testing.assert_allclose(results, np.arange(len(given)) * results[1], rtol=1e-6)
+
+    def test_tensors_at_odd_addresses_go_through_aligned_copies(self, host, backend, tensors):
+        given = tensors(2, 1)
+        x, y = put(host, np.ones((3, 1, 4)), np.float32), host.zeros((3, 1, 3), np.float32)
+        given |= {"x": x.rows(1, 3), "y": y.rows(1, 3)}
+        assert given["x"].pointer % 256 == 16
+        bound = backend.bind(1, given, None)
+        backend.run(bound, None)
+        assert (host.download(y) != 0).all(axis=(1, 2)).tolist() == [False, True, True]
+        host.upload(x, np.zeros((3, 1, 4), np.float32))
+        backend.run(bound, None)
+        assert not host.download(y).any()
+
+
+class TestGraphs:
+    def test_a_captured_run_is_replayed_with_new_contents(self, host, backend, tensors):
+        executor = EngineExecutor(backend, "llm")
+        given = tensors(1, 1)
+        executor.prepare(1, {"B": 1, "S": 1}, given)
+        assert executor.capture_graph(host.stream)
+        first = host.download(given["y"])
+        host.upload(given["x"], np.full((1, 1, 4), 2, np.float32))
+        executor.execute(host.stream)
+        np.testing.assert_allclose(host.download(given["y"]), 2 * first, rtol=1e-6)
+
+    def test_a_context_in_a_graph_is_left_alone_and_others_are_made(self, host, backend, tensors):
+        graphs = []
+        for batch in (1, 2, 3, 4):
+            bound = backend.bind(1, tensors(batch, 1), None)
+            graphs.append(backend.capture(bound, None))
+            backend.run(bound, None)
+        for graph in graphs:
+            graph.launch(None)
+        host.synchronize()
+
+    def test_a_context_in_a_graph_goes_with_what_was_bound(self, host, backend, tensors):
+        bound = backend.bind(1, tensors(1, 1), None)
+        graph = backend.capture(bound, None)
+        (context,) = map(weakref.ref, bound.recorded)
+        gc.collect()
+        assert context() is not None
+        del bound, graph
+        gc.collect()
+        assert context() is None
+
+    def test_a_change_of_shapes_inside_of_a_graph_is_an_error(self, host, backend, tensors):
+        first = tensors(2, 1)
+        backend.run(backend.bind(1, first, None), None)
+        second = backend.bind(1, tensors(3, 1), None)
+        with pytest.raises(EngineError, match=r"shapes changed since the last enqueue"):
+            host.capture(lambda: backend.run(second, None))
+
+
+class TestBindingErrors:
+    def test_a_shape_outside_the_profile_names_binding_value_and_range(self, backend, tensors):
+        with pytest.raises(
+            EngineError, match=r"x \[2, 1, 4\] is outside profile 0, from \[1, 2, 4\] to \[4, 8, 4\]"
+        ):
+            backend.bind(0, tensors(2, 1), None)
+        with pytest.raises(EngineError, match=r"no optimization profile 2, it has 2"):
+            backend.bind(2, tensors(2, 1), None)
+
+    def test_a_cache_that_is_not_updated_in_place_is_named(self, host, backend, tensors):
+        given = tensors()
+        given["present"] = host.zeros((2, 1, 8, 4), np.float32)
+        with pytest.raises(EngineError, match=r"present is written in the memory of cache"):
+            backend.bind(0, given, None)
+
+    def test_a_cache_at_an_odd_address_is_named(self, host, backend, tensors):
+        given = tensors(1)
+        cache = host.zeros((65, 4), np.float32)
+        given["cache"] = given["present"] = cache.rows(1, 65).view(1, 1, 8, 4)
+        with pytest.raises(EngineError, match=r"cache at .* must be at a multiple of 256 bytes"):
+            backend.bind(0, given, None)
+
+    def test_an_output_over_an_input_is_an_error_where_the_plan_does_not_update_in_place(
+        self, host, tmp_path, library
+    ):
+        path = save_model(
+            tmp_path / "model.onnx",
+            [helper.make_node("Neg", ["x"], ["y"])],
+            {"x": (FLOAT, ["B"])},
+            {"y": (FLOAT, ["B"])},
+        )
+        build(path, library, [{"B": Range(1, 1, 4)}])
+        x = host.zeros((2,), np.float32)
+        with pytest.raises(EngineError, match=r"y is not written in place, but has x's address"):
+            TensorRTBackend(path, host).bind(0, {"x": x, "y": x}, None)
+
+
+class TestContextMemory:
+    def test_engines_of_a_device_share_one_buffer_of_the_largest_size(self, model, host, tensors):
+        first, second = TensorRTBackend(model, host), TensorRTBackend(model, host)
+        ContextMemory.of(host).reserve(10_000)
+        first.bind(0, tensors(), None)
+        window = ContextMemory.of(host).window()
+        second.bind(0, tensors(), None)
+        assert ContextMemory.of(host).window() == window
+        assert (window[0] % 256, window[1]) == (0, 10_000)
+
+    def test_devices_share_nothing_and_it_goes_with_the_last_engine(self, model, host):
+        backend, other = TensorRTBackend(model, host), DeferredDevice("tensorrt")
+        assert ContextMemory.of(other) is not ContextMemory.of(host)
+        ContextMemory.of(host).window()
+        del backend
+        gc.collect()
+        assert id(host) not in context_memory._memory_of_device
+
+    def test_no_memory_for_it_is_an_error_of_its_kind(self, model, host, tensors, monkeypatch):
+        backend, given = TensorRTBackend(model, host), tensors()
+
+        def full(shape, dtype):
+            raise DeviceMemoryError("out of GPU memory: 5 bytes wanted")
+
+        monkeypatch.setattr(host, "empty", full)
+        with pytest.raises(DeviceMemoryError, match=r"5 bytes wanted"):
+            backend.bind(0, given, None)
+
+
+class TestPlans:
+    def test_a_missing_plan_says_how_to_make_it_and_what_is_there(self, model, host):
+        plan = plan_path(model, "host", "11.4.0.106")
+        plan.rename(plan.with_name("sm_87-trt10.15.0.1.plan"))
+        with pytest.raises(
+            EngineError, match=r"no plan for host and TensorRT 11.4.0.106 \(there: sm_87-trt10"
+        ) as e:
+            TensorRTBackend(model, host)
+        assert f"edgellm build {model.parent.parent}" in str(e.value)
+
+    @pytest.mark.parametrize(
+        ("change", "meaning"),
+        [
+            (lambda plan: b"", "the file is empty.*damaged"),
+            (lambda plan: b"junk" + plan[4:], "Magic tag does not match.*damaged"),
+            (lambda plan: plan[:24] + bytes([11, 2, 0, 9]) + plan[28:], "another TensorRT made the plan"),
+            (lambda plan: plan.replace(b'"arch": "host"', b'"arch": "8.7"'), "made for another GPU"),
+        ],
+    )
+    def test_a_plan_that_cannot_be_loaded_says_why(self, model, host, change, meaning):
+        plan = plan_path(model, "host", "11.4.0.106")
+        plan.write_bytes(change(plan.read_bytes()))
+        with pytest.raises(
+            EngineError, match=rf"TensorRT 11.4.0.106 cannot load the plan.*{meaning}.*edgellm build"
+        ):
+            TensorRTBackend(model, host)
+
+    def test_a_plan_of_another_graph_is_named(self, model, host, library, tmp_path):
+        onnx.save(linear_with_cache(capacity=16), tmp_path / "other.onnx")
+        build(tmp_path / "other.onnx", library).replace(plan_path(model, "host", library.__version__))
+        with pytest.raises(EngineError, match=r"made from another graph than model.onnx \(cache, present\)"):
+            TensorRTBackend(model, host)
+
+    def test_the_latest_version_compatible_plan_that_is_not_newer_is_taken(self, model, library):
+        exact = plan_path(model, "host", library.__version__)
+        for version in ("11.2.0.9", "11.10.0.1", "10.16.0.3"):
+            plan_path(model, "host", version, compatible=True).write_bytes(b"x")
+        assert find_plan(model, "host", library) == exact
+        exact.unlink()
+        assert find_plan(model, "host", library).name == "host-trt11.2.0.9-compatible.plan"
+
+    def test_the_lean_library_takes_version_compatible_plans_only(self, model, library, monkeypatch):
+        monkeypatch.setattr(library, "__name__", tensorrt_library.LEAN)
+        with pytest.raises(EngineError, match=r"no version-compatible plan .* --version-compatible` on this"):
+            find_plan(model, "host", library)
+        compatible = build(model, library, version_compatible=True)
+        assert find_plan(model, "host", library) == compatible
+
+
+class TestLibrary:
+    def test_none_installed_says_what_to_install(self):
+        with pytest.raises(EngineError, match=r"No module named 'tensorrt_none'.*pip install tensorrt-cu13"):
+            tensorrt_library.load_library("tensorrt_none")
+
+    def test_one_that_is_too_old_says_so(self, library, monkeypatch):
+        monkeypatch.setattr(library, "__version__", "10.3.0")
+        with pytest.raises(EngineError, match=r"TensorRT 10.3.0 is too old, 10.15 or later"):
+            tensorrt_library.load_library()
+
+    @pytest.mark.parametrize(
+        ("text", "kind"),
+        [
+            ("Error Code 2: OutOfMemory (Requested size was 5 bytes.)", DeviceMemoryError),
+            ("Error Code 1: Cuda Runtime (an illegal memory access was encountered)", DeviceLostError),
+            ("Error Code 3: API Usage Error", EngineError),
+        ],
+    )
+    def test_errors_are_of_the_kind_that_tensorrt_s_words_tell(self, text, kind):
+        assert type(tensorrt_library.engine_error(text)) is kind

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node does with a runtime before it uses it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from tiny_adapter import write_adapter
+
+from edgellm_ros.ros.node.node import _open_runtime
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+
+def test_decode_steps_are_recorded_with_the_adapters_that_the_parameters_name(
+    tiny_lora_engine, tiny_checkpoint, tmp_path, monkeypatch
+):
+    adapter = write_adapter(tmp_path / "a", tiny_checkpoint, r=2)
+    loaded = []
+    monkeypatch.setattr(
+        LLMInferenceRuntime,
+        "capture_decoding_cuda_graph",
+        lambda runtime: loaded.append(runtime.lora_names()),
+    )
+    parameters = SimpleNamespace(
+        engine_dir=str(tiny_lora_engine),
+        device="cpu",
+        prefix_cache_mb=-1,
+        prefix_cache_file="",
+        loras=[f"a={adapter}"],
+        lora="a",
+        noise_seed=0,
+    )
+    with _open_runtime(parameters, print):
+        assert loaded == [["a"]]

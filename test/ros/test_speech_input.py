@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spoken to the node: utterances on ~/audio and in goals, with a model that hears (of random weights)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from edgellm_ros.action import Plan
+from edgellm_ros.msg import AudioChunk
+from peer import image_message
+from rclpy.clock import Clock
+from rclpy.logging import get_logger
+
+from edgellm_ros.arena.rooms import hear, sample_room
+from edgellm_ros.arena.voice import sample_voice, speak
+from edgellm_ros.multimodal.pcm import PcmFormat
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.multimodal.utterance import UtteranceSettings
+from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.speech_input import Hearing, audio_type
+from edgellm_ros.ros.stamps import to_nanoseconds, to_time
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+
+RATE = 16000
+PIECE = 1600  # samples
+QUIET_S = 0.5
+EIGHT_TOKENS = SamplingParams(max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def node(start_node, peer, tiny_engine):
+    """The node, active, with an engine that has an audio encoder."""
+    child = start_node(
+        engine_dir=tiny_engine, autostart="true", max_input_age=10.0, plan_timeout=30.0, max_tokens=8,
+        input_reliability="reliable",
+    )  # fmt: skip
+    peer.connect()
+    return child
+
+
+@pytest.fixture
+def fresh(node, peer):
+    assert peer.transition("deactivate")
+    assert peer.transition("activate")
+    peer.set_parameter("plan_on", "command")
+    peer.connect()
+    peer.clear()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> np.ndarray:
+    """A sentence with silence around it, as the robot's microphone records it: int16."""
+    rng = np.random.default_rng(3)
+    sound = hear(speak("go to the red box", sample_voice(rng)), sample_room(rng), rng, 0.5, 1.2)
+    return np.rint(sound.samples * 32767).astype("<i2")
+
+
+def say(peer, recorded: np.ndarray, piece: int = PIECE, end_s: float = 0.0) -> None:
+    """Send a sound whose last sample was taken `end_s` ago."""
+    end = to_nanoseconds(peer.now()) - round(end_s * 1e9)
+    for start in range(0, len(recorded), piece):
+        stamp = to_time(end - (len(recorded) - start) * 10**9 // RATE)
+        peer.sound(recorded[start : start + piece].tobytes(), stamp)
+
+
+def utterance(peer) -> AudioChunk:
+    return peer.wait(lambda: peer.received["utterance"], "utterance")[-1]
+
+
+def generations(peer, count=1):
+    return peer.wait(
+        lambda: len(peer.received["generation"]) >= count and peer.received["generation"], "plan"
+    )
+
+
+def sound_of(chunk: AudioChunk) -> Sound:
+    return Sound(np.frombuffer(chunk.data, "<f4"), chunk.sample_rate)
+
+
+@pytest.mark.usefixtures("fresh")
+class TestOnTopics:
+    def test_an_utterance_is_planned_once_with_the_newest_frame(self, peer, sight, recorded):
+        frame = peer.frame(sight.pixels)
+        peer.listen(0.2)
+        say(peer, recorded)
+        generation = generations(peer)[0]
+        assert generation.header == frame.header
+        assert generation.request_id.startswith("utterance-")
+        assert generation.audio_latency > 0
+        peer.listen(QUIET_S)
+        assert len(peer.received["generation"]) == 1
+
+    def test_the_model_gets_the_utterance_that_is_published(self, peer, sight, recorded, tiny_engine):
+        peer.frame(sight.pixels)
+        peer.listen(0.2)
+        say(peer, recorded)
+        generation = generations(peer)[0]
+        heard = utterance(peer)
+        assert (heard.encoding, heard.sample_rate, heard.channels) == ("F32LE", RATE, 1)
+        assert 0.5 < sound_of(heard).seconds < len(recorded) / RATE
+        with LLMInferenceRuntime(tiny_engine) as runtime:
+            response = runtime.handle_request(
+                LLMGenerationRequest(
+                    "", images=(sight.pixels,), audio=(sound_of(heard),), action_samples=1,
+                    sampling=EIGHT_TOKENS,
+                )
+            )  # fmt: skip
+        assert list(generation.token_ids) == response.token_ids
+        assert generation.prompt_token_count == response.prompt_tokens
+
+    def test_the_size_of_the_pieces_does_not_matter(self, peer, recorded):
+        heard = []
+        for piece in (700, PIECE, len(recorded)):
+            peer.clear()
+            say(peer, recorded, piece)
+            heard.append(bytes(utterance(peer).data))
+        assert heard[0] == heard[1] == heard[2]
+
+    def test_on_image_an_utterance_stands_until_the_next_command(self, peer, sight, recorded):
+        peer.set_parameter("plan_on", "image")
+        say(peer, recorded)
+        utterance(peer)
+        for count in (1, 2):
+            frame = peer.frame(sight.pixels)
+            generation = generations(peer, count)[-1]
+            assert generation.header == frame.header
+            assert generation.request_id.startswith("utterance-")
+        peer.command("stop")
+        assert generations(peer, 3)[-1].request_id.startswith("command-")
+
+    def test_a_newer_utterance_preempts(self, peer, sight, recorded):
+        before = peer.metrics()
+        peer.frame(sight.pixels)
+        peer.listen(0.2)
+        say(peer, np.concatenate([recorded, recorded]), piece=10 * RATE)
+        generations(peer)
+        peer.wait(lambda: peer.metrics()["jobs_pending"] == 0, "end of the plans")
+        after = peer.metrics()
+        for name, count in (("utterances", 2), ("plans_preempted", 1), ("plans_completed", 1)):
+            assert after[name] == before[name] + count, name
+
+    def test_silence_and_noise_are_nothing_to_plan(self, peer, sight):
+        before = peer.metrics()
+        peer.frame(sight.pixels)
+        noise = np.clip(1e5 * np.random.default_rng(0).standard_normal(5 * RATE), -32768, 32767)
+        for samples in (np.zeros(5 * RATE), noise):
+            say(peer, samples.astype("<i2"))
+        peer.wait(lambda: peer.metrics()["audio_received"] == before["audio_received"] + 100, "sound")
+        peer.listen(QUIET_S)
+        assert not peer.received["generation"]
+        assert peer.metrics()["utterances"] == before["utterances"]
+
+    def test_an_endless_sound_is_one_utterance_of_the_longest_length(self, peer, recorded):
+        peer.set_parameter("utterance.max_length", 1.0)
+        before = peer.metrics()
+        endless = np.tile(recorded[RATE // 2 : -int(1.3 * RATE)], 8)
+        say(peer, endless)
+        peer.wait(
+            lambda: peer.metrics()["audio_received"] - before["audio_received"] >= len(endless) // PIECE,
+            "all of the sound",
+        )
+        peer.set_parameter("utterance.max_length", 10.0)
+        after = peer.metrics()
+        assert after["utterances_cut"] == before["utterances_cut"] + 1
+        assert sound_of(utterance(peer)).seconds <= 1.0
+
+    def test_a_microphone_that_falls_silent_while_somebody_speaks_is_noticed(self, peer, sight, recorded):
+        peer.set_parameter("max_input_age", 1.0)
+        say(peer, recorded[: -int(1.2 * RATE)], end_s=2.0)
+        peer.listen(QUIET_S)
+        assert not peer.received["utterance"]
+        peer.frame(sight.pixels)
+        peer.listen(0.2)
+        frame = peer.frame(sight.pixels)
+        peer.set_parameter("max_input_age", 10.0)
+        assert generations(peer)[0].header == frame.header
+
+    def test_what_is_heard_too_late_is_refused(self, peer, sight, recorded):
+        before = peer.metrics()["utterances_stale"]
+        peer.frame(sight.pixels)
+        say(peer, recorded, end_s=60.0)
+        peer.wait(lambda: peer.metrics()["utterances_stale"] == before + 1, "refusal")
+        assert "limit 10 s (parameter max_input_age)" in peer.status("inputs").message
+        assert not peer.received["generation"]
+
+
+BAD_PIECES = {
+    "odd bytes": ({"data": b"123"}, "sound has 3 bytes, not a multiple of 2"),
+    "unknown encoding": ({"encoding": "MP3"}, "sound encoding 'MP3' is not supported"),
+    "zero rate": ({"sample_rate": 0}, "sample_rate must be from 4000 to 192000 Hz, got 0"),
+    "six channels": ({"channels": 6}, "channels must be 1 (mono) or 2 (stereo), got 6"),
+    "NaN": ({"encoding": "F32LE", "data": np.float32([0, np.nan]).tobytes()}, "F32LE sound must be finite"),
+    "ten minutes": ({"data": bytes(600 * 2 * RATE)}, "a piece of 600.0 s of sound; at most 30 s at once"),
+}
+
+
+@pytest.mark.usefixtures("fresh")
+class TestBadSound:
+    @pytest.mark.parametrize("name", BAD_PIECES)
+    def test_is_named_counted_and_the_next_utterance_is_heard(self, peer, recorded, name):
+        fields, message = BAD_PIECES[name]
+        before = peer.metrics()["audio_refused"]
+        peer.sound(**{"data": b"12", **fields})
+        peer.wait(lambda: peer.metrics()["audio_refused"] == before + 1, "refusal")
+        status = peer.status("inputs")
+        assert message in status.message
+        assert status.level == status.WARN
+        say(peer, recorded)
+        assert utterance(peer)
+
+    def test_a_rate_that_changes_within_a_stream(self, peer, recorded):
+        say(peer, recorded[:RATE])
+        peer.sound(bytes(800), peer.now(), sample_rate=8000)
+        message = peer.wait(lambda: "changed" in (m := peer.status("inputs").message) and m, "diagnostics")
+        assert "the format changed within the stream from S16LE at 16000 Hz" in message
+
+
+@pytest.fixture
+def goal(sight, recorded):
+    return Plan.Goal(
+        images=[image_message(sight.pixels)],
+        audio=[AudioChunk(encoding="S16LE", sample_rate=RATE, data=recorded.tobytes())],
+    )
+
+
+def bad_audio(**fields):
+    def spoil(goal):
+        for name, value in fields.items():
+            setattr(goal.audio[0], name, value)
+
+    return spoil
+
+
+def two_formats(goal):
+    goal.audio = [*goal.audio, AudioChunk(encoding="S16LE", sample_rate=8000, data=b"12")]
+
+
+BAD_GOALS = {
+    "odd bytes": (bad_audio(data=b"123"), "sound has 3 bytes, not a multiple of 2"),
+    "unknown encoding": (bad_audio(encoding="MP3"), "sound encoding 'MP3' is not supported"),
+    "two formats": (two_formats, "piece 1 is S16LE at 8000 Hz"),
+    "empty": (bad_audio(data=b""), "the sound is empty"),
+    "ten minutes": (bad_audio(data=bytes(600 * 2 * RATE)), "a sound of 600.00 s becomes"),
+}
+
+
+@pytest.mark.usefixtures("node")
+class TestGoals:
+    def test_a_spoken_goal_is_planned_as_in_process(self, peer, goal, sight, recorded, tiny_engine):
+        whole = peer.plan(goal)
+        assert whole.termination_reason == Plan.Result.COMPLETED, whole.message
+        with LLMInferenceRuntime(tiny_engine) as runtime:
+            sound = Sound(recorded.astype(np.float32) / np.float32(32768), RATE)
+            response = runtime.handle_request(
+                LLMGenerationRequest(
+                    "", images=(sight.pixels,), audio=(sound,), action_samples=1, sampling=EIGHT_TOKENS
+                )
+            )
+        assert list(whole.generation.token_ids) == response.token_ids
+
+    def test_one_sound_may_come_in_pieces(self, peer, goal, recorded):
+        whole = peer.plan(goal)
+        goal.audio = [
+            AudioChunk(encoding="S16LE", sample_rate=RATE, data=recorded[start : start + 7000].tobytes())
+            for start in range(0, len(recorded), 7000)
+        ]
+        pieces = peer.plan(goal)
+        assert pieces.generation.token_ids == whole.generation.token_ids
+        assert pieces.generation.prompt_token_count == whole.generation.prompt_token_count
+
+    @pytest.mark.parametrize("name", BAD_GOALS)
+    def test_bad_sound_ends_with_a_clear_error_and_the_node_goes_on(self, peer, goal, name):
+        good = list(goal.audio[0].data)
+        spoil, message = BAD_GOALS[name]
+        spoil(goal)
+        result = peer.plan(goal)
+        assert result.termination_reason == Plan.Result.ERROR
+        assert message in result.message
+        goal.audio = [AudioChunk(encoding="S16LE", sample_rate=RATE, data=good)]
+        assert peer.plan(goal).termination_reason == Plan.Result.COMPLETED
+
+
+class TestAudioCommonMsgs:
+    """Without the package itself, which PyPI does not have: messages with its fields."""
+
+    @pytest.fixture
+    def hearing(self):
+        heard = []
+        parameters = SimpleNamespace(
+            utterance=UtteranceSettings(), audio_data=PcmFormat("S16LE", RATE, 1), max_input_age=1.0
+        )
+        made = Hearing(
+            VoiceActivity(), parameters, NodeMetrics(), Clock(), heard.append, get_logger("test_hearing")
+        )
+        made.heard = heard
+        return made
+
+    def test_audio_data_is_read_as_the_parameters_say(self, hearing, recorded):
+        commands = hearing.on_message(SimpleNamespace(data=recorded.tobytes()))
+        assert len(commands) == len(hearing.heard) == 1
+        assert to_nanoseconds(hearing.heard[0].header.stamp) == 0
+
+    def test_audio_data_stamped_brings_its_time(self, hearing, recorded):
+        now = Clock().now().nanoseconds
+        message = SimpleNamespace(
+            header=SimpleNamespace(stamp=to_time(now - len(recorded) * 10**9 // RATE)),
+            audio=SimpleNamespace(data=recorded.tobytes()),
+        )
+        (command,) = hearing.on_message(message)
+        stamp = to_nanoseconds(hearing.heard[0].header.stamp)
+        assert now - 10**10 < stamp < now - command.sound.seconds * 1e9
+
+    def test_that_it_is_not_installed_is_said(self):
+        with pytest.raises(ValueError, match="audio_common_msgs is not installed"):
+            audio_type("audio_data")
+        assert audio_type("chunk") is AudioChunk
