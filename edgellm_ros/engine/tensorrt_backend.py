@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT as an engine backend: a plan whose contexts read and write our buffers by address.
 
-Written to TensorRT's rules, which the test double (test/engine/tensorrt_double.py) holds it to:
+Written to TensorRT's rules, which the test double (test/doubles/tensorrt_double.py) holds it to:
 
 - An execution context works with one optimization profile; a switch forgets its shapes. So each profile has
   contexts of its own, and no context ever switches.

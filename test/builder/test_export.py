@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 PARTS = ("llm", "visual", "audio", "action")
 LIMITS = {"max_batch_size": 2, "max_input_len": 48, "max_kv_cache_capacity": 64}

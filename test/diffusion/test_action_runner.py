@@ -3,8 +3,6 @@
 
 import numpy as np
 import pytest
-from graphs import FLOAT, INT64, helper, save_model
-from on_device import edited
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.errors import EngineError
@@ -13,6 +11,8 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels.random import normal_noise
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.prompt.rope import make_rope_table
+from fixtures.graphs import FLOAT, INT64, helper, save_model
+from fixtures.on_device import edited
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 
-from tensorrt_api import Api, Signature
+from doubles.tensorrt_api import Api, Signature
 
 MODULE = "module"
 LITERALS = {int: "SupportsInt", str: "str", bool: "bool", bytes: "Buffer"}

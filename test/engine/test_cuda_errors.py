@@ -8,11 +8,11 @@ import sys
 
 import numpy as np
 import pytest
-from on_device import put
 
 from edgellm_ros.engine.errors import DeviceMemoryError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.on_device import put
 
 pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the host's memory has no such limits")
 TOO_MUCH = 1 << 50  # bytes

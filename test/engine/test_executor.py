@@ -4,13 +4,13 @@ import time
 import numpy as np
 import onnx
 import pytest
-from graphs import FLOAT, INT64, helper, linear_with_cache, save_model
-from on_device import put
 from onnx.reference import ReferenceEvaluator
 
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import KEPT_BINDINGS, EngineExecutor
+from fixtures.graphs import FLOAT, INT64, helper, linear_with_cache, save_model
+from fixtures.on_device import put
 
 DIMS = {"B": 2, "S": 3}
 

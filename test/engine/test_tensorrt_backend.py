@@ -7,11 +7,9 @@ import weakref
 import numpy as np
 import onnx
 import pytest
-import tensorrt_double
-from deferred_device import DeferredDevice
-from graphs import FLOAT, helper, linear_with_cache, save_model
-from on_device import put
 
+from doubles import tensorrt_double
+from doubles.deferred_device import DeferredDevice
 from edgellm_ros.builder.profiles import Range, one
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
 from edgellm_ros.engine import context_memory, tensorrt_library
@@ -20,6 +18,8 @@ from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, Engine
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensorrt_backend import KEPT_CONTEXTS, TensorRTBackend
 from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
+from fixtures.graphs import FLOAT, helper, linear_with_cache, save_model
+from fixtures.on_device import put
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 PREFILL, DECODE = {"B": Range(1, 1, 4), "S": Range(2, 4, 8)}, {"B": Range(1, 1, 4), "S": one(1)}

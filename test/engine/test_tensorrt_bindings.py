@@ -17,9 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import tensorrt_double
-from tensorrt_api import BINDINGS, Api, build_stubs, read_api
 from tensorrt_uses import Uses
+
+from doubles import tensorrt_double
+from doubles.tensorrt_api import BINDINGS, Api, build_stubs, read_api
 
 pytestmark = [
     pytest.mark.skipif(

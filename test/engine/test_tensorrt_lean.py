@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import linear_with_cache
 
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensorrt_library import plan_path
+from fixtures.graphs import linear_with_cache
 
 BINDINGS = "tensorrt_lean_bindings"
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -6,10 +6,10 @@ and the same tokens have to be drawn. Where there is no GPU, the sources are com
 import ml_dtypes
 import numpy as np
 import pytest
-from device_under_test import Side, host_side
 
 from edgellm_ros.kernels import RopeTable, StopState
 from edgellm_ros.kernels.random import MAX_SEED
+from fixtures.device_under_test import Side, host_side
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.float32, np.float16, BFLOAT16]
@@ -19,7 +19,7 @@ VOCABULARY = 151936  # of Qwen3
 @pytest.fixture(scope="session")
 def double(tmp_path_factory):
     pytest.importorskip("cuda.core", reason="the CUDA wheels are not installed (requirements-test.txt)")
-    from cuda_double import build
+    from doubles.cuda_double import build
 
     return build(tmp_path_factory.mktemp("cuda_double"))
 
@@ -29,7 +29,7 @@ def side(request, device) -> Side:
     """The device under test; where that is the host, the CUDA kernels on a GPU of five multiprocessors."""
     if device.memory == "cuda":
         return Side(device, request.getfixturevalue("kernels"))
-    from cuda_double import double_side
+    from doubles.cuda_double import double_side
 
     return double_side(request.getfixturevalue("double"), multiprocessors=5)
 
@@ -252,7 +252,7 @@ def test_more_rows_than_before_are_sampled_rightly(side, rng):
 @pytest.mark.only_on("cpu", reason="a GPU has as many multiprocessors as it has")
 @pytest.mark.parametrize("multiprocessors", [1, 2, 17, 132])
 def test_the_same_tokens_are_drawn_however_many_blocks_work_on_a_row(double, rng, multiprocessors):
-    from cuda_double import double_side
+    from doubles.cuda_double import double_side
 
     logits = (rng.standard_normal((1, 40_000)) * 2).astype(np.float32)
     gpu = double_side(double, multiprocessors)

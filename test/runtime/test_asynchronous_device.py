@@ -7,16 +7,16 @@ import time
 
 import numpy as np
 import pytest
-from deferred_runtime import WatchedDevice, queueing
-from requests_for_tests import IMAGE, SOUND, assert_same_answer, request
-from test_prefix_reuse import REQUESTS
-from test_shrinking_batch import cancelled_at, random_request
-from tiny_adapter import write_adapter
 
+from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.prefix_requests import REQUESTS
+from fixtures.random_requests import cancelled_at, random_request
+from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, request
+from fixtures.tiny_adapter import write_adapter
 
 pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
 

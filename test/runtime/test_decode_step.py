@@ -5,13 +5,13 @@ import logging
 
 import numpy as np
 import pytest
-from deferred_runtime import WatchedDevice, queueing, used
-from requests_for_tests import assert_same_answer, request
-from tiny_adapter import write_adapter
 
+from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.requests_for_tests import assert_same_answer, request
+from fixtures.tiny_adapter import write_adapter
 
 pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
 TOKENS = 12

@@ -7,13 +7,13 @@ import shutil
 import numpy as np
 import onnx
 import pytest
-from requests_for_tests import IMAGE, SOUND, request
-from test_cuda_variant import knows_lengths
-from tiny_adapter import write_adapter
-from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.exported_graphs import knows_lengths
+from fixtures.requests_for_tests import IMAGE, SOUND, request
+from fixtures.tiny_adapter import write_adapter
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 pytestmark = [pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway"), knows_lengths]
 REQUESTS = [

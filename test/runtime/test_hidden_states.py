@@ -5,12 +5,12 @@ import threading
 
 import numpy as np
 import pytest
-from on_device import assert_same_up_to_rounding
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.on_device import assert_same_up_to_rounding
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
 LAST = 3  # of the tiny model's layers
 

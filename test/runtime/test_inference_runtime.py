@@ -9,8 +9,15 @@ import threading
 
 import numpy as np
 import pytest
-from on_device import error_without_gpu
-from requests_for_tests import (
+from safetensors.numpy import load_file, save_file
+
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import list_files
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.on_device import error_without_gpu
+from fixtures.requests_for_tests import (
     IMAGE,
     OTHER_IMAGE,
     OTHER_SOUND,
@@ -19,13 +26,6 @@ from requests_for_tests import (
     assert_same_bits,
     request,
 )
-from safetensors.numpy import load_file, save_file
-
-from edgellm_ros.engine.errors import DeviceLostError, EngineError
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import list_files
-from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 DIFFERENT_REQUESTS = [
     request(images=(IMAGE,), action_samples=3, noise_seed=5, max_tokens=30),

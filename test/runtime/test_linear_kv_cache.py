@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
-from on_device import edited
 
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from fixtures.on_device import edited
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from on_device import assert_same_up_to_rounding, put
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner_config import LLMEngineRunnerConfig
+from fixtures.on_device import assert_same_up_to_rounding, put
 
 HIDDEN, VOCABULARY = 48, 302
 

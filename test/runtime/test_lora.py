@@ -11,13 +11,13 @@ import time
 
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 from safetensors.numpy import load_file, save_file
-from tiny_adapter import write_adapter
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+from fixtures.tiny_adapter import write_adapter
 
 LONG = {"max_tokens": 30, "images": (IMAGE,)}
 

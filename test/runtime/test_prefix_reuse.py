@@ -8,30 +8,16 @@ import threading
 
 import numpy as np
 import pytest
-from on_device import edited
-from requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
-from tiny_adapter import write_adapter
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache
-
-SYSTEM = "you are a small robot on a floor with coloured solids. " * 2
-REQUESTS = [
-    request("go to the red box", system_prompt=SYSTEM, max_tokens=8, logprobs=3),
-    request("go to the blue box", system_prompt=SYSTEM, temperature=1.2, seed=3, max_tokens=10),
-    request(images=(IMAGE,), action_samples=2, noise_seed=5, max_tokens=30),
-    request("what do you see?", system_prompt=SYSTEM, images=(IMAGE,), max_tokens=6, logprobs=1),
-    request("what do you see?", system_prompt=SYSTEM, images=(OTHER_IMAGE, IMAGE), max_tokens=6),
-    request("", system_prompt=SYSTEM, images=(IMAGE,), audio=(SOUND,), max_tokens=6, logprobs=2),
-    request("", system_prompt=SYSTEM, images=(IMAGE,), audio=(OTHER_SOUND,), max_tokens=6),
-    request("and now?", audio=(SOUND,), temperature=1.0, seed=5, max_tokens=12, repetition_penalty=1.4),
-    request(images=(IMAGE,), action_samples=1, noise_seed=9, temperature=0.1, max_tokens=30),
-    request("x" * 200, max_tokens=5),
-    request("x" * 210 + "y", max_tokens=5, logprobs=1),
-]
+from fixtures.on_device import edited
+from fixtures.prefix_requests import REQUESTS, SYSTEM
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
+from fixtures.tiny_adapter import write_adapter
 
 
 @pytest.fixture(scope="module")

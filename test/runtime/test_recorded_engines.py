@@ -4,11 +4,11 @@
 import dataclasses
 
 import pytest
-from deferred_runtime import WatchedDevice, queueing, used
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
+from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
 pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
 ACTING = request(images=(IMAGE,), max_tokens=30, action_samples=2, denoise_steps=4)

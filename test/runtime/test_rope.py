@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from on_device import put
-from reference_inputs import IMAGE_TOKEN, VISION_START, prompt_ids
 
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.prompt.rope import get_rope_index, make_rope_table
+from fixtures.on_device import put
+from fixtures.reference_inputs import IMAGE_TOKEN, VISION_START, prompt_ids
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
 

@@ -1,49 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences that end leave the batch, and nobody can tell from the answers."""
 
-import dataclasses
-import threading
-
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
-PROMPTS = ["go to the red box", "", "what do you see in front of you?", "stop"]
-
-
-def cancelled_at(one, stage: str, step: int):
-    """The same request, cancelled when it reports this step of a stage; to be used once."""
-    cancel = threading.Event()
-
-    def on_progress(progress):
-        if (progress.stage, progress.step) == (stage, step):
-            cancel.set()
-
-    return dataclasses.replace(one, on_progress=on_progress, cancel=cancel)
-
-
-def random_request(rng: np.random.Generator):
-    """A request that ends at any time, drawn by its own rules; one in three draws trajectories, if it
-    announces them.
-    """
-    greedy = rng.random() < 0.4
-    one = request(
-        PROMPTS[rng.integers(4)],
-        images=[(), (IMAGE,), (OTHER_IMAGE,), (IMAGE, OTHER_IMAGE)][rng.integers(4)],
-        max_tokens=int(rng.integers(1, 40)),
-        temperature=0.0 if greedy else float(rng.uniform(0.3, 1.5)),
-        top_k=int(rng.integers(0, 50)),
-        repetition_penalty=float(rng.choice([1.0, 1.2])),
-        seed=int(rng.integers(1000)),
-        logprobs=int(rng.choice([0, 0, 3])),
-        stop=("a",) if rng.random() < 0.3 else (),
-    )
-    if rng.random() < 0.33:  # what the model is known to announce trajectories for
-        one = request(images=(IMAGE,), max_tokens=30, action_samples=2, noise_seed=int(rng.integers(100)))
-    stage, step = str(rng.choice(["decode", "decode", "action"])), int(rng.integers(0, 12))
-    if rng.random() < 0.3:
-        return lambda: cancelled_at(one, stage, step)
-    return lambda: one
+from fixtures.random_requests import cancelled_at, random_request
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deferred_device import DeferredDevice, DeferredGraph, DeferredReading, QueuedKernels
 
+from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredReading, QueuedKernels
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import host
