@@ -85,6 +85,10 @@ class Device(Protocol):
         """
         ...
 
+    def memory_info(self) -> tuple[int, int]:
+        """Bytes free and bytes in all; (0, 0) where the device does not say."""
+        ...
+
     def synchronize(self) -> None:
         """Wait for all work queued so far. EngineError if some of it failed."""
         ...
@@ -140,6 +144,9 @@ class CpuDevice:
 
     def capture(self, record: Callable[[], None]) -> None:
         return None
+
+    def memory_info(self) -> tuple[int, int]:
+        return 0, 0
 
     def synchronize(self) -> None:
         pass

@@ -24,6 +24,7 @@ from edgellm_ros.engine.tensor import Shape, Tensor
 
 logger = logging.getLogger(__name__)
 
+BACKENDS = ("onnxruntime", "tensorrt")
 KEPT_BINDINGS = 16  # a new binding of 117 tensors took 340 us, one that was kept 10 us
 
 
@@ -65,13 +66,17 @@ class EngineExecutor:
         return self._bound.get(self._snapshot)
 
     @classmethod
-    def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
-        """Load an engine file `model.onnx`: the file itself, or what lies beside it for the device.
+    def open(cls, path: str | Path, device: Device, threads: int = 0, backend: str = "") -> EngineExecutor:
+        """Load an engine file `model.onnx`: the file itself, or what lies beside it for the backend.
 
-        `threads` of the CPU, 0 = one per core. FileNotFoundError, EngineError.
+        `threads` of the CPU, 0 = one per core; `backend`: one of BACKENDS, "" = the one of the device.
+        FileNotFoundError, EngineError; ValueError for an unknown backend.
         """
         path = Path(path)
-        if device.name == "tensorrt":
+        backend = backend or ("tensorrt" if device.name == "tensorrt" else "onnxruntime")
+        if backend not in BACKENDS:
+            raise ValueError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+        if backend == "tensorrt":
             from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
 
             tensorrt = TensorRTBackend(path, device)

@@ -43,7 +43,7 @@ class RequestPreparer:
         self._audio = audio
         self._action = action
 
-    def admit(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
+    def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
         """Sequences of a batch. `noise_seed`: for requests that bring none. ValueError names the request."""
         limit = self._config.builder.max_batch_size
         if not 1 <= len(requests) <= limit:
@@ -54,17 +54,17 @@ class RequestPreparer:
         for index, request in enumerate(requests):
             try:
                 first_row = sequences[-1].end_row if sequences else 0
-                sequences.append(self._prompt(request, first_row, noise_seed))
+                sequences.append(self._prepare(request, first_row, noise_seed))
             except ValueError as error:
                 raise ValueError(f"request {index}: {error}" if len(requests) > 1 else str(error)) from None
         return sequences
 
-    def admit_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
+    def prepare_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
         """What all prompts of a system prompt begin with, as a sequence. ValueError."""
         request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
-        return self._sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
+        return self._make_sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
 
-    def _prompt(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
+    def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
         self._check_supported(request)
         action = self._config.action
         speed, history = request.speed or 0.0, []
@@ -77,12 +77,12 @@ class RequestPreparer:
         image_tokens = [height * width for height, width in grids]
         audio_tokens = [self._audio.num_tokens(sound) for sound in request.audio] if self._audio else []
         token_ids = self._prompts.build(request, image_tokens, audio_tokens, history)
-        sequence = self._sequence(request, token_ids, grids, audio_tokens, first_row)
+        sequence = self._make_sequence(request, token_ids, grids, audio_tokens, first_row)
         sequence.speed = speed
         sequence.noise_seed = noise_seed if request.noise_seed is None else request.noise_seed
         return sequence
 
-    def _sequence(
+    def _make_sequence(
         self,
         request: LLMGenerationRequest,
         token_ids: list[int],
