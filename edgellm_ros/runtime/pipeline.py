@@ -286,7 +286,9 @@ class Pipeline:
         self.sampling.sample(logits, rows)
         self.sampling.commit_rows(rows, self.sampling.count(rows))
         logprobs = max(sequence.request.logprobs for sequence in sequences)
-        self.sampling.copy_to_host(logits, logprobs).deliver_first(sequences)
+        for sequence in sequences:
+            sequence.kv_length = len(sequence.token_ids)
+        self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
         if keep_hidden_states:
             self.hidden_states.keep(embeds)
         for sequence in sequences:

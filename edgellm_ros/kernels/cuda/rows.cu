@@ -56,3 +56,8 @@ __device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i6
   }
 
 FOR_EACH_WIDTH(ROW_KERNELS)
+
+// Zeros in place of a graph's memset nodes: engine/cuda_graph.py.
+extern "C" __global__ void fill(unsigned char* out, i64 bytes) {
+  for (i64 i = first_index(); i < bytes; i += index_stride()) out[i] = 0;
+}

@@ -23,46 +23,35 @@ class StepResult:
     logprobs: tuple[HostCopy, HostCopy] | None  # ids (as places among the logits) and values [B,N,K+1]
     token_of_logit: np.ndarray  # [V] int64
 
-    def deliver(self, sequences: Sequence[GenerationSequence]) -> list[GenerationSequence]:
-        """Wait for the tokens of a decode step; return the sequences that were still decoding.
+    def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
+        """Wait for the tokens, and give each sequence that still decodes those that count.
 
-        Each of these gets its tokens, and its KV rows are committed on the host too. sequences [B]: by row
-        when the step was queued. EngineError if the logits of a token that counts are not finite.
+        sequences: by row when the step was queued. Returns the sequences that were still decoding, with their
+        counts. EngineError if the logits of a token that counts are not finite.
         """
-        served = {row: sequence for row, sequence in enumerate(sequences) if sequence.decoding}
-        counts = self._deliver(sequences)
-        for row, sequence in served.items():
-            sequence.kv_length += counts[row]
-            sequence.steps += 1
-        return list(served.values())
-
-    def deliver_first(self, sequences: Sequence[GenerationSequence]) -> None:
-        """Wait for the first tokens of sequences whose prompts were just read; EngineError as above."""
-        for sequence in sequences:
-            sequence.kv_length = len(sequence.token_ids)
-        self._deliver(sequences)
-
-    def _deliver(self, sequences: Sequence[GenerationSequence]) -> list[int]:
-        """Give each sequence its tokens; return the counts."""
-        output = self.output.wait()
-        batch, width = self.shape
-        tokens = output[: batch * width].reshape(batch, width).tolist()
-        counts = output[self.counts_at : self.counts_at + batch].tolist()
-        likeliest = None
-        if self.logprobs is not None:
-            ids, values = (copy.wait() for copy in self.logprobs)
-            likeliest = self.token_of_logit[ids], values
+        output = self.output.wait().tolist()
+        width = self.shape[1]
+        likeliest = self._wait_for_logprobs() if self.logprobs is not None else None
+        served = []
         for row, sequence in enumerate(sequences):
             if not sequence.decoding:
                 continue
-            for place, token in enumerate(tokens[row][: counts[row]]):
+            count = output[self.counts_at + row]
+            served.append((sequence, count))
+            for place, token in enumerate(output[row * width : row * width + count]):
                 if token < 0:
                     at = len(sequence.generated)
                     raise EngineError(f"logits are not finite at token {at} of the answer")
                 if likeliest is not None and sequence.request.logprobs and not sequence.finish_reason:
-                    top_ids, top_values = (part[row, place].tolist() for part in likeliest)
-                    sequence.add_logprobs(top_ids, top_values)
+                    ids, values = likeliest
+                    sequence.add_logprobs(ids[row, place].tolist(), values[row, place].tolist())
                 sequence.accept(token)
                 if not sequence.decoding:
                     break
-        return counts
+        return served
+
+    def _wait_for_logprobs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return token ids and log-probabilities [B,N,K+1]."""
+        assert self.logprobs is not None
+        ids, values = (copy.wait() for copy in self.logprobs)
+        return self.token_of_logit[ids], values

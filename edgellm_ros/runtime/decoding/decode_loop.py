@@ -49,5 +49,7 @@ class DecodeLoop:
                 return [sequence for sequence in sequences if not sequence.decoding]
             served = queued.popleft().deliver(sequences)
             self.steps += 1
-            for sequence in served:
+            for sequence, count in served:
+                sequence.kv_length += count
+                sequence.steps += 1
                 sequence.report("decode", sequence.steps)
