@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromptBuilder: a request to the token ids that the language model reads."""
+"""PromptBuilder: convert a request to the token ids that the language model reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
 class PromptBuilder:
-    """Renders the chat template, tokenises it, and expands its placeholders."""
+    """Render the chat template, convert it to ids, and expand its placeholders."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
         if tokenizer.size > config.llm.vocab_size:
@@ -28,14 +28,22 @@ class PromptBuilder:
         self._history_token = config.action.history_token_id if config.action else None
 
     def system_prefix(self, system_prompt: str) -> list[int]:
-        """The ids with which all prompts of this system prompt begin. ValueError if it is empty."""
+        """Return the ids with which all prompts of a system prompt begin.
+
+        ValueError if the system prompt is empty, or if prompts do not begin with the system prompt.
+        """
         if not system_prompt:
             raise ValueError("the system prompt is empty")
         one, other = (
             self.build(LLMGenerationRequest(text, system_prompt=system_prompt), (), (), ()) for text in "a0"
         )
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        return [token for token, _ in pairs]
+        ids = [token for token, _ in pairs]
+        if not ids:
+            raise ValueError(
+                "no prompt begins with this system prompt: the chat template puts the text first"
+            )
+        return ids
 
     def build(
         self,
@@ -44,11 +52,11 @@ class PromptBuilder:
         audio_tokens: Sequence[int],
         history: Sequence[int],
     ) -> list[int]:
-        """Ids of the prompt: image_tokens[i] placeholders for image i, the history's tokens, audio_tokens[i]
-        placeholders for sound i, the text.
+        """Return the ids of the prompt.
 
-        What the user wrote stays text, whatever special tokens it spells. ValueError if the template did not
-        take an image or a sound in.
+        They are image_tokens[i] placeholders for image i, the history's tokens, audio_tokens[i] placeholders
+        for sound i, and the text. Special tokens that the user spells out stay text. ValueError if the
+        template leaves out an image, a sound or the history.
         """
         guard, (system, prompt) = self._tokenizer.protect(request.system_prompt, request.prompt)
         content: list[dict[str, Any]] = [{"type": "image"} for _ in image_tokens]
@@ -70,7 +78,7 @@ class PromptBuilder:
 def _fill(
     ids: Sequence[int], placeholder: int | None, contents: Sequence[Sequence[int]], what: str
 ) -> list[int]:
-    """Put contents[i] in the place of the i-th placeholder. ValueError if there are too few of them."""
+    """Put contents[i] in the place of the i-th placeholder. ValueError for too few placeholders."""
     filled: list[int] = []
     waiting = list(contents)
     for token in ids:
