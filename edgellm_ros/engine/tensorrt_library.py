@@ -7,6 +7,7 @@ import ctypes
 import functools
 import importlib
 import logging
+import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,57 @@ COMPATIBLE = "-compatible"  # ends the name of a version-compatible plan
 KEPT_LINES = 20
 OUT_OF_MEMORY = ("out of memory", "outofmemory", "failed_allocation", "could not be allocated")
 LOST = ("illegal memory access", "unspecified launch failure", "misaligned address", "device-side assert")
-# Words of TensorRT's errors on loading a plan, and what they mean to a user.
+# Words of TensorRT's reasons for not loading a plan, with their meaning; the first that match count. TensorRT
+# 11.4 writes "[file::function::line] Error Code 1: Cuda Runtime (...)" or "IRuntime::deserializeCudaEngine:
+# Error Code 1: Serialization (...)". Names of files and functions tell nothing about the reason.
+NAMES = re.compile(r"\[[^\[\]]*::[^\[\]]*\]|[\w~]+(?:::[\w~]+)+(?:\([^()]*\))?")
+GPU_REASON = (
+    "cuda runtime",
+    "cuda driver",
+    "cuda initialization",
+    "cuda error",
+    "cudaerror",
+    "insufficient driver",
+)
 BAD_PLAN = (
-    (("incompatible device", "expecting compute"), "the plan was made for another GPU"),
-    (("version of tensorrt", "version tag", "expecting library version"), "another TensorRT made the plan"),
-    (("magic", "corrupt", "truncated", "assertion", "deserializ"), "the file is damaged or no plan"),
+    (
+        (
+            "incompatible device",
+            "expecting compute",
+            "compute capability",
+            "current device",
+            "platform specific tag",
+        ),
+        "the plan was made for another GPU or platform",
+    ),
+    (
+        (
+            "version of tensorrt",
+            "version tag",
+            "expecting library version",
+            "serialization version",
+            "runtime major version",
+            "deserialization call on a newer plan",
+            "supported starting tensorrt",
+        ),
+        "another TensorRT made the plan",
+    ),
+    (
+        (
+            "serialization assertion",
+            "magic tag",
+            "not a valid plan",
+            "no engine found in plan",
+            "empty blob",
+            "empty memory buffer",
+            "post deserialization check",
+            "failed to read plan",
+            "planentrytype",
+            "truncated",
+            "corrupt",
+        ),
+        "the file is damaged or no plan",
+    ),
 )
 
 
@@ -122,12 +169,14 @@ def engine_error(message: str) -> EngineError:
 
 
 def plan_error(path: Path, version: str, reason: str) -> EngineError:
-    """Why a plan could not be loaded, and what to do."""
+    """Make the error for a plan that cannot be loaded: TensorRT's reason, its meaning, and what to do."""
     error = engine_error(f"{path}: TensorRT {version} cannot load the plan: {reason}")
     if type(error) is not EngineError:
         return error
-    lowered = reason.lower()
-    meaning = next((text for words, text in BAD_PLAN if any(word in lowered for word in words)), "")
+    words = NAMES.sub("", reason).lower()
+    if any(word in words for word in GPU_REASON):
+        return EngineError(f"{error} (the GPU or its driver is the reason, not the plan: see `nvidia-smi`)")
+    meaning = next((text for found, text in BAD_PLAN if any(word in words for word in found)), "")
     advice = f"`edgellm build {path.parent.parent}` makes one for this GPU and this TensorRT"
     return EngineError(f"{error} ({meaning + ': ' if meaning else ''}{advice})")
 
