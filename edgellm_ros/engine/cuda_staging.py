@@ -34,7 +34,7 @@ class PinnedSlot:
         self.nbytes = nbytes
         self.pointer = int(check(driver.cuMemAllocHost(max(1, nbytes)), "to allocate pinned host memory"))
         release_with(self, context, driver.cuMemFreeHost, self.pointer)
-        self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(self.pointer), np.uint8)
+        self.array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.pointer))
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self.event = check(driver.cuEventCreate(flags), "to make an event")
         release_with(self, context, driver.cuEventDestroy, self.event)

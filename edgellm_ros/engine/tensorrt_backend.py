@@ -31,6 +31,8 @@ from edgellm_ros.engine.onnx_bindings import read_bindings
 from edgellm_ros.engine.tensor import Shape, Tensor
 from edgellm_ros.engine.tensorrt_library import (
     COMPATIBLE,
+    Library,
+    LibraryLog,
     engine_error,
     find_plan,
     library_log,
@@ -69,12 +71,12 @@ class TensorRTBackend:
     supports_empty_tensors = False
 
     def __init__(self, model: Path, device: Device) -> None:
-        trt = load_library()
-        self.path = find_plan(model, device.arch, trt)
+        library = load_library()
+        self.path = find_plan(model, device.arch, library)
         self._device = device
-        self._trt = trt
-        self._log = library_log(trt)
-        self._engine = self._load(trt)
+        self._library = library
+        self._log: LibraryLog = library_log(library)
+        self._engine = self._load(library)
         self.bindings = read_bindings(model)
         self._check_bindings(model)
         self._aliases = self._find_aliases()
@@ -117,32 +119,32 @@ class TensorRTBackend:
         self.run(bound, stream)  # TensorRT finishes in the first run what a change of shapes began
         return self._device.capture(lambda: self.run(bound, stream))
 
-    def _load(self, trt: Any) -> trt.ICudaEngine:
-        runtime = start(trt, trt.Runtime)
+    def _load(self, library: Library) -> trt.ICudaEngine:
+        runtime = start(library, library.Runtime)
         # A version-compatible plan may carry the code that runs it. It was made here, by `edgellm build`.
         runtime.engine_host_code_allowed = self.path.stem.endswith(COMPATIBLE)
         if not self.path.stat().st_size:
-            raise plan_error(self.path, trt.__version__, "the file is empty, truncated")
+            raise plan_error(self.path, library.__version__, "the file is empty, truncated")
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise plan_error(self.path, trt.__version__, self._log.take())
+            raise plan_error(self.path, library.__version__, self._log.take())
         return engine
 
     def _check_bindings(self, model: Path) -> None:
         """EngineError unless the plan has the graph's inputs and outputs: it may be older than the graph."""
-        engine, trt = self._engine, self._trt
+        engine, library = self._engine, self._library
         found = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
         problem = found.symmetric_difference(binding.name for binding in self.bindings)
         for binding in [] if problem else self.bindings:
             shape = tuple(engine.get_tensor_shape(binding.name))
-            is_input = engine.get_tensor_mode(binding.name) == trt.TensorIOMode.INPUT
+            is_input = engine.get_tensor_mode(binding.name) == library.TensorIOMode.INPUT
             same = len(shape) == len(binding.shape) and is_input == binding.is_input
-            same = same and _numpy_type(trt, engine.get_tensor_dtype(binding.name)) == binding.dtype
+            same = same and _numpy_type(library, engine.get_tensor_dtype(binding.name)) == binding.dtype
             pairs = zip(shape, binding.shape, strict=False)
             if not same or any(-1 != size != dim for size, dim in pairs if isinstance(dim, int)):
                 problem.add(binding.name)
-            if engine.get_tensor_location(binding.name) != trt.TensorLocation.DEVICE:
+            if engine.get_tensor_location(binding.name) != library.TensorLocation.DEVICE:
                 raise EngineError(f"{self.path}: {binding.name} would have to be in host memory")
         if problem:
             raise EngineError(
@@ -213,9 +215,9 @@ class TensorRTBackend:
         return context
 
     def _make_context(self, profile: int) -> trt.IExecutionContext:
-        trt = self._trt
+        strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
         self._log.take()
-        context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        context = self._engine.create_execution_context(strategy)
         if context is None:
             raise engine_error(f"{self.path}: TensorRT could not make a context: {self._log.take()}")
         if not context.set_optimization_profile_async(profile, int(self._device.stream.handle)):
@@ -244,17 +246,17 @@ class TensorRTBackend:
                 )
 
 
-def _numpy_type(trt: Any, dtype: trt.DataType) -> np.dtype | None:
+def _numpy_type(library: Library, dtype: trt.DataType) -> np.dtype | None:
     """The NumPy type of a TensorRT type, None for those that no tensor of ours has."""
     types = {
-        trt.DataType.FLOAT: np.float32,
-        trt.DataType.HALF: np.float16,
-        trt.DataType.INT32: np.int32,
-        trt.DataType.INT64: np.int64,
-        trt.DataType.UINT8: np.uint8,
-        trt.DataType.BOOL: np.bool_,
+        library.DataType.FLOAT: np.float32,
+        library.DataType.HALF: np.float16,
+        library.DataType.INT32: np.int32,
+        library.DataType.INT64: np.int64,
+        library.DataType.UINT8: np.uint8,
+        library.DataType.BOOL: np.bool_,
     }
-    if dtype == trt.DataType.BF16:
+    if dtype == library.DataType.BF16:
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
