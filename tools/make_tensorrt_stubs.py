@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate `typings/tensorrt/__init__.pyi` from the wheel tensorrt-cu13-bindings, for mypy.
+"""Generate `typings/tensorrt/__init__.pyi` from tensorrt-cu13-bindings, for mypy.
 
     .venv/bin/python tools/make_tensorrt_stubs.py
 
@@ -47,7 +47,7 @@ CORRECTIONS = (
 
 
 def build_libraries(folder: Path) -> Path:
-    """Make the libraries that the bindings ask for, without content, and return their folder."""
+    """Make empty libraries that the bindings ask for, and return their folder."""
     extension = Path(find_spec(BINDINGS).submodule_search_locations[0]) / "tensorrt.so"
     needed = _output("readelf", "--dynamic", "--wide", extension)
     undefined = _output("nm", "--dynamic", "--undefined-only", extension)
@@ -64,7 +64,10 @@ def build_libraries(folder: Path) -> Path:
 
 
 def make_stubs(folder: Path) -> str:
-    """Generate the stubs, with a folder for temporary files. RuntimeError if a correction does not fit."""
+    """Generate the stubs. RuntimeError if a correction does not fit.
+
+    `folder`: for temporary files.
+    """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(build_libraries(folder))}
     main = "from mypy.stubgen import main; main()"
     options = ["--inspect-mode", "--quiet", "-m", f"{BINDINGS}.tensorrt", "-o", str(folder)]

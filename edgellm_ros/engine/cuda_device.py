@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA GPU as a device: one stream, buffers allocated once, pinned staging, events, graphs.
+"""A CUDA GPU as a device: one stream, buffers, pinned staging, events, graphs.
 
 Uses the driver through cuda-core and cuda-bindings in the primary context, which ONNX Runtime, TensorRT
 and PyTorch share.
@@ -25,7 +25,7 @@ from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, Engine
 from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
 _Result = driver.CUresult
-# After these every later call fails in this process, whatever it is.
+# After one of these results every later call in this process fails.
 LOST = {
     _Result.CUDA_ERROR_ECC_UNCORRECTABLE,
     _Result.CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -44,7 +44,10 @@ LOST = {
 
 
 def check(result: tuple[Any, ...], doing: str) -> Any:
-    """What a driver call returned beside its status. EngineError, or one of its kinds, says what it did."""
+    """Return the value of a driver call. EngineError names the failed operation.
+
+    `doing`: the operation, as in "CUDA_ERROR_... `doing`". DeviceMemoryError, DeviceLostError.
+    """
     status, *values = result
     if status == _Result.CUDA_SUCCESS:
         return values[0] if values else None
@@ -61,8 +64,7 @@ def check(result: tuple[Any, ...], doing: str) -> Any:
 class CudaDevice:
     """The first GPU that CUDA_VISIBLE_DEVICES allows.
 
-    `name`: "cuda" or "tensorrt", which engines it runs; `arch`: such as "sm_90"; `description`: the GPU's
-    name. EngineError if there is none.
+    `name`: "cuda" or "tensorrt", which selects the engine backend. EngineError if there is no usable GPU.
     """
 
     memory = "cuda"
@@ -74,7 +76,7 @@ class CudaDevice:
         try:
             gpu = CudaCoreDevice(0)
             gpu.set_current()
-        except Exception as error:  # cuda-core has classes of its own for a missing driver and a missing GPU
+        except Exception as error:  # cuda-core has its own classes for a missing driver and a missing GPU
             raise EngineError(f"device {name!r} is not available: no usable NVIDIA GPU ({error})") from None
         self.description = gpu.name
         self.arch = f"sm_{gpu.arch}"
@@ -182,7 +184,7 @@ class CudaDevice:
                 driver.cuGraphDestroy(graph)
 
     def memory_info(self) -> tuple[int, int]:
-        """Bytes free and bytes in all, of the GPU."""
+        """Return the GPU's free and total memory in bytes."""
         self.activate()
         status, free, total = driver.cuMemGetInfo()
         check((status,), "asking for the memory in use")
@@ -211,7 +213,10 @@ class CudaReading:
 
 
 class CudaGraph:
-    """Work recorded by `CudaDevice.capture`. `nodes`: kernels, copies and fills that one launch queues."""
+    """Work recorded by `CudaDevice.capture`.
+
+    `nodes`: number of kernels, copies and fills per launch.
+    """
 
     def __init__(self, device: CudaDevice, graph: Any) -> None:
         self.nodes = len(graph_nodes(graph))
@@ -226,7 +231,7 @@ class CudaGraph:
 
 
 def graph_nodes(graph: Any) -> list[Any]:
-    """The nodes of a recorded graph."""
+    """Return the nodes of a recorded graph."""
     status, _, count = driver.cuGraphGetNodes(graph)
     check((status,), "reading a graph")
     status, nodes, count = driver.cuGraphGetNodes(graph, count)
@@ -235,10 +240,9 @@ def graph_nodes(graph: Any) -> list[Any]:
 
 
 def _check_replayable(graph: Any) -> None:
-    """EngineError if a node touches host memory.
+    """Raise EngineError if a node touches host memory.
 
-    A library's copy from its own host memory would be repeated at each launch, when that memory holds
-    something else or is gone.
+    Each launch would repeat a library's copy from host memory, which by then has other contents or is freed.
     """
     kinds = driver.CUgraphNodeType
     for node in graph_nodes(graph):
@@ -264,7 +268,7 @@ def _on_device(memory: Any, pointer: int) -> bool:
 
 
 class _Allocation:
-    """Device memory that is freed with its last tensor."""
+    """Device memory, freed together with the last tensor that uses it."""
 
     def __init__(self, context: Any, pointer: int, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -35,7 +35,7 @@ class BindingSnapshot:
     """
 
     profile: int
-    tensors: tuple[tuple[int, Shape, np.dtype], ...]
+    bindings: tuple[tuple[int, Shape, np.dtype], ...]
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class EngineExecutor:
 
     @property
     def bound(self) -> Any:
-        """The backend's object for the current binding, None before a successful `prepare`.
+        """The backend's current binding; None before a successful `prepare`.
 
         Whoever records a run keeps this object as long as the record.
         """
@@ -75,7 +75,7 @@ class EngineExecutor:
 
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
-        """Load an engine file `model.onnx`, or the variant beside it that the device needs.
+        """Load `model.onnx`, or the variant beside it that the device needs.
 
         `threads` of the CPU, 0 = one per core. FileNotFoundError, EngineError.
         """
@@ -93,7 +93,7 @@ class EngineExecutor:
         return cls(OnnxRuntimeBackend(path, device, threads), f"{path.parent.name}/{path.name}")
 
     def dtype(self, name: str) -> np.dtype:
-        """Return the element type of a binding. EngineError if the engine has no such binding."""
+        """Return the element type of a binding. EngineError for an unknown name."""
         if name not in self.bindings:
             raise EngineError(f"{self.name}: no binding {name!r}; it has {', '.join(self.bindings)}")
         return self.bindings[name].dtype
@@ -101,8 +101,9 @@ class EngineExecutor:
     def prepare(
         self, profile: int, dims: Mapping[str, int], tensors: Mapping[str, Tensor], stream: Any = None
     ) -> None:
-        """Check every tensor against its binding with the symbols replaced by `dims`, and bind it.
+        """Check tensors against the engine's bindings, and bind them.
 
+        `dims`: values of the symbols in shapes.
         `tensors` must name exactly the engine's inputs and outputs. EngineError names the binding that is
         missing, unknown or of another type or shape; then nothing is bound.
         """
@@ -139,7 +140,7 @@ class EngineExecutor:
             self._backend.run(self._current.bound, stream)
 
     def capture_graph(self, stream: Any = None) -> bool:
-        """Record a run with the current binding as a graph that `execute` replays from then on.
+        """Record a run as a graph that `execute` replays for the current binding.
 
         False where the backend has no graphs. EngineError if the run cannot be recorded.
         """
@@ -151,8 +152,9 @@ class EngineExecutor:
         return graph is not None
 
     def record(self, stream: Any = None) -> None:
-        """Capture the current binding, best effort; the engine must have been executed with the binding.
+        """Capture the current binding, best effort.
 
+        The engine must have been executed with the binding.
         Does nothing if already captured. Logs the first failure and stops trying.
         """
         if not self._recording or (self._current is not None and self._current.graph is not None):

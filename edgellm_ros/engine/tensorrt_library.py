@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed TensorRT library, full or lean: its log, its errors, and the names of its plans."""
+"""The installed TensorRT library, full or lean: log, errors, names of plans."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 T = TypeVar("T")
-FULL, LEAN = "tensorrt", "tensorrt_lean"  # Python modules; the lean one only loads version-compatible plans
-FIRST_VERSION = (10, 15)  # its parser is the first with TensorScatter, which becomes an update in place
+FULL, LEAN = (
+    "tensorrt",
+    "tensorrt_lean",
+)  # Python modules; the lean library only loads version-compatible plans
+FIRST_VERSION = (10, 15)  # the first parser with TensorScatter, which becomes an update in place
 COMPATIBLE = "-compatible"  # ends the name of a version-compatible plan
 KEPT_LINES = 20
 OUT_OF_MEMORY = ("out of memory", "outofmemory", "failed_allocation", "could not be allocated")
@@ -80,7 +83,10 @@ BAD_PLAN = (
 
 
 class Library(Protocol):
-    """The parts of the module `tensorrt` that we use; `tensorrt_lean` has those for loading and running."""
+    """The parts of the module `tensorrt` that we use.
+
+    `tensorrt_lean` has the parts for loading and running.
+    """
 
     __name__: str
     __version__: str
@@ -112,7 +118,7 @@ class LibraryLog(Protocol):
 
 
 def load_library(*names: str) -> Library:
-    """Import the first of these Python modules that is installed, by default of all that we know.
+    """Import the first of these modules that is installed; default: full, lean.
 
     EngineError if none is installed, or if the module is too old.
     """
@@ -175,7 +181,7 @@ def library_log(library: Library) -> Any:
 
 
 def start(library: Library, make: Callable[[trt.ILogger], T]) -> T:
-    """Make a Runtime or Builder of the library with its log. EngineError if that does not work here.
+    """Make a Runtime or Builder of the library. EngineError if that fails here.
 
     Without a usable CUDA, TensorRT 11.4 logs an error and returns an object that crashes the process when it
     is called or freed; a null pointer becomes a TypeError.
@@ -203,7 +209,10 @@ def engine_error(message: str) -> EngineError:
 
 
 def plan_error(path: Path, version: str, reason: str) -> EngineError:
-    """Make the error for a plan that cannot be loaded: TensorRT's reason, its meaning, and what to do."""
+    """Make the error for a plan that cannot be loaded.
+
+    The text has TensorRT's reason, its meaning, and the advice.
+    """
     error = engine_error(f"{path}: TensorRT {version} cannot load the plan: {reason}")
     if type(error) is not EngineError:
         return error
@@ -216,7 +225,7 @@ def plan_error(path: Path, version: str, reason: str) -> EngineError:
 
 
 def plan_path(model: Path, arch: str, version: str, compatible: bool = False) -> Path:
-    """Return the path of a graph's plan: beside the graph, named after GPU and TensorRT."""
+    """Return the path of a graph's plan, named after GPU and TensorRT."""
     return model.with_name(f"{arch}-trt{version}{COMPATIBLE if compatible else ''}.plan")
 
 

@@ -83,7 +83,10 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class LLMGenerationRequest:
-    """One question to the model. ValueError names a field that is out of range or of another type."""
+    """One question to the model.
+
+    ValueError names a field that is out of range or of another type.
+    """
 
     prompt: str  # may be empty
     system_prompt: str = ""

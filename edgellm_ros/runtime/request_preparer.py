@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RequestPreparer: check requests and make their prompts, before any work on the device."""
+"""RequestPreparer: check requests and make their prompts."""
 
 from __future__ import annotations
 

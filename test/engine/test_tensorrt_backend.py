@@ -185,7 +185,7 @@ class TestBindingErrors:
         )
         build(path, library, [{"B": Range(1, 1, 4)}])
         x = host.zeros((2,), np.float32)
-        with pytest.raises(EngineError, match=r"y is not written in place, but has x's address"):
+        with pytest.raises(EngineError, match=r"y is not updated in place, but has the address of x"):
             TensorRTBackend(path, host).bind(0, {"x": x, "y": x}, None)
 
 

@@ -61,9 +61,9 @@ def test_a_template_without_a_place_for_images_or_sounds_is_an_error(tmp_path, t
     (tmp_path / "t.jinja").write_text("{{ messages[0].content[-1].text }}")
     builder = PromptBuilder(tokenizer, ChatTemplate(tmp_path / "t.jinja"), EngineConfig.load(tiny_engine))
     assert builder.build(LLMGenerationRequest("go"), [], [], []) == tokenizer.encode("go")
-    with pytest.raises(ValueError, match="took in 0 of 1 images"):
+    with pytest.raises(ValueError, match="has 0 placeholders for 1 images"):
         builder.build(LLMGenerationRequest("go"), [4], [], [])
-    with pytest.raises(ValueError, match="took in 0 of 2 sounds"):
+    with pytest.raises(ValueError, match="has 0 placeholders for 2 sounds"):
         builder.build(LLMGenerationRequest("go"), [], [4, 1], [])
 
 

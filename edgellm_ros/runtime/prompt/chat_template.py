@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ChatTemplate: the checkpoint's own chat template, rendered in a sandbox as transformers renders it."""
+"""ChatTemplate: render the checkpoint's chat template as transformers does."""
 
 from __future__ import annotations
 

@@ -78,13 +78,13 @@ class PromptBuilder:
 def _fill(
     ids: Sequence[int], placeholder: int | None, contents: Sequence[Sequence[int]], what: str
 ) -> list[int]:
-    """Put contents[i] in the place of the i-th placeholder. ValueError for too few placeholders."""
+    """Replace the i-th placeholder by contents[i]. ValueError for too few of them."""
     filled: list[int] = []
     waiting = list(contents)
     for token in ids:
         filled += waiting.pop(0) if token == placeholder and waiting else [token]
     if waiting:
         raise ValueError(
-            f"the chat template took in {len(contents) - len(waiting)} of {len(contents)} {what}"
+            f"the chat template has {len(contents) - len(waiting)} placeholders for {len(contents)} {what}"
         )
     return filled

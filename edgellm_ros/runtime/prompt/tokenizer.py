@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer: text to ids and back, and a guard against special tokens in user text."""
+"""Tokenizer: text to ids and back; a guard against special tokens in user text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Tokenizer:
         return ids + self._encode_unguarded(text[position:], guard)
 
     def protect(self, *texts: str) -> tuple[str, list[str]]:
-        """Mark every special token in user texts, so that `encode_prompt` takes it for plain text.
+        """Mark special tokens in user texts: `encode_prompt` takes them for plain text.
 
         Returns a guard, which is a character that no text contains, and the texts with the guard behind each
         character of a special token. ValueError for text that is not valid Unicode, or if no guard is left.
@@ -84,7 +84,10 @@ class Tokenizer:
         return text
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Convert ids to text without special tokens. Bytes that are not valid UTF-8 become U+FFFD."""
+        """Convert ids to text without special tokens.
+
+        Bytes that are not valid UTF-8 become U+FFFD.
+        """
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def _run(self, text: str, special_tokens: bool) -> tokenizers.Encoding:
