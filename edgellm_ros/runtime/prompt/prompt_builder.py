@@ -12,6 +12,8 @@ from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
+NO_TOKEN = -1  # an id that occurs in no prompt
+
 
 class PromptBuilder:
     """Render the chat template, convert it to ids, and expand its placeholders."""
@@ -23,9 +25,9 @@ class PromptBuilder:
             )
         self._tokenizer = tokenizer
         self._template = template
-        self._image_token = config.special_tokens.image_token_id
-        self._audio_token = config.special_tokens.audio_token_id
-        self._history_token = config.action.history_token_id if config.action else None
+        self._image_token = _or_no_token(config.special_tokens.image_token_id)
+        self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
+        self._history_token = config.action.history_token_id if config.action else NO_TOKEN
 
     def system_prefix(self, system_prompt: str) -> list[int]:
         """Return the ids with which all prompts of a system prompt begin.
@@ -75,9 +77,11 @@ class PromptBuilder:
         return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
 
 
-def _fill(
-    ids: Sequence[int], placeholder: int | None, contents: Sequence[Sequence[int]], what: str
-) -> list[int]:
+def _or_no_token(token: int | None) -> int:
+    return NO_TOKEN if token is None else token
+
+
+def _fill(ids: Sequence[int], placeholder: int, contents: Sequence[Sequence[int]], what: str) -> list[int]:
     """Replace the i-th placeholder by contents[i]. ValueError for too few of them."""
     filled: list[int] = []
     waiting = list(contents)

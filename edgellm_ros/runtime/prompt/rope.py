@@ -49,7 +49,7 @@ def get_rope_index(
     if len(starts) != len(grids):
         raise ValueError(f"the prompt has {len(starts)} images, expected {len(grids)}")
     index = position = 0
-    for start, (height, width) in zip(starts, grids, strict=True):
+    for start, (height, width) in zip(starts.tolist(), grids, strict=True):
         positions[:, index:start] = position + np.arange(start - index)
         position += start - index
         index = start + height * width
