@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA GPU as a device: one stream, buffers allocated once, pinned staging, events, graphs.
+"""A CUDA GPU as a device: one stream, buffers, pinned staging, events, graphs.
 
 Uses the driver through cuda-core and cuda-bindings in the primary context, which ONNX Runtime, TensorRT
 and PyTorch share.
@@ -30,8 +30,7 @@ from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 class CudaDevice:
     """The first GPU that CUDA_VISIBLE_DEVICES allows.
 
-    `name`: "cuda" or "tensorrt", which engines it runs; `arch`: such as "sm_90"; `description`: the GPU's
-    name. EngineError if there is none.
+    `name`: "cuda" or "tensorrt", which selects the engine backend. EngineError if there is no usable GPU.
     """
 
     memory = "cuda"
@@ -44,7 +43,7 @@ class CudaDevice:
         try:
             gpu = CudaCoreDevice(0)
             gpu.set_current()
-        except Exception as error:  # cuda-core has classes of its own for a missing driver and a missing GPU
+        except Exception as error:  # cuda-core has its own classes for a missing driver and a missing GPU
             raise EngineError(f"device {name!r} is not available: no usable NVIDIA GPU ({error})") from None
         self.description = gpu.name
         self.arch = f"sm_{gpu.arch}"
@@ -152,7 +151,7 @@ class CudaDevice:
                 driver.cuGraphDestroy(graph)
 
     def memory_info(self) -> tuple[int, int]:
-        """Bytes free and bytes in all, of the GPU."""
+        """Return the GPU's free and total memory in bytes."""
         self.activate()
         status, free, total = driver.cuMemGetInfo()
         check((status,), "asking for the memory in use")
@@ -181,7 +180,7 @@ class CudaReading:
 
 
 class _Allocation:
-    """Device memory that is freed with its last tensor."""
+    """Device memory, freed together with the last tensor that uses it."""
 
     def __init__(self, context: Any, pointer: int, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 
 _Result = driver.CUresult
-# After these every later call fails in this process, whatever it is.
+# After one of these results every later call in this process fails.
 LOST = {
     _Result.CUDA_ERROR_ECC_UNCORRECTABLE,
     _Result.CUDA_ERROR_ILLEGAL_ADDRESS,
@@ -29,7 +29,10 @@ LOST = {
 
 
 def check(result: tuple[Any, ...], doing: str) -> Any:
-    """What a driver call returned beside its status. EngineError, or one of its kinds, says what it did."""
+    """Return the value of a driver call. EngineError names the failed operation.
+
+    `doing`: the operation, as in "CUDA_ERROR_... `doing`". DeviceMemoryError, DeviceLostError.
+    """
     status, *values = result
     if status == _Result.CUDA_SUCCESS:
         return values[0] if values else None

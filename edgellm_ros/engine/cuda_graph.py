@@ -94,7 +94,7 @@ def _fill_params(kernel: Any, pointer: int, nbytes: int) -> Any:
 
 
 def graph_nodes(graph: Any) -> list[Any]:
-    """The nodes of a recorded graph."""
+    """Return the nodes of a recorded graph."""
     status, _, count = driver.cuGraphGetNodes(graph)
     check((status,), "reading a graph")
     status, nodes, count = driver.cuGraphGetNodes(graph, count)
@@ -103,10 +103,9 @@ def graph_nodes(graph: Any) -> list[Any]:
 
 
 def check_replayable(graph: Any) -> None:
-    """EngineError if a node touches host memory.
+    """Raise EngineError if a node touches host memory.
 
-    A library's copy from its own host memory would be repeated at each launch, when that memory holds
-    something else or is gone.
+    Each launch would repeat a library's copy from host memory, which by then has other contents or is freed.
     """
     kinds = driver.CUgraphNodeType
     for node in graph_nodes(graph):
