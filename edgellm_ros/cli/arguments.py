@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from edgellm_ros.echo import printable, quoted
+
 DEVICES = ("cpu", "cuda", "tensorrt")
 
 
@@ -19,9 +21,11 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"expected a whole number, got {quoted(text)}") from None
         if value < low or (high is not None and value > high):
-            raise argparse.ArgumentTypeError(f"expected a whole number {_range(low, high)}, got {value}")
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number {_range(low, high)}, got {printable(text)}"
+            )
         return value
 
     return parse
@@ -34,9 +38,9 @@ def number(low: float, high: float | None = None) -> Callable[[str], float]:
         try:
             value = float(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"expected a number, got {quoted(text)}") from None
         if not math.isfinite(value) or value < low or (high is not None and value > high):
-            raise argparse.ArgumentTypeError(f"expected a number {_range(low, high)}, got {text}")
+            raise argparse.ArgumentTypeError(f"expected a number {_range(low, high)}, got {printable(text)}")
         return value
 
     return parse

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgellm_ros.echo import quoted
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -47,7 +49,7 @@ def read_history(path: str | Path) -> np.ndarray:
             rows = [line.split(",") for line in data.decode().splitlines() if line.strip()]
             poses = np.asarray([[float(cell) for cell in row] for row in rows], np.float64)
         else:
-            raise ValueError(f"expected a .json, .npy or .csv file, got {suffix!r}")
+            raise ValueError(f"expected a .json, .npy or .csv file, got {quoted(suffix)}")
         if poses.ndim != 2 or poses.shape[1] not in (2, 3) or not len(poses):
             raise ValueError(f"expected N rows of x, y[, heading], got shape {list(poses.shape)}")
         if not np.isfinite(poses).all():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.replay.bag import Bag, BagError, BagMessage, Topic, reason
 from edgellm_ros.replay.message_types import typestore
 
@@ -132,7 +133,7 @@ def parse_remapping(text: str) -> tuple[str, str]:
     name = target.removeprefix("~/").removeprefix(f"{NODE}/")
     if not separator or not source.startswith("/") or name not in INPUT_TYPES:
         choices = ", ".join(f"~/{name}" for name in INPUT_TYPES)
-        raise ValueError(f"expected /TOPIC:=TO, TO one of {choices}, got {text!r}")
+        raise ValueError(f"expected /TOPIC:=TO, TO one of {choices}, got {quoted(text)}")
     return source, name
 
 
@@ -142,7 +143,7 @@ def parse_remappings(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         source, name = parse_remapping(text)
         if source in remappings or name in remappings.values():
-            raise ValueError(f"{text!r} contradicts another remapping")
+            raise ValueError(f"{quoted(text)} contradicts another remapping")
         remappings[source] = name
     return remappings
 

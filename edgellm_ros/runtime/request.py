@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.multimodal.sound import Sound
 
@@ -19,7 +20,7 @@ MAX_DENOISE_STEPS = 1000
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise ValueError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+        raise ValueError(f"{name} must be an integer from {low} to {high}, got {quoted(value)}")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -29,7 +30,10 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         or not low <= value <= high
         or value == math.inf
     ):
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+        expected = (
+            f"number from {low:g} to {high:g}" if high < math.inf else f"finite number of at least {low:g}"
+        )
+        raise ValueError(f"{name} must be a {expected}, got {quoted(value)}")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class SamplingParams:
         _check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _check_integer("seed", self.seed, 0, MAX_SEED)
         if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise ValueError(f"stop must be a sequence of non-empty strings, got {self.stop!r}")
+            raise ValueError(f"stop must be a sequence of non-empty strings, got {quoted(self.stop)}")
         object.__setattr__(self, "stop", tuple(self.stop))
 
 
@@ -109,7 +113,7 @@ class LLMGenerationRequest:
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
             if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
         object.__setattr__(self, "images", tuple(self.images))
         object.__setattr__(self, "audio", tuple(self.audio))
         _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)

@@ -9,9 +9,9 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"temperature": -0.1}, "temperature must be a number from 0 to inf, got -0.1"),
+        ({"temperature": -0.1}, "temperature must be a finite number of at least 0, got -0.1"),
         ({"temperature": math.nan}, "temperature"),
-        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": math.inf}, "temperature must be a finite number of at least 0, got inf"),
         ({"top_p": 1.1}, "top_p must be a number from 0 to 1"),
         ({"top_p": 0.0}, "greater than 0"),
         ({"min_p": -1.0}, "min_p"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from edgellm_ros.echo import printable, quoted
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
@@ -15,9 +16,9 @@ def parse_loras(values: Sequence[str]) -> dict[str, Path]:
     for value in filter(None, values):
         name, equals, directory = value.partition("=")
         if not (name and equals and directory):
-            raise ValueError(f"loras must be strings NAME=DIR, got {value!r}")
+            raise ValueError(f"loras must be strings NAME=DIR, got {quoted(value)}")
         if name in directories:
-            raise ValueError(f"loras names {name!r} twice")
+            raise ValueError(f"loras names {quoted(name)} twice")
         directories[name] = Path(directory)
     return directories
 
@@ -29,10 +30,14 @@ def change_loras(runtime: LLMInferenceRuntime, before: Mapping[str, Path], after
     """
     moved = [name for name in after if name in before and after[name] != before[name]]
     if moved:
-        raise ValueError(f"adapter {moved[0]!r} is loaded from {before[moved[0]]}: remove it first")
+        raise ValueError(
+            f"adapter {quoted(moved[0])} is loaded from {printable(str(before[moved[0]]))}: remove it first"
+        )
     gone = [name for name in before if name not in after]
     if runtime.active_lora in gone:
-        raise ValueError(f"adapter {runtime.active_lora!r} is active: switch to another before it is removed")
+        raise ValueError(
+            f"adapter {quoted(runtime.active_lora)} is active: switch to another before it is removed"
+        )
     added: list[str] = []
     try:
         for name, directory in after.items():

@@ -30,6 +30,7 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.replay.inputs import InputMessage
 from edgellm_ros.runtime.lora import canonical_name
@@ -144,7 +145,8 @@ class ReplayLink(Node):
         for (name, value), found in zip(expected.items(), self.parameters(*expected), strict=True):
             if found != value:
                 raise LinkError(
-                    f"the node's parameter {name} is {found!r}, expected {value!r} for this replay"
+                    f"the node's parameter {name} is {quoted(found)}, expected {quoted(value)} for "
+                    "this replay"
                 )
 
     def parameters(self, *names: str) -> list[Any]:
@@ -160,7 +162,9 @@ class ReplayLink(Node):
         """LinkError unless this is the adapter that answers now."""
         active = self.active_lora()
         if active != canonical_name(name):
-            raise LinkError(f"the node's active adapter is {active!r}, expected {name!r} for this replay")
+            raise LinkError(
+                f"the node's active adapter is {quoted(active)}, expected {quoted(name)} for this replay"
+            )
 
     def set_noise_seed(self, seed: int) -> None:
         """Have the node draw its action noise from this seed. LinkError if it does not take it."""
