@@ -9,6 +9,7 @@ from its seed alone, on a fast computer and on a slow one.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -211,14 +212,18 @@ class ArenaNode(ArenaLink):
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the node; 0 when all episodes were played or it was interrupted, 1 if one could not be finished."""
-    rclpy.init(args=args)
+    """Run the node and return the exit code.
+
+    0: all episodes were played, or the node was interrupted; 1: an episode could not be finished.
+    """
     node = None
     try:
+        rclpy.init(args=args)
         node = ArenaNode()
         node.run()
         return 0
     except (KeyboardInterrupt, ExternalShutdownException):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a supervisor may repeat the signal of the terminal
         return 0
     except LinkError as error:
         print(f"arena: {error}", file=sys.stderr)
