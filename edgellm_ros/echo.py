@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User input as error messages and logs show it: short, and without control characters.
+"""User input as error texts show it: short, and without control characters.
 
 A prompt, a name or a path can be megabytes long or hold terminal escape sequences. Error texts go to
 terminals, logs and ROS messages, so every text that echoes user input passes through one of these functions.
@@ -11,7 +11,10 @@ MAX_SHOWN = 200  # characters of user input in one error text
 
 
 def quoted(value: object) -> str:
-    """Return `repr(value)`, cut after 200 characters; the full length is appended if it was cut."""
+    """Return `repr(value)`, cut after 200 characters.
+
+    The full length is appended if it was cut.
+    """
     if isinstance(value, str):
         return repr(value[:MAX_SHOWN]) + _rest(value)
     try:
@@ -21,7 +24,7 @@ def quoted(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters escaped, cut after 200 characters as `quoted` does."""
+    """Return `text` with control characters escaped, cut after 200 characters."""
     return escaped(text[:MAX_SHOWN]) + _rest(text)
 
 

@@ -115,7 +115,7 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def _end(event: ProcessExited, context: LaunchContext) -> EmitEvent | None:
-    """End the launch with the arena; raise RuntimeError, which makes the launch fail, if the arena failed.
+    """End the launch with the arena, as a failure if the arena failed.
 
     After Ctrl-C the launch is ending already: a second Shutdown event would be an error of launch_ros.
     """

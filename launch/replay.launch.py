@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays a bag into the node `edgellm`, one message at a time, in the ROS domain of the shell.
+"""Plays a bag into the node `edgellm`, in the ROS domain of the shell.
 
 ros2 launch edgellm_ros replay.launch.py bag:=/path/to/bag out:=/path/to/new_bag engine_dir:=/path/to/engines
 """
@@ -123,7 +123,7 @@ def _start_nodes(context: LaunchContext) -> list:
 
 
 def _end(event: ProcessExited, context: LaunchContext) -> EmitEvent | None:
-    """End the launch with the replay; raise RuntimeError, which makes the launch fail, if the replay failed.
+    """End the launch with the replay, as a failure if the replay failed.
 
     After Ctrl-C the launch is ending already: a second Shutdown event would be an error of launch_ros.
     """

@@ -33,7 +33,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command; each subcommand sets `run(args) -> exit code`."""
+    """Return the parser of the whole command.
+
+    Each subcommand sets `run(args) -> exit code`.
+    """
     parser = _Parser(
         prog="edgellm",
         description="Language, vision and action models on the edge, for ROS 2 and without it.",

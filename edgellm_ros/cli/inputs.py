@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def read_image(path: str | Path) -> np.ndarray:
-    """Read any image file OpenCV knows as RGB uint8 [H, W, 3]; an unreadable or empty file is an error."""
+    """Read an image file that OpenCV can decode as RGB uint8 [H, W, 3].
+
+    Raises ValueError for an unreadable or empty file.
+    """
     import cv2
     import numpy as np
 
@@ -33,8 +36,9 @@ def read_image(path: str | Path) -> np.ndarray:
 
 
 def read_history(path: str | Path) -> np.ndarray:
-    """Read past poses [N, 2..3] (x, y in m, heading in rad; robot's frame, oldest first) from .json, .npy or
-    .csv, as float64.
+    """Read past poses from a .json, .npy or .csv file, oldest first.
+
+    Returns float64 [N, 2..3]: x and y in metres, heading in radians, in the robot's frame.
     """
     import numpy as np
 
@@ -61,8 +65,9 @@ def read_history(path: str | Path) -> np.ndarray:
 
 @contextlib.contextmanager
 def silenced_stderr() -> Iterator[None]:
-    """The image codecs write their own complaints to file descriptor 2; ours is the one line that names the
-    file.
+    """Discard what image codecs write to file descriptor 2.
+
+    Our error is the one line that names the file.
     """
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -76,7 +81,10 @@ def silenced_stderr() -> Iterator[None]:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The file's contents; an error that names it if it is no file."""
+    """Return the contents of a file.
+
+    Raise an error that names the path if it is not a file.
+    """
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path}: is a directory, expected a file")
     if not Path(path).is_file():

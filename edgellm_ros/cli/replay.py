@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm replay`: play a bag into the live node and compare its outputs with those of an earlier replay."""
+"""`edgellm replay`: play a bag into the live node and compare the outputs."""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ from edgellm_ros.replay.message_types import typestore
 
 
 class BagError(ValueError):
-    """An error for a bag that cannot be used; the message names the bag and the reason."""
+    """An error for a bag that cannot be used.
+
+    The message names the bag and the reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,13 @@ class BagMessage:
 
 
 class Bag:
-    """A bag open for reading: a folder with metadata.yaml, or a single .mcap or .db3 file."""
+    """A bag open for reading: a folder with metadata.yaml, an .mcap or a .db3 file."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the bag. Raises BagError if it does not exist, is not a bag, is damaged, or is empty."""
+        """Open the bag.
+
+        Raises BagError if it does not exist, is not a bag, is damaged, or is empty.
+        """
         self.path = Path(path)
         if not self.path.exists():
             raise BagError(f"{path}: no such bag")
@@ -103,7 +109,10 @@ class Bag:
                 )
 
     def recorded_types(self) -> Typestore:
-        """Return the message types as recorded in the bag; this package's if the bag has none."""
+        """Return the message types as recorded in the bag.
+
+        This package's if the bag has none.
+        """
         definitions = {
             connection.msgtype: connection.msgdef.data
             for connection in self._reader.connections

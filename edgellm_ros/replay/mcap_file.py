@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locates damage in MCAP files, of which the bag library only says that the end is not as expected.
+"""Locates damage in MCAP files.
 
-An MCAP file is the magic bytes, records (opcode, length as uint64, content), and the magic bytes again:
-https://mcap.dev/spec
+The bag library only says that the end is not as expected. An MCAP file is the magic bytes, records (opcode,
+length as uint64, content), and the magic bytes again: https://mcap.dev/spec
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRIVATE = 0x80  # opcodes from here on are free for anybody
 
 
 def find_damage(path: Path) -> str:
-    """Say where the records of an MCAP file end early or make no sense; empty if they are whole.
+    """Say where the records of an MCAP file end early; empty if they are whole.
 
     `path`: the file, or the folder of a bag, whose .mcap files are checked in order.
     """

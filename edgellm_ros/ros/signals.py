@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end a process: the first one asks for an orderly end, a late repetition forces it."""
+"""Signals that end a process: orderly at the first, at once at a late second one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ SAME_REQUEST_S = 2.0
 
 
 def call_on_signal(callback: Callable[[], None]) -> None:
-    """Call `callback` from another thread at the first SIGINT or SIGTERM. Call this from the main thread.
+    """Call `callback` from another thread at the first SIGINT or SIGTERM.
 
-    Signals within the next 2 s are ignored; a later one ends the process at once with exit code 128 + signal.
-    The main thread may be inside the middleware or a library that loads engines, where Python's own handlers
-    do not run. The wakeup file descriptor is written by the C handler, whichever thread gets the signal.
+    To be called from the main thread. Signals within the next 2 s are ignored; a later one ends the process
+    at once with exit code 128 + signal. The main thread may be inside the middleware or a library that
+    loads engines, where Python's own handlers do not run. The wakeup file descriptor is written by the C
+    handler, whichever thread gets the signal.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -33,7 +34,10 @@ def call_on_signal(callback: Callable[[], None]) -> None:
 
 
 def _watch(reader: socket.socket, writer: socket.socket, callback: Callable[[], None]) -> None:
-    """Read the numbers of the signals as they come. `writer` is held so that it stays open."""
+    """Read the numbers of the signals as they come.
+
+    `writer` is held so that it stays open.
+    """
     with reader, writer:
         _next_signal(reader)
         first = time.monotonic()

@@ -161,7 +161,7 @@ def test_another_engine_is_named_but_no_difference_by_itself(compared):
     comparison = compared(*BOTH, engine={"llm/model.onnx": "11", "config.json": "22"})
     assert comparison.first is None
     assert comparison.engine_files == ("config.json", "llm/model.onnx")
-    assert "the engine is not that of E: config.json, llm/model.onnx" in comparison.report("E", 1e-3)
+    assert "the engine differs from that of E: config.json, llm/model.onnx" in comparison.report("E", 1e-3)
 
 
 def test_an_output_bag_of_an_earlier_version_is_read_with_its_own_definitions(tmp_path, monkeypatch):

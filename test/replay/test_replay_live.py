@@ -284,7 +284,7 @@ class TestAdapter:
         assert run.code == 1
         assert run.first["topic"] == "~/generation"
         assert run.json["comparison"]["engine_files"] == [self.FILES[1]]
-        assert f"the engine is not that of {adapted}: {self.FILES[1]}\n" in run.err
+        assert f"the engine differs from that of {adapted}: {self.FILES[1]}\n" in run.err
 
     def test_one_that_does_not_answer_any_more_is_named(self, replay, short, lora_engine, adapted, tmp_path):
         params = tmp_path / "params.yaml"

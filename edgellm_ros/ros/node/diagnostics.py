@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/diagnostics: the state of the node once a second, in the form that rqt and aggregators read."""
+"""/diagnostics: the state of the node, in the form that rqt and aggregators read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ INPUT_VALUES = (
 
 
 def engine_status(state: str, problem: str, parameters: Parameters) -> DiagnosticStatus:
-    """Report the lifecycle state, the engines and memory; `problem`: why the engines are not loaded."""
+    """Report the lifecycle state, the engines and memory.
+
+    `problem`: why the engines are not loaded.
+    """
     values = {
         "state": state,
         "engine_dir": parameters.engine_dir,
@@ -83,7 +86,7 @@ def make_array(stamp: Time, statuses: list[DiagnosticStatus]) -> DiagnosticArray
 
 
 def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, object]) -> DiagnosticStatus:
-    """Make one status with the level of its worst problem, all problems as text, and the values."""
+    """Make one status: worst level, all problems as text, and the values."""
     level = max((level for level, _ in problems), default=DiagnosticStatus.OK)
     message = "; ".join(text for _, text in problems) or "ok"
     pairs = [KeyValue(key=key, value=_format(value)) for key, value in values.items()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter `loras`: which adapters are loaded, as NAME=DIR, at start and while the node runs."""
+"""The parameter `loras`: adapters to load, as NAME=DIR, at start and at run time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
 def parse_loras(values: Sequence[str]) -> dict[str, Path]:
-    """Name -> directory. Empty strings count for nothing: ROS has no empty list. ValueError for others."""
+    """Name -> directory.
+
+    Empty strings count for nothing: ROS has no empty list. ValueError for others.
+    """
     directories: dict[str, Path] = {}
     for value in filter(None, values):
         name, equals, directory = value.partition("=")
@@ -24,9 +27,9 @@ def parse_loras(values: Sequence[str]) -> dict[str, Path]:
 
 
 def change_loras(runtime: LLMInferenceRuntime, before: Mapping[str, Path], after: Mapping[str, Path]) -> None:
-    """Load the adapters that are new in `after` and remove those that are only in `before`.
+    """Load the adapters that are only in `after`, and remove those only in `before`.
 
-    All or nothing: if one cannot be loaded or removed, the error says so and everything is as it was.
+    All or nothing: after an error the loaded adapters are as before.
     """
     moved = [name for name in after if name in before and after[name] != before[name]]
     if moved:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the node as a process: `edgellm_node` under ROS, `python -m edgellm_ros.ros.node.main` anywhere.
+"""Runs the node as a process: `edgellm_node`, or `python -m edgellm_ros.ros.node.main`.
 
 SIGINT and SIGTERM end the node with exit code 0, after the clients of running goals have received their
 results. rclpy's own signal handlers would invalidate the context first, and no result could be sent any more.
@@ -27,7 +27,10 @@ DELIVERY_S = 0.1  # for the middleware to send these results
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the node until a signal comes, and return the exit code. `args` as on the command line."""
+    """Run the node until a signal comes, and return the exit code.
+
+    `args` as on the command line.
+    """
     stop = Stop()
     call_on_signal(stop.request)
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
@@ -51,7 +54,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 class Stop:
-    """A request to end the node, made on any thread; it wakes the executor, once there is one."""
+    """A request to end the node, made on any thread.
+
+    It wakes the executor, once there is one.
+    """
 
     def __init__(self) -> None:
         self.executor: SingleThreadedExecutor | None = None
@@ -95,7 +101,7 @@ def _spin_while(
 
 
 def _spin_once(node: EdgeLLMNode, executor: SingleThreadedExecutor, timeout_s: float | None = None) -> None:
-    """Run one callback and log its exception, if any: one bad callback must not end the node."""
+    """Run one callback, and log its exception: one bad callback must not end the node."""
     try:
         executor.spin_once(timeout_sec=timeout_s)
     except Exception:

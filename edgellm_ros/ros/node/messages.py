@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of ROS messages to requests of the runtime, and of its answers to ROS messages."""
+"""Conversion between ROS messages and the runtime's requests and answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
 
 
 def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:
-    """Join the audio chunks of a goal into one sound. Raises ValueError for chunks that cannot be decoded."""
+    """Join the audio chunks of a goal into one sound.
+
+    Raises ValueError for chunks that cannot be decoded.
+    """
     return join(
         [(PcmFormat(chunk.encoding, chunk.sample_rate, chunk.channels), chunk.data) for chunk in chunks]
     )
@@ -88,7 +91,10 @@ def to_generation(
     queue_s: float,
     total_s: float,
 ) -> Generation:
-    """Convert an answer without its actions; `queue_s` and `total_s` count from the request's arrival."""
+    """Convert an answer without its actions.
+
+    `queue_s` and `total_s` count from the request's arrival.
+    """
     metrics = response.metrics
     return Generation(
         header=header,
@@ -114,7 +120,10 @@ def to_generation(
 def to_action_chunks(
     response: LLMGenerationResponse, space: ActionSpaceConfig, header: Header, request_id: str
 ) -> list[ActionChunk]:
-    """Convert the actions of an answer, one chunk per sample; empty if the answer has no actions."""
+    """Convert the actions of an answer, one chunk per sample.
+
+    Empty if the answer has no actions.
+    """
     actions = np.zeros((0, space.horizon, space.dim)) if response.actions is None else response.actions
     return [
         ActionChunk(
@@ -133,7 +142,10 @@ def to_action_chunks(
 
 
 def to_path(states: np.ndarray, dt: float, header: Header) -> Path:
-    """Convert the states of a trajectory [T+1, 4] (x, y, heading, speed) to poses, each with its own time."""
+    """Convert the states of a trajectory to poses, each with its own time.
+
+    `states` [T+1, 4]: x, y, heading, speed; `dt`: seconds from one to the next.
+    """
     start = to_nanoseconds(header.stamp)
     poses = []
     for step, (x, y, heading, _) in enumerate(states.tolist()):

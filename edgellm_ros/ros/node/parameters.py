@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of the node: the table that declares them, and the snapshot of values that the code reads."""
+"""Parameters of the node: their declarations, and a snapshot of their values."""
 
 from __future__ import annotations
 
