@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the demo world and the node that drives in it.
+"""Starts the arena (the demo world) and the edgellm node that drives in it.
 
 ros2 launch edgellm_ros demo.launch.py engine_dir:=/path/to/engines/arena
 """
 
-from launch import LaunchDescription
+from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, EmitEvent, IncludeLaunchDescription, RegisterEventHandler
 from launch.event_handlers import OnProcessExit
 from launch.events import Shutdown
+from launch.events.process import ProcessExited
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
+# The arena publishes on the node's own topics. Without these an `image_topic:=...` for the demo would reach
+# the included launch file and disconnect the node.
+TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "odom", "command", "audio")}
+
 
 def generate_launch_description() -> LaunchDescription:
-    """Declare the arguments and start both nodes; the end of the arena ends the launch."""
+    """Declare the arguments and start both nodes.
+
+    The launch ends with the arena, and fails if the arena failed.
+    """
     share = FindPackageShare("edgellm_ros")
     arena = Node(
         package="edgellm_ros",
@@ -45,48 +53,74 @@ def generate_launch_description() -> LaunchDescription:
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
             "log_level": LaunchConfiguration("log_level"),
+            **TOPICS,
         }.items(),
     )
     return LaunchDescription(
         [
-            DeclareLaunchArgument("engine_dir", description="Engine directory of the demo checkpoint."),
-            DeclareLaunchArgument("episodes", default_value="1", description="How many episodes to drive."),
-            DeclareLaunchArgument("seed", default_value="1", description="Which episodes to drive."),
+            DeclareLaunchArgument(
+                "engine_dir",
+                description="Engine directory of the demo's checkpoint, made by `edgellm export`.",
+            ),
+            DeclareLaunchArgument(
+                "episodes", default_value="1", description="Number of episodes; 0 = until interrupted."
+            ),
+            DeclareLaunchArgument(
+                "seed",
+                default_value="1",
+                description="Seed of the episodes; equal seeds give equal episodes.",
+            ),
             DeclareLaunchArgument(
                 "spoken",
                 default_value="false",
                 choices=["true", "false"],
-                description="Speak to the robot instead of typing to it.",
+                description="Give commands as speech on ~/audio instead of text on ~/command.",
             ),
             DeclareLaunchArgument(
-                "lora", default_value="", description="The checkpoint's adapter that answers and drives."
+                "lora",
+                default_value="",
+                description="LoRA adapter of the checkpoint to use; empty = base model.",
             ),
             DeclareLaunchArgument(
                 "device",
                 default_value="",
                 choices=["", "cpu", "cuda", "tensorrt"],
-                description="Where the engines run; empty = as in params_file.",
+                description="Device that runs the engines; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
-                "out", default_value="out", description="Folder for pictures, and for what was said."
+                "out",
+                default_value="out",
+                description="Folder for a picture of each episode, and its spoken command as a WAV file.",
             ),
             DeclareLaunchArgument(
                 "params_file",
                 default_value=PathJoinSubstitution([share, "config", "demo.yaml"]),
-                description="YAML file of the edgellm node's parameters.",
+                description="YAML file with parameters of the edgellm node.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of both nodes."),
             DeclareLaunchArgument(
                 "autostart",
                 default_value="true",
                 choices=["true", "false"],
-                description="Configure and activate the edgellm node at start.",
+                description="Configure and activate the node at start; false = a lifecycle manager does it.",
             ),
             DeclareLaunchArgument(
-                "log_level", default_value="info", description="Least severe messages to log."
+                "log_level", default_value="info", description="Lowest severity that is logged."
             ),
             arena,
             edgellm,
-            RegisterEventHandler(OnProcessExit(target_action=arena, on_exit=[EmitEvent(event=Shutdown())])),
+            RegisterEventHandler(OnProcessExit(target_action=arena, on_exit=_end)),
         ]
     )
+
+
+def _end(event: ProcessExited, context: LaunchContext) -> EmitEvent | None:
+    """End the launch with the arena, as a failure if the arena failed.
+
+    After Ctrl-C the launch is ending already: a second Shutdown event would be an error of launch_ros.
+    """
+    if context.is_shutdown:
+        return None
+    if event.returncode:
+        raise RuntimeError(f"the arena ended with exit code {event.returncode}")
+    return EmitEvent(event=Shutdown())

@@ -12,10 +12,10 @@ from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
 TOPICS = {
-    "image": "Camera frames to plan on.",
-    "odom": "The robot's odometry.",
-    "command": "What people say to the robot, as text.",
-    "audio": "What the robot's microphone records.",
+    "image": "Topic of the camera frames.",
+    "odom": "Topic of the odometry.",
+    "command": "Topic of the text commands.",
+    "audio": "Topic of the microphone's audio.",
 }
 
 
@@ -25,7 +25,7 @@ def generate_launch_description() -> LaunchDescription:
     return LaunchDescription(
         [
             DeclareLaunchArgument(
-                "params_file", default_value=params_file, description="YAML file of parameters."
+                "params_file", default_value=params_file, description="YAML file with parameters of the node."
             ),
             DeclareLaunchArgument(
                 "engine_dir",
@@ -35,13 +35,13 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "lora",
                 default_value="",
-                description="Adapter that answers; `base` = the base model, empty = as in params_file.",
+                description="LoRA adapter to use; base = base model, empty = as in params_file.",
             ),
             DeclareLaunchArgument(
                 "device",
                 default_value="",
                 choices=["", "cpu", "cuda", "tensorrt"],
-                description="Where the engines run; empty = as in params_file.",
+                description="Device that runs the engines; empty = as in params_file.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
             *(
@@ -52,19 +52,19 @@ def generate_launch_description() -> LaunchDescription:
                 "autostart",
                 default_value="true",
                 choices=["true", "false"],
-                description="Configure and activate at start; false = a lifecycle manager does.",
+                description="Configure and activate the node at start; false = a lifecycle manager does it.",
             ),
             DeclareLaunchArgument(
                 "use_sim_time",
                 default_value="false",
                 choices=["true", "false"],
-                description="Take the time from /clock: for simulations and bags.",
+                description="Use the time of /clock, for simulations and bags.",
             ),
             DeclareLaunchArgument(
                 "log_level",
                 default_value="info",
                 choices=["debug", "info", "warn", "error", "fatal"],
-                description="Least severe messages to log.",
+                description="Lowest severity that is logged.",
             ),
             OpaqueFunction(function=_start_node),
         ]
@@ -72,7 +72,7 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def _start_node(context: LaunchContext) -> list[LifecycleNode]:
-    """The node, with what the arguments say on top of the parameters file."""
+    """Make the node; launch arguments override the parameters file."""
 
     def value(name: str) -> str:
         return LaunchConfiguration(name).perform(context)

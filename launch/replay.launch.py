@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays a bag into the node `edgellm`, one message at a time, where other nodes of the ROS domain can watch.
+"""Plays a bag into the node `edgellm`, in the ROS domain of the shell.
 
 ros2 launch edgellm_ros replay.launch.py bag:=/path/to/bag out:=/path/to/new_bag engine_dir:=/path/to/engines
 """
@@ -20,50 +20,55 @@ from edgellm_ros.ros.replay.replay import Replay, ReplayOptions
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Declare the arguments and start both nodes; the end of the replay ends the launch, as a failure if it
-    found a difference.
+    """Declare the arguments and start both nodes.
+
+    The launch ends with the replay, and fails if the replay failed or found a difference.
     """
     params_file = PathJoinSubstitution([FindPackageShare("edgellm_ros"), "config", "edgellm.yaml"])
     return LaunchDescription(
         [
-            DeclareLaunchArgument("bag", description="Bag to play: a folder, or a .mcap or .db3 file."),
-            DeclareLaunchArgument("out", description="Bag to write with the outputs; must not exist."),
+            DeclareLaunchArgument("bag", description="Bag to play: a folder, or an .mcap or .db3 file."),
+            DeclareLaunchArgument("out", description="Bag to write the outputs to; must not exist."),
             DeclareLaunchArgument("engine_dir", description="Engine directory made by `edgellm export`."),
             DeclareLaunchArgument(
-                "expect", default_value="", description="Earlier output bag to compare with; empty = none."
+                "expect",
+                default_value="",
+                description="Output bag of an earlier replay to compare with; empty = none.",
             ),
             DeclareLaunchArgument(
                 "tolerance",
                 default_value="0.001",
-                description="How much numbers of actions and paths may differ, in their units.",
+                description="Largest allowed difference of numbers in actions and paths, in their units.",
             ),
             DeclareLaunchArgument(
                 "remap",
                 default_value="",
-                description="FROM:=TO, several with spaces between: topics of the bag that are inputs.",
+                description="Topics of the bag to use as inputs, as FROM:=TO separated by spaces.",
             ),
             DeclareLaunchArgument(
-                "noise_seed", default_value="", description="Action noise; empty = as in params_file."
+                "noise_seed",
+                default_value="",
+                description="Seed of the action noise; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
                 "lora",
                 default_value="",
-                description="Adapter that answers, NAME or NAME=DIR; empty = as in params_file.",
+                description="LoRA adapter to use, as NAME or NAME=DIR; empty = as in params_file.",
             ),
             DeclareLaunchArgument(
                 "device",
                 default_value="cpu",
                 choices=["cpu", "cuda", "tensorrt"],
-                description="Where the engines run.",
+                description="Device that runs the engines.",
             ),
             DeclareLaunchArgument(
                 "params_file",
                 default_value=params_file,
-                description="YAML file of the edgellm node's parameters.",
+                description="YAML file with parameters of the edgellm node.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of both nodes."),
             DeclareLaunchArgument(
-                "log_level", default_value="info", description="Least severe messages to log."
+                "log_level", default_value="info", description="Lowest severity that is logged."
             ),
             OpaqueFunction(function=_start_nodes),
         ]
@@ -71,7 +76,7 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def _start_nodes(context: LaunchContext) -> list:
-    """Both nodes. What is wrong with the bag or the engine ends the launch here."""
+    """Make both nodes. A bag or an engine that cannot be used ends the launch here."""
 
     def value(name: str) -> str:
         return LaunchConfiguration(name).perform(context)
@@ -117,8 +122,13 @@ def _start_nodes(context: LaunchContext) -> list:
     return [edgellm, player, end]
 
 
-def _end(event: ProcessExited, context: LaunchContext) -> EmitEvent:
-    """The end of the launch, which fails if the replay did."""
+def _end(event: ProcessExited, context: LaunchContext) -> EmitEvent | None:
+    """End the launch with the replay, as a failure if the replay failed.
+
+    After Ctrl-C the launch is ending already: a second Shutdown event would be an error of launch_ros.
+    """
+    if context.is_shutdown:
+        return None
     if event.returncode:
         raise RuntimeError(f"the replay ended with exit code {event.returncode}")
     return EmitEvent(event=Shutdown())

@@ -15,24 +15,28 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from edgellm_ros.cli import bench, build, demo, export, generate, inspect, replay
+from edgellm_ros.echo import escaped
 from edgellm_ros.engine.errors import EngineError
 
 SUBCOMMANDS = (export, build, inspect, generate, bench, demo, replay)
 BAD_INPUT = 2
-# Something given to the command cannot be used. Anything else is a bug and keeps its traceback.
+# Errors of bad input. Any other error is a bug and keeps its traceback.
 BAD_INPUT_ERRORS = (ValueError, OSError, ImportError, NotImplementedError, EngineError)
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse without the usage text in front of an error: bad input is answered by one line."""
+    """A parser that reports bad input on one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(BAD_INPUT, f"{self.prog}: error: {escaped(message)} (see {self.prog} --help)\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command; every subcommand's namespace has `run(args) -> exit code`."""
+    """Return the parser of the whole command.
+
+    Each subcommand sets `run(args) -> exit code`.
+    """
     parser = _Parser(
         prog="edgellm",
         description="Language, vision and action models on the edge, for ROS 2 and without it.",
@@ -46,8 +50,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0 done, 1 the work itself failed, 2 bad input, 130
-    interrupted.
+    """Run the command and return its exit code.
+
+    0: done; 1: the work itself failed; 2: bad input; 130: interrupted.
     """
     args = make_parser().parse_args(argv)
     try:
@@ -67,8 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks; an OSError's names its file."""
+    """Return the message of an error without line breaks or control characters.
+
+    The message of an OSError names its file.
+    """
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return escaped(f"{where}{error.strerror}")
+    return escaped(" ".join(str(error).split())) or type(error).__name__

@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print a table on standard error and one JSON object on standard output."""
+    """Measure; print a table on standard error and one JSON object on standard output."""
     from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
     from edgellm_ros.cli.inputs import read_image
     from edgellm_ros.engine.device import open_device
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]:
-    """Bytes that one decode step of one sequence has to read: {"weights", "kv_cache"}."""
+    """Return the bytes that one decode step reads: {"weights", "kv_cache"}."""
     weights = sum(entry.size for entry in config.files if entry.path == "llm/model.onnx.data")
     llm = config.llm
     rows = 2 * llm.num_hidden_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
@@ -124,7 +124,7 @@ def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]
 
 
 def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:
-    """A floor, a wall and a red block as RGB uint8 [H, W, 3]: the same on every machine."""
+    """Make a picture RGB uint8 [H, W, 3] that is the same on every machine."""
     import numpy as np
 
     frame = np.full((height, width, 3), 170, np.uint8)
@@ -134,7 +134,10 @@ def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The value that `percent` of the sorted values do not exceed (nearest rank)."""
+    """Return the value that `percent` of the sorted values do not exceed.
+
+    This is the nearest-rank percentile.
+    """
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * int(percent) // 100) - 1)]
 

@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build all plans and say what was written."""
+    """Build all plans and report the files."""
     from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
     from edgellm_ros.engine.device import open_device
 

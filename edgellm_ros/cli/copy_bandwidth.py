@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The yardstick of everything that is bound by memory: how fast a device copies."""
+"""Copy bandwidth of a device: the limit of everything that is bound by memory."""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    """Numbers from 1 with commas between, as a rising tuple."""
+    """Parse numbers from 1 separated by commas to a rising tuple."""
     return tuple(sorted({arguments.integer(1)(part) for part in text.split(",")}))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export and say what was written."""
+    """Export the checkpoint and report the files."""
     from edgellm_ros.builder.exporter import export
 
     start = time.perf_counter()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm generate`: one request, from image files and a prompt to words and a trajectory."""
+"""`edgellm generate`: one request, from files and a prompt to text and trajectory."""
 
 from __future__ import annotations
 
@@ -144,7 +144,10 @@ def run(args: argparse.Namespace) -> int:
 def make_request(
     args: argparse.Namespace, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None
 ) -> LLMGenerationRequest:
-    """The request that the options ask for; ValueError or FileNotFoundError names what is wrong and where."""
+    """Make the request from the options.
+
+    Raises ValueError or FileNotFoundError, whose message names the option or file.
+    """
     from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
     if args.prompt is None and not args.audio:
@@ -179,7 +182,7 @@ def make_request(
 
 
 def lora_dirs(option: str, engine_dir: str) -> dict[str, Path]:
-    """The adapter that --lora asks for, name -> directory; none for the base model."""
+    """Return the adapter of --lora as {name: directory}; empty for the base model."""
     from edgellm_ros.runtime.lora import find_adapter
 
     name, given, elsewhere = option.partition("=")
@@ -188,7 +191,7 @@ def lora_dirs(option: str, engine_dir: str) -> dict[str, Path]:
 
 
 class _Streamer:
-    """Prints of a growing text what it has not printed yet."""
+    """Prints a growing text piece by piece."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -207,8 +210,9 @@ class _Streamer:
 
 
 def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, Any]:
-    """The answer as JSON types: `actions` n x T x A, `paths` n x (T + 1) x (x, y, heading, speed), None if it
-    does not drive.
+    """Return the answer as JSON types.
+
+    `actions` n x T x A and `paths` n x (T + 1) x (x, y, heading, speed) are None without a trajectory.
     """
     result = {
         "text": response.text,
@@ -229,7 +233,7 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
 
 
 def describe(response: LLMGenerationResponse) -> str:
-    """What came beside the text, for people: one line for the answer, one for each trajectory."""
+    """Describe tokens, times and trajectories for people, one line each."""
     metrics = response.metrics
     lines = [
         f"[{response.prompt_tokens} prompt tokens, {len(response.token_ids)} new, finish: "

@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgellm_ros.echo import quoted
+
 if TYPE_CHECKING:
     import numpy as np
 
 
 def read_image(path: str | Path) -> np.ndarray:
-    """Read any image file OpenCV knows as RGB uint8 [H, W, 3]; an unreadable or empty file is an error."""
+    """Read an image file that OpenCV can decode as RGB uint8 [H, W, 3].
+
+    Raises ValueError for an unreadable or empty file.
+    """
     import cv2
     import numpy as np
 
@@ -31,8 +36,9 @@ def read_image(path: str | Path) -> np.ndarray:
 
 
 def read_history(path: str | Path) -> np.ndarray:
-    """Read past poses [N, 2..3] (x, y in m, heading in rad; robot's frame, oldest first) from .json, .npy or
-    .csv, as float64.
+    """Read past poses from a .json, .npy or .csv file, oldest first.
+
+    Returns float64 [N, 2..3]: x and y in metres, heading in radians, in the robot's frame.
     """
     import numpy as np
 
@@ -47,7 +53,7 @@ def read_history(path: str | Path) -> np.ndarray:
             rows = [line.split(",") for line in data.decode().splitlines() if line.strip()]
             poses = np.asarray([[float(cell) for cell in row] for row in rows], np.float64)
         else:
-            raise ValueError(f"expected a .json, .npy or .csv file, got {suffix!r}")
+            raise ValueError(f"expected a .json, .npy or .csv file, got {quoted(suffix)}")
         if poses.ndim != 2 or poses.shape[1] not in (2, 3) or not len(poses):
             raise ValueError(f"expected N rows of x, y[, heading], got shape {list(poses.shape)}")
         if not np.isfinite(poses).all():
@@ -59,8 +65,9 @@ def read_history(path: str | Path) -> np.ndarray:
 
 @contextlib.contextmanager
 def silenced_stderr() -> Iterator[None]:
-    """The image codecs write their own complaints to file descriptor 2; ours is the one line that names the
-    file.
+    """Discard what image codecs write to file descriptor 2.
+
+    Our error is the one line that names the file.
     """
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -74,7 +81,10 @@ def silenced_stderr() -> Iterator[None]:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The file's contents; an error that names it if it is no file."""
+    """Return the contents of a file.
+
+    Raise an error that names the path if it is not a file.
+    """
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path}: is a directory, expected a file")
     if not Path(path).is_file():

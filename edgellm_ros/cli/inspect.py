@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm inspect`: what an engine directory holds, what its graphs take and give, the memory it needs."""
+"""`edgellm inspect`: files, graphs and memory of an engine directory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sound files of a request. libsndfile decodes them; it reads what is left of many a file that was cut short
-and says nothing. So only formats are taken in which that is found, here or by libsndfile (FLAC).
+"""Sound files of a request, decoded by libsndfile.
+
+libsndfile reads truncated files of many formats without an error. Supported are the formats whose
+truncation is detected, here (WAV, OGG) or by libsndfile (FLAC).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def read_sound(path: str | Path, max_seconds: float) -> Sound:
 
 
 def _check_wav(data: bytes) -> None:
-    """ValueError for a WAV file that is shorter than its chunks say, or ends within a sample."""
+    """Raise ValueError for a truncated WAV file, or one that ends within a sample."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return
     start, block_align = 12, 1
@@ -82,7 +84,7 @@ def _check_wav(data: bytes) -> None:
 
 
 def _check_ogg(data: bytes) -> None:
-    """ValueError for an OGG file whose last page is not whole or not marked as the last."""
+    """Raise ValueError for a truncated OGG file, by its last page."""
     if data[:4] != b"OggS":
         return
     page = data[data.rfind(b"OggS") :]

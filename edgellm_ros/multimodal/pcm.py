@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import MAX_AMPLITUDE, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, Sound
 
 # Type of a sample, and the value that is full scale.
@@ -32,7 +33,7 @@ class PcmFormat:
     def __post_init__(self) -> None:
         if self.encoding not in ENCODINGS:
             raise ValueError(
-                f"sound encoding {self.encoding!r} is not supported; use one of {', '.join(ENCODINGS)}"
+                f"sound encoding {quoted(self.encoding)} is not supported; use one of {', '.join(ENCODINGS)}"
             )
         if not MIN_SAMPLE_RATE <= self.sample_rate <= MAX_SAMPLE_RATE:
             raise ValueError(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgellm_ros.echo import quoted
+
 MIN_SAMPLE_RATE = 4000
 MAX_SAMPLE_RATE = 192000
 MAX_AMPLITUDE = 4.0  # filters overshoot full scale a little; beyond this it is another scale
@@ -27,7 +29,7 @@ class Sound:
     def __post_init__(self) -> None:
         samples, rate = self.samples, self.sample_rate
         if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
-            raise ValueError(f"sample_rate must be an integer in Hz, got {rate!r}")
+            raise ValueError(f"sample_rate must be an integer in Hz, got {quoted(rate)}")
         if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
             raise ValueError(
                 f"sample_rate must be from {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz, got {rate}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bags: what a robot recorded, read message by message; what the node made of it, written and compared.
+"""Recorded bags: reading them, and writing and comparing outputs of the node.
 
-Nothing here needs ROS. `edgellm_ros.ros.replay.replay` plays a bag into the live node.
+Nothing here needs ROS; `edgellm_ros.ros.replay.replay` plays a bag into the live node.
 """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares two output bags: everything equal, but numbers of actions and paths within a tolerance."""
+"""Compares two output bags.
+
+Numbers of actions and paths may differ within a tolerance; everything else must be equal.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +21,28 @@ from edgellm_ros.replay.bag import Bag, BagError, reason
 from edgellm_ros.replay.inputs import INPUT_TYPES, NODE
 from edgellm_ros.replay.recording import ENGINE_KEY, INPUT, OUTPUT_TYPES
 
-COMPARED = tuple(name for name in OUTPUT_TYPES if name != "overlay")  # that is a drawing of the others
-# Of one stamp, causes come first.
+COMPARED = tuple(name for name in OUTPUT_TYPES if name != "overlay")  # a drawing of the others
+# Among messages of one stamp, inputs come first.
 INPUT_TOPICS = [f"~/{name}" for name in INPUT_TYPES]
 ORDER = INPUT_TOPICS + [f"~/{name}" for name in COMPARED]
-IGNORED = {"request_id"}  # counts the plans before this one
+IGNORED = {"request_id"}  # a counter of plans
 NOTHING = "nothing"
 SHOWN = 200  # characters of a long value
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two output bags differ: `stamp` of the input in nanoseconds; both values in words."""
+    """A difference between two output bags."""
 
     topic: str
-    stamp: int
+    stamp: int  # of the input, in nanoseconds
     field: str
-    expected: str
+    expected: str  # both values as text
     got: str
 
     @property
     def is_input(self) -> bool:
-        """Whether the bags that were played differ, and not what the node made of them."""
+        """Whether the difference is in the inputs, and not in the node's outputs."""
         return self.topic in INPUT_TOPICS and self.field in ("message", "type", "sha256")
 
     def __str__(self) -> str:
@@ -52,25 +55,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How an output bag compares with the expected one.
+    """Result of the comparison with the expected output bag."""
 
-    messages: compared; differing: messages that differ, are missing, or are too many; first: the first of
-    these by stamp, inputs that differ before outputs; deviation: the largest difference of numbers, also
-    where it is within the tolerance; engine_files: those of the engine and the adapter that were not the
-    same, or were there only once.
-    """
-
-    messages: int
-    differing: int
-    first: Difference | None
-    deviation: float
-    engine_files: tuple[str, ...]
+    messages: int  # compared
+    differing: int  # that differ, are missing, or have no counterpart
+    first: Difference | None  # the first by stamp; inputs that differ come before outputs
+    deviation: float  # the largest difference of numbers, within the tolerance too
+    engine_files: tuple[str, ...]  # of the engine and the adapter, that differ or are in one of the bags only
 
     def report(self, expected: str, tolerance: float) -> str:
-        """The comparison in words; `expected` is the other bag's name."""
+        """Describe the comparison; `expected`: the name of the expected bag."""
         lines = []
         if self.engine_files:
-            lines.append(f"the engine is not that of {expected}: {', '.join(self.engine_files)}")
+            lines.append(f"the engine differs from that of {expected}: {', '.join(self.engine_files)}")
         if self.first is None:
             how = (
                 f"within {tolerance:g} (largest difference {self.deviation:.3g})"
@@ -86,16 +83,19 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class OutputBag:
-    """An output bag in memory: messages by (stamp, topic), inputs' records among them under the names of
-    their inputs, and the hashes of the files of the engine and the adapter.
-    """
+    """Contents of an output bag."""
 
-    messages: dict[tuple[int, str], list[Any]]
-    engine: dict[str, str]
+    messages: dict[
+        tuple[int, str], list[Any]
+    ]  # by stamp and topic; a record of an input under its input's topic
+    engine: dict[str, str]  # SHA-256 by file of the engine and the adapter
 
 
 def read_output_bag(path: str | Path) -> OutputBag:
-    """Read what `edgellm replay` has written. BagError if it cannot be read or is another bag."""
+    """Read an output bag of `edgellm replay`.
+
+    Raises BagError if it is damaged or another kind of bag.
+    """
     names = {f"{NODE}/{name}": name for name in COMPARED}
     messages: dict[tuple[int, str], list[Any]] = defaultdict(list)
     with Bag(path) as bag:
@@ -111,13 +111,16 @@ def read_output_bag(path: str | Path) -> OutputBag:
                 messages[message.time, ORDER[ORDER.index(topic)]].append(content)
         except BagError:
             raise
-        except Exception as error:  # as in Bag: whatever damaged data leads to
+        except Exception as error:  # as in Bag: damaged data raises errors of any class
             raise BagError(f"{path}: damaged: {reason(error)}") from error
     return OutputBag(dict(messages), engine)
 
 
 def compare(expected: OutputBag, got: OutputBag, tolerance: float) -> Comparison:
-    """Compare message by message; `tolerance` is the largest difference that a number may have."""
+    """Compare message by message.
+
+    `tolerance`: the largest allowed difference of numbers.
+    """
     differences: list[Difference] = []
     compared, deviation = 0, 0.0
     keys = expected.messages.keys() | got.messages.keys()
@@ -135,13 +138,16 @@ def compare(expected: OutputBag, got: OutputBag, tolerance: float) -> Comparison
                 differences.append(Difference(topic, stamp, *fields.first))
     files = expected.engine.keys() | got.engine.keys()
     altered = sorted(file for file in files if expected.engine.get(file) != got.engine.get(file))
-    # What was put in is the cause, also of outputs that carry an earlier stamp.
+    # Inputs are the cause, of outputs with an earlier stamp too.
     first = min(differences, key=lambda difference: not difference.is_input, default=None)
     return Comparison(compared, len(differences), first, deviation, tuple(altered))
 
 
 class _FieldDifferences:
-    """The first field in which two messages differ. Fields that must be equal come before numbers."""
+    """Finds the first field in which two messages differ.
+
+    Exact fields come before numbers.
+    """
 
     def __init__(self, tolerance: float) -> None:
         self._tolerance = tolerance
@@ -151,11 +157,11 @@ class _FieldDifferences:
 
     @property
     def first(self) -> tuple[str, str, str] | None:
-        """Field, expected and got; None if there is no difference."""
+        """Return field, expected and actual value; None if there is no difference."""
         return self._exact or self._number
 
     def compare(self, field: str, expected: Any, got: Any) -> None:
-        """Walk both values, from the message down to numbers and words."""
+        """Compare two values down to their numbers and strings."""
         if dataclasses.is_dataclass(expected):
             for child in dataclasses.fields(expected):
                 # A field that messages of an earlier version do not have cannot be compared.
@@ -190,14 +196,17 @@ class _FieldDifferences:
 
 
 def _samples_as_numbers(message: Any) -> Any:
-    """The message; sound with its samples as numbers, which resampling may change in the last digits."""
+    """Return the message with audio samples as numbers.
+
+    Resampling may change their last digits on another CPU.
+    """
     if getattr(message, "encoding", "") != "F32LE":
         return message
     return dataclasses.replace(message, data=np.frombuffer(message.data.tobytes(), "<f4"))
 
 
 def _summary(message: Any) -> str:
-    """What a message says, for one that has no counterpart."""
+    """Summarise a message that has no counterpart."""
     if message is None:
         return NOTHING
     if isinstance(message, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which topics of a bag go into which inputs of the node, checked before anything is played."""
+"""Selects and checks the messages of a bag that become inputs of the node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.replay.bag import Bag, BagError, BagMessage, Topic, reason
 from edgellm_ros.replay.message_types import typestore
 
@@ -26,37 +27,36 @@ INPUT_TYPES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class InputMessage:
-    """A message for the node's topic ~/`name`.
-
-    Nanoseconds: `stamp` is the message's own, or the bag's time if it has none; `clock` is the time that the
-    node is to have when it comes.
-    """
+    """A message for the node's topic ~/`name`."""
 
     name: str
     type: str
-    data: bytes
-    stamp: int
-    clock: int
+    data: bytes  # serialized as CDR
+    stamp: int  # the message's own in nanoseconds; the bag's time if the message has none
+    clock: int  # time of the node's clock when the message arrives, in nanoseconds
 
 
 class Inputs:
-    """The part of a bag that the node gets to hear."""
+    """The messages of a bag that are played into the node."""
 
     def __init__(self, bag: Bag, topics: Mapping[str, Topic]) -> None:
         self._bag = bag
         self._names = {topic.name: name for name, topic in topics.items()}
         # The bag's topics by the node's names for them.
         self.topics = dict(topics)
-        # A robot in a simulation records its own clock, and its stamps belong to that one.
+        # A bag of a simulation has its own clock, to which the stamps belong.
         self._has_clock = CLOCK in bag.topics and bag.topics[CLOCK].type == CLOCK_TYPE
 
     @property
     def types(self) -> dict[str, str]:
-        """Message types by the node's names."""
+        """Return the message types by the node's names."""
         return {name: topic.type for name, topic in self.topics.items()}
 
     def check(self) -> None:
-        """Read and decode every message once. BagError for the first that is broken."""
+        """Read and decode every message once.
+
+        Raises BagError for the first one that is damaged.
+        """
         for _ in self:
             pass
 
@@ -73,7 +73,7 @@ class Inputs:
             topic, header = message.topic, getattr(decoded, "header", None)
             stamp = nanoseconds(header.stamp) if header is not None else 0
             now = message.time
-            if self._has_clock:  # before its first tick it is taken to show the message's own time
+            if self._has_clock:  # before its first tick, the message's own time
                 now = clock if clock is not None else stamp or now
             for time, words in ((now, "at"), (stamp, "with the stamp")):
                 if not 0 <= time < MAX_TIME:
@@ -85,7 +85,7 @@ class Inputs:
     def _decode(self, message: BagMessage) -> Any:
         try:
             return message.decode()
-        except Exception as error:  # the library's generated code raises whatever broken data leads to
+        except Exception as error:  # damaged data raises errors of any class
             raise BagError(
                 f"{self._bag.path}: damaged: the message of {message.topic.name} at {message.time} ns is no "
                 f"{message.topic.type}: {reason(error)}"
@@ -95,10 +95,11 @@ class Inputs:
 def find_inputs(
     bag: Bag, remappings: Mapping[str, str], needs_image: bool, needs_odometry: bool, hears: bool
 ) -> Inputs:
-    """The bag's topics for the node's inputs: /edgellm/image and so on, or those that are remapped to them.
+    """Find the bag's topics for the node's inputs: /edgellm/image and so on.
 
-    `remappings`: topic of the bag -> topic of the node, as `parse_remapping` returns it. BagError for a topic
-    that is missing and needed (a command, or sound for a model that `hears`, always is), or of another type.
+    `remappings`: topic of the bag -> input, from `parse_remappings`; these replace the topics named above.
+    A model that `hears` takes audio in place of a command. Raises BagError for a topic that is needed and
+    missing, or has another type.
     """
     for source, name in remappings.items():
         if source not in bag.topics:
@@ -115,8 +116,9 @@ def find_inputs(
     for names in needed:
         if not any(name in topics for name in names):
             wanted = " or ".join(f"~/{name} ({sources[name]})" for name in names)
+            without = ", or play without odometry with --no-odometry" if names == ("odom",) else ""
             raise BagError(
-                f"{bag.path}: no messages for {wanted}: name the topic with --remap; {_listing(bag)}"
+                f"{bag.path}: no messages for {wanted}: name the topic with --remap{without}; {_listing(bag)}"
             )
     for name, topic in topics.items():
         _check_type(bag, name, topic)
@@ -124,31 +126,35 @@ def find_inputs(
 
 
 def parse_remapping(text: str) -> tuple[str, str]:
-    """FROM:=TO as (topic of the bag, name of the node's input). ValueError if it is none.
+    """Parse FROM:=TO to (topic of the bag, name of the node's input).
 
-    TO is ~/image, image or /edgellm/image, and likewise odom, command and audio.
+    TO is ~/image, image or /edgellm/image, and likewise odom, command and audio. Raises ValueError for any
+    other text.
     """
     source, separator, target = text.partition(":=")
     name = target.removeprefix("~/").removeprefix(f"{NODE}/")
     if not separator or not source.startswith("/") or name not in INPUT_TYPES:
         choices = ", ".join(f"~/{name}" for name in INPUT_TYPES)
-        raise ValueError(f"expected /TOPIC:=TO, TO one of {choices}, got {text!r}")
+        raise ValueError(f"expected /TOPIC:=TO, TO one of {choices}, got {quoted(text)}")
     return source, name
 
 
 def parse_remappings(texts: Iterable[str]) -> dict[str, str]:
-    """Several FROM:=TO. ValueError for one that is none, or for two that contradict each other."""
+    """Parse several FROM:=TO.
+
+    Raises ValueError for an invalid one, or for two that contradict each other.
+    """
     remappings: dict[str, str] = {}
     for text in texts:
         source, name = parse_remapping(text)
         if source in remappings or name in remappings.values():
-            raise ValueError(f"{text!r} contradicts another remapping")
+            raise ValueError(f"{quoted(text)} contradicts another remapping")
         remappings[source] = name
     return remappings
 
 
 def nanoseconds(stamp: Any) -> int:
-    """A decoded builtin_interfaces/Time."""
+    """Convert a decoded builtin_interfaces/Time to nanoseconds."""
     return stamp.sec * 10**9 + stamp.nanosec
 
 

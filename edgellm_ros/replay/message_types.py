@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Message definitions for the bag library: ROS 2 Jazzy's, and our own from the package's .msg files."""
+"""Message definitions for the bag library: ROS 2 Jazzy's and ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ import edgellm_ros
 
 @functools.cache
 def typestore() -> Typestore:
-    """Every message type that this package speaks. FileNotFoundError if our own definitions are nowhere."""
+    """Return all message types that are used here.
+
+    Raises FileNotFoundError if our .msg files are not found.
+    """
     store = get_typestore(Stores.ROS2_JAZZY)
     for path in sorted(definition_folder(edgellm_ros.__path__).glob("*.msg")):
         # Without comments: the library takes them for a part of string constants.
@@ -26,10 +29,10 @@ def typestore() -> Typestore:
 
 
 def definition_folder(package: Iterable[str]) -> Path:
-    """The folder of our .msg files, given the folders of the Python package.
+    """Find the folder of our .msg files, given the folders of the Python package.
 
-    Where the interfaces are compiled it is the one that they were compiled from, <prefix>/share/edgellm_ros;
-    otherwise that of the clone. FileNotFoundError if there is neither.
+    Where the interfaces are compiled: their source folder, <prefix>/share/edgellm_ros; otherwise the
+    clone's. Raises FileNotFoundError if neither exists.
     """
     folders = [Path(folder).resolve() for folder in package]
     # <prefix>/lib/python3.x/site-packages/edgellm_ros

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the node made of a bag into an output bag: the same bytes for the same outputs.
+"""Writes the node's outputs to an output bag: equal outputs give equal bytes.
 
-Messages carry the stamp of the input that they answer as the time of the bag, and follow each other in a
-fixed order. Nothing of this computer is left in them: latencies are 0, and the pieces of ~/text_stream, which
-are cut by the clock, are put together. ~/replay/input says for each input what it was and what became of it.
+The bag's time of a message is the stamp of the input that the message answers, and the order of messages is
+fixed. Values that depend on the computer are removed: latencies are 0, and the pieces of ~/text_stream,
+whose borders depend on timing, are joined. ~/replay/input records each input and how its plans ended.
 """
 
 from __future__ import annotations
@@ -43,10 +43,16 @@ ENGINE_KEY = "engine"  # in the metadata: SHA-256 of the files of the engine and
 
 
 class Recording:
-    """An output bag in the making. It appears under its name when the context ends without an error."""
+    """An output bag that is being written.
+
+    It gets its name when the context ends without an error.
+    """
 
     def __init__(self, path: str | Path, storage: str, engine: Mapping[str, str], overlay: bool) -> None:
-        """`engine`: SHA-256 by file. FileExistsError if there is something under the name."""
+        """Create the bag; `engine`: SHA-256 by file.
+
+        Raises FileExistsError if the path exists.
+        """
         self.path = Path(path)
         refuse_existing(self.path)
         self.counts: Counter[str] = Counter()
@@ -81,9 +87,9 @@ class Recording:
     def add(
         self, message: InputMessage, outputs: Mapping[str, Sequence[bytes]], became: Mapping[str, int]
     ) -> None:
-        """Write one input's record and its outputs, serialized as they came from the node, by topic.
+        """Write the record of one input and its outputs (serialized, by topic).
 
-        `became`: how many plans of this input ended how, and what was refused, by the node's counters.
+        `became`: the node's counters that changed: how many plans ended how, and what was refused.
         """
         self._write(INPUT, message.stamp, _input_record(message, became))
         generations = [_without_latencies(_decode("generation", data)) for data in outputs["generation"]]
@@ -108,7 +114,7 @@ class Recording:
 
 
 def refuse_existing(path: Path) -> None:
-    """FileExistsError if there is something under this name: a bag is never overwritten."""
+    """Raise FileExistsError if the path exists: a bag is never overwritten."""
     if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path}: exists already; name a new bag, or remove it")
 

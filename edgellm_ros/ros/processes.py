@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that cannot outlive the one that started them, and a ROS domain of their own to talk in."""
+"""Child processes that end with their parent, and ROS domains of their own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Child:
     def __init__(
         self, name: str, arguments: Sequence[str], log: Path, env: dict[str, str], pipe: bool = False
     ) -> None:
-        """Start `python <arguments>`; standard error goes to `log`, standard output too unless `pipe`."""
+        """Start `python <arguments>`.
+
+        Standard error goes to `log`, standard output too unless `pipe`.
+        """
         self.name, self.log = name, log
         log.parent.mkdir(parents=True, exist_ok=True)
         parent = os.getpid()
@@ -61,11 +64,11 @@ class Child:
         return self.process.stdout
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines that it wrote."""
+        """Return the last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, timeout_s: float = 5.0) -> int:
-        """Ask it to end as Ctrl-C would; kill it if it does not. Returns its exit code."""
+        """Ask the child to end as Ctrl-C would, kill it after `timeout_s`; return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
@@ -79,7 +82,7 @@ class Child:
 
 
 def ros_environment(domain: int) -> dict[str, str]:
-    """The environment of this process, with a ROS domain that is not seen outside this computer."""
+    """Return this process's environment with a ROS domain of this computer only."""
     source = str(Path(edgellm_ros.__file__).resolve().parents[1])
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
@@ -92,7 +95,7 @@ def ros_environment(domain: int) -> dict[str, str]:
 
 
 def require_ros(what: str) -> None:
-    """ImportError with a way out unless rclpy and our compiled interfaces can be imported."""
+    """Raise ImportError unless rclpy and our compiled interfaces can be imported."""
     for module in ("rclpy", "edgellm_ros.msg"):
         if importlib.util.find_spec(module) is None:
             raise ImportError(
@@ -102,11 +105,30 @@ def require_ros(what: str) -> None:
 
 
 def ros_arguments(parameters: Mapping[str, str | int | float | bool]) -> list[str]:
-    """A node's parameters as command-line arguments."""
+    """Return a node's parameters as command-line arguments."""
     arguments = ["--ros-args"]
     for name, value in parameters.items():
         arguments += ["-p", f"{name}:={json.dumps(value)}"]  # JSON is YAML, which ROS reads values as
     return arguments
+
+
+def split_ros_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into own arguments and those for rclpy.
+
+    Those for rclpy are `--ros-args ... [--]`. rcl also takes `FROM:=TO` outside of `--ros-args` for a
+    remapping rule, with a warning that this is deprecated. The second list is safe to give to `rclpy.init`.
+    """
+    own: list[str] = []
+    ros: list[str] = []
+    current = own
+    for argument in arguments:
+        if argument == "--ros-args":
+            current = ros
+        if current is ros and argument == "--":
+            current = own
+        else:
+            current.append(argument)
+    return own, ros
 
 
 @contextlib.contextmanager
@@ -125,9 +147,9 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_domain() -> Iterator[int]:
-    """A ROS domain that nobody uses on this computer, kept for as long as the context lasts.
+    """Reserve a ROS domain that is unused on this computer while the context lasts.
 
-    RuntimeError if all are taken.
+    Raises RuntimeError if all domains are in use.
     """
     for offset in range(_LAST_DOMAIN):
         domain = 1 + (os.getpid() + offset) % _LAST_DOMAIN
@@ -155,8 +177,10 @@ def _port_is_free(port: int) -> bool:
 
 
 def _begin_child(parent: int) -> None:
-    """In the child, before it becomes another program: SIGINT ends me, although a shell that runs us in the
-    background has us ignore it; and SIGKILL me when my parent ends (Linux; elsewhere nothing).
+    """Prepare the child process before it executes another program.
+
+    SIGINT ends the child, although a shell that runs the parent in the background has it ignored; SIGKILL
+    ends the child when its parent ends (Linux only).
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
@@ -99,7 +100,7 @@ class LoraAdapters:
         check_name(name)
         if not self.targets:
             raise ValueError(
-                f"adapter {name!r}: this engine takes no adapters, export it with --max-lora-rank"
+                f"adapter {quoted(name)}: this engine takes no adapters, export it with --max-lora-rank"
             )
         self._check_new(name)
         peft = read_peft_adapter(directory, self.targets, self._max_rank)
@@ -121,7 +122,9 @@ class LoraAdapters:
                     raise ValueError("the base model cannot be removed")
                 self._check_loaded(name)
                 if name == self._active:
-                    raise ValueError(f"adapter {name!r} is active: switch to another before it is removed")
+                    raise ValueError(
+                        f"adapter {quoted(name)} is active: switch to another before it is removed"
+                    )
             return [self._adapters.pop(name) for name in dict.fromkeys(names)]
 
     def switch(self, name: str) -> None:
@@ -136,12 +139,12 @@ class LoraAdapters:
         name = canonical_name(name)
         if name not in self._adapters:
             loaded = ", ".join(sorted(filter(None, self._adapters))) or "none"
-            raise ValueError(f"unknown LoRA adapter {name!r}; loaded: {loaded}")
+            raise ValueError(f"unknown LoRA adapter {quoted(name)}; loaded: {loaded}")
         return name
 
     def _check_new(self, name: str) -> None:
         if name in self._adapters:
-            raise ValueError(f"adapter {name!r} is loaded already, remove it first")
+            raise ValueError(f"adapter {quoted(name)} is loaded already, remove it first")
 
     def _bind(self, peft: PeftAdapter) -> dict[str, Tensor]:
         """Tensors for every adapter input. Modules of a smaller rank are filled up with zeros: 0 is added."""
@@ -180,7 +183,9 @@ def canonical_name(name: str) -> str:
 def check_name(name: str) -> None:
     """ValueError for a name that an adapter cannot have."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {name!r}")
+        raise ValueError(
+            f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {quoted(name)}"
+        )
     if name == BASE:
         raise ValueError(f"{BASE!r} is the name of the base model, an adapter needs another")
 
@@ -206,7 +211,7 @@ def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
     found = find_adapters(engine_dir)
     if name not in found:
         raise ValueError(
-            f"--lora {name!r}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
+            f"--lora {quoted(name)}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
             f"{', '.join(found) or 'none'}"
         )
     return found[name]

@@ -10,6 +10,7 @@ from numbers import Real
 
 import numpy as np
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.multimodal.sound import Sound
 
@@ -24,12 +25,12 @@ MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise ValueError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+        raise ValueError(f"{name} must be an integer from {low} to {high}, got {quoted(value)}")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, got {quoted(value)}")
 
 
 def check_speed(name: str, speed: float) -> None:
@@ -67,7 +68,7 @@ class SamplingParams:
         _check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _check_integer("seed", self.seed, 0, MAX_SEED)
         if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
-            raise ValueError(f"stop must be a sequence of non-empty strings, got {self.stop!r}")
+            raise ValueError(f"stop must be a sequence of non-empty strings, got {quoted(self.stop)}")
         object.__setattr__(self, "stop", tuple(self.stop))
 
 
@@ -108,7 +109,7 @@ class LLMGenerationRequest:
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
             if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a string, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
         object.__setattr__(self, "images", tuple(self.images))
         object.__setattr__(self, "audio", tuple(self.audio))
         if not isinstance(self.sampling, SamplingParams):

@@ -60,6 +60,13 @@ def test_a_topic_that_the_node_needs_is_missing(assert_refused, tmp_path, name):
     assert_refused(f"no messages for ~/{name} (/edgellm/{name})", bag)
 
 
+def test_missing_odometry_can_be_left_out_as_the_error_says(assert_refused, tmp_path):
+    bag = copy_bag(tmp_path / "bag", keep=lambda m: m.topic.name != "/edgellm/odom")
+    assert_refused(
+        "name the topic with --remap, or play without odometry with --no-odometry; the bag has", bag
+    )
+
+
 def test_a_topic_of_a_type_that_the_node_does_not_take(assert_refused, tmp_path):
     names = {"/edgellm/command": "/edgellm/odom", "/edgellm/odom": "/edgellm/command"}
     bag = copy_bag(tmp_path / "bag", rename=names)
@@ -78,6 +85,19 @@ def test_a_place_that_is_taken(edgellm, arena_engine, tmp_path):
 
 def test_an_engine_that_is_not_there(assert_refused, tmp_path):
     assert_refused("not an engine directory", ARENA, "--engine", tmp_path / "e")
+
+
+@pytest.mark.parametrize("command, option", [(("replay", ARENA), "--engine"), (("demo",), "--checkpoint")])
+def test_outside_of_a_clone_the_error_asks_for_an_engine(edgellm, tmp_path, monkeypatch, command, option):
+    from edgellm_ros.builder import export_cache
+
+    monkeypatch.setattr(export_cache, "ARENA_CHECKPOINT", tmp_path / "site-packages" / "models" / "arena")
+    monkeypatch.chdir(tmp_path)
+    run = edgellm(*command, "--out", tmp_path / "out")
+    assert run.code == 2
+    assert len(run.err.splitlines()) == 1, run.err
+    assert f"with {option}: " in run.err
+    assert "site-packages" not in run.err
 
 
 @pytest.mark.parametrize(

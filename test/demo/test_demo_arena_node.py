@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +66,21 @@ def test_it_gives_up_on_a_frame_that_is_never_answered(start, arena_engine):
     assert arena.process.wait(60) == 1
     assert "no answer from /edgellm to the frame of" in arena.log_tail()
     assert "sent 2 times" in arena.log_tail()
+
+
+@pytest.mark.parametrize("pause_s", [0.01, 0.02, 0.04])
+def test_signals_in_a_row_end_it_with_exit_code_0(start, pause_s):
+    """A terminal signals the whole group, a supervisor its child once more."""
+    arena = start(ARENA_MODULE, attempts=3)
+    deadline = time.monotonic() + 30
+    while "rclpy" not in Path(f"/proc/{arena.process.pid}/maps").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2.0)  # it waits for the edgellm node
+    for _ in range(3):
+        arena.process.send_signal(signal.SIGINT)
+        time.sleep(pause_s)
+    assert arena.process.wait(10) == 0
+    assert arena.log.read_text() == ""
 
 
 def test_a_parameter_out_of_range_is_refused(start):

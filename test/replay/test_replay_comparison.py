@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.replay import recording
 from edgellm_ros.replay.bag import BagError
 from edgellm_ros.replay.comparison import Comparison, compare, read_output_bag
@@ -34,6 +35,12 @@ def compared(tmp_path):
 def first(comparison: Comparison) -> tuple:
     found = comparison.first
     return found.topic, found.stamp, found.field, found.expected, found.got
+
+
+def test_the_shipped_outputs_are_those_of_the_engine_that_export_makes(arena_engine):
+    """If not, `make expected` records them again."""
+    fresh = {entry.path: entry.sha256 for entry in EngineConfig.load(arena_engine).files}
+    assert read_output_bag(EXPECTED).engine == fresh
 
 
 def test_equal_bags_are_equal_in_either_storage(compared):
@@ -154,7 +161,7 @@ def test_another_engine_is_named_but_no_difference_by_itself(compared):
     comparison = compared(*BOTH, engine={"llm/model.onnx": "11", "config.json": "22"})
     assert comparison.first is None
     assert comparison.engine_files == ("config.json", "llm/model.onnx")
-    assert "the engine is not that of E: config.json, llm/model.onnx" in comparison.report("E", 1e-3)
+    assert "the engine differs from that of E: config.json, llm/model.onnx" in comparison.report("E", 1e-3)
 
 
 def test_an_output_bag_of_an_earlier_version_is_read_with_its_own_definitions(tmp_path, monkeypatch):

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -23,9 +26,82 @@ def flat(values: dict, prefix: str = "") -> dict:
     return names
 
 
-@pytest.mark.parametrize("path", LAUNCH_FILES, ids=lambda path: path.name)
-def test_launch_files_compile(path):
-    compile(path.read_text(), str(path), "exec")
+class Recorded:
+    """Stands for any class of `launch` and `launch_ros`: keeps what it was made with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.kind, self.args, self.kwargs = type(self).__name__, args, kwargs
+
+
+class AnyModule(ModuleType):
+    """Stands for a module of `launch` or `launch_ros`: every name in it is a `Recorded`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (Recorded,), {})
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """`load("demo")`: the launch file as a module, on stand-ins for `launch` and `launch_ros`."""
+    for name in (
+        "launch", "launch.actions", "launch.event_handlers", "launch.events", "launch.events.process",
+        "launch.launch_description_sources", "launch.substitutions", "launch_ros", "launch_ros.actions",
+        "launch_ros.parameter_descriptions", "launch_ros.substitutions",
+    ):  # fmt: skip
+        monkeypatch.setitem(sys.modules, name, AnyModule(name))
+
+    def run(name: str) -> ModuleType:
+        path = ROOT / "launch" / f"{name}.launch.py"
+        spec = importlib.util.spec_from_file_location(f"{name}_launch", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return run
+
+
+def entities(module: ModuleType, kind: str) -> list[Recorded]:
+    """The entities of one class in a launch description."""
+    (listed,) = module.generate_launch_description().args
+    return [entity for entity in listed if entity.kind == kind]
+
+
+@pytest.mark.parametrize("name", ["edgellm", "demo", "replay"])
+def test_every_argument_of_a_launch_file_has_a_description(load, name):
+    arguments = entities(load(name), "DeclareLaunchArgument")
+    assert arguments
+    assert all(argument.kwargs["description"].endswith(".") for argument in arguments)
+
+
+def test_no_argument_reaches_the_node_past_the_demo(load):
+    """`image_topic:=/camera` for the demo would reach the included file and disconnect the node."""
+    declared = {argument.args[0] for argument in entities(load("edgellm"), "DeclareLaunchArgument")}
+    (include,) = entities(load("demo"), "IncludeLaunchDescription")
+    given = dict(include.kwargs["launch_arguments"])
+    assert given.keys() == declared
+    for name in ("image", "odom", "command", "audio"):
+        assert given[f"{name}_topic"] == f"~/{name}"
+
+
+@pytest.mark.parametrize("name", ["demo", "replay"])
+class TestEndOfALaunch:
+    """What a launch file makes of the end of its main process."""
+
+    def end(self, module: ModuleType, returncode: int, is_shutdown: bool) -> Any:
+        return module._end(SimpleNamespace(returncode=returncode), SimpleNamespace(is_shutdown=is_shutdown))
+
+    def test_success_shuts_the_launch_down(self, load, name):
+        assert self.end(load(name), 0, False).kwargs["event"].kind == "Shutdown"
+
+    def test_failure_is_the_launchs_failure(self, load, name):
+        with pytest.raises(RuntimeError, match="ended with exit code 1"):
+            self.end(load(name), 1, False)
+
+    @pytest.mark.parametrize("returncode", [0, 130, -2])
+    def test_after_ctrl_c_the_launch_is_not_shut_down_a_second_time(self, load, name, returncode):
+        assert self.end(load(name), returncode, True) is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("launch_ros") is None, reason="ROS's launch is not installed")

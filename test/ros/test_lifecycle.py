@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
+from pathlib import Path
 
 import cv2
 import pytest
@@ -163,6 +165,9 @@ class TestParameters:
             ("max_input_age", -1.0, "max_input_age"),
             ("max_input_age", float("nan"), "max_input_age out of range"),
             ("queue_size", -1, "queue_size"),
+            ("top_p", 0.0, "top_p out of range Min: 1e-06, Max: 1.0, value: 0.0"),
+            ("temperature", 100.00001, "temperature must be from 0.0 to 100.0, got 100.00001"),
+            ("frame_id", "/base_link", "frame_id must be a TF frame: not empty, no leading '/'"),
             ("autostart", True, "autostart"),
             ("plan_timeout", 3, "expected 'Type.DOUBLE' got 'Type.INTEGER'"),
         ],
@@ -206,10 +211,24 @@ class TestImageTransport:
         peer.set_parameter("image_transport", "raw")
 
 
+def catches(status: str, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal, by its file /proc/PID/status."""
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 class TestEnd:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_ends_the_process_with_exit_code_0_and_goals_get_their_results(
-        self, start_node, domain, peer, manual_node, arena_engine, goal, number
+    @pytest.mark.parametrize(
+        "numbers",
+        [
+            [signal.SIGINT],
+            [signal.SIGTERM],
+            [signal.SIGINT, signal.SIGINT],  # a terminal's to the group, and a supervisor's to its child
+            [signal.SIGINT, signal.SIGTERM, signal.SIGINT],
+        ],
+    )
+    def test_signals_end_the_process_with_exit_code_0_and_goals_get_their_results(
+        self, start_node, domain, peer, manual_node, arena_engine, goal, numbers
     ):
         manual_node.stop()
         child = start_node(engine_dir=arena_engine, autostart="true")
@@ -218,13 +237,27 @@ class TestEnd:
         call = peer.send(goal)
         call.ask_for_result()
         call.wait_for_stage("action")
-        child.process.send_signal(number)
+        for number in numbers:
+            child.process.send_signal(number)
+            time.sleep(0.1)
         result = call.result()
         assert result.termination_reason == R.PREEMPTED
         assert child.process.wait(10) == 0
         log = child.log.read_text()
         assert "Traceback" not in log
         assert "terminate" not in log
+
+    def test_a_signal_while_the_engines_load_ends_the_process_with_exit_code_0(
+        self, start_node, arena_engine
+    ):
+        child = start_node(engine_dir=arena_engine, autostart="true")
+        signals = Path(f"/proc/{child.process.pid}/status")
+        deadline = time.monotonic() + 30
+        while not catches(signals.read_text(), signal.SIGTERM) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        child.process.send_signal(signal.SIGINT)
+        assert child.process.wait(30) == 0
+        assert "Traceback" not in child.log.read_text()
 
     def test_the_shutdown_transition_gives_goals_their_results(self, start_node, peer, arena_engine, goal):
         child = start_node(engine_dir=arena_engine, autostart="true")

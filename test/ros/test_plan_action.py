@@ -247,14 +247,27 @@ BAD_GOALS = {
     "step too small": (bad_image(step=100), "image step is 100, less than a row of 320 rgb8 pixels (960)"),
     "unknown encoding": (bad_image(encoding="yuv422"), "image encoding 'yuv422' is not supported"),
     "10,000 words": (bad_goal(prompt="go to the red box " * 2000), "this engine takes at most"),
-    "negative step count": (bad_goal(denoise_steps=-1), "denoise_steps must be an integer from 1"),
-    "negative samples": (bad_goal(action_samples=-1), "action_samples must be an integer from 0"),
+    "negative step count": (
+        bad_goal(denoise_steps=-1),
+        "denoise_steps must be an integer from 0 to 1000 (0 = the checkpoint's default), got -1",
+    ),
+    "negative samples": (
+        bad_goal(action_samples=-1),
+        "action_samples must be an integer from 0 to 2147483647 (0 = text only), got -1",
+    ),
     "too many samples": (bad_goal(action_samples=1000), "action_samples is 1000; this engine takes at most"),
     "unknown adapter": (bad_goal(lora="polite"), "unknown LoRA adapter 'polite'"),
     "sound without a rate": (bad_goal(audio=[AudioChunk(encoding="S16LE")]), "sample_rate must be from 4000"),
-    "negative tokens": (bad_sampling(max_tokens=-1), "max_tokens must be an integer from 1"),
-    "negative temperature": (bad_sampling(temperature=-0.5), "temperature must be a number from 0"),
-    "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be a number from 0"),
+    "negative tokens": (
+        bad_sampling(max_tokens=-1),
+        "max_tokens must be an integer from 0 to 2147483647 (0 = the node",
+    ),
+    "negative temperature": (
+        bad_sampling(temperature=-0.5),
+        "temperature must be a number from 0 to 1e+06",
+    ),
+    "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be a number"),
+    "infinite temperature": (bad_sampling(temperature=float("inf")), "temperature must be a number"),
     "top_p above 1": (bad_sampling(top_p=1.5), "top_p must be a number from 1e-30 to 1"),
     "empty stop string": (bad_sampling(stop=[""]), "stop must be a sequence of non-empty strings"),
 }

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo on ROS topics: the arena as a node, and the episodes driven in it."""
+"""The arena as a ROS node, and the demo that runs it with the edgellm node."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena's ends of the topics and services that it shares with the edgellm node.
+"""Topics and services that the arena shares with the edgellm node.
 
     clock, edgellm/odom, edgellm/command, edgellm/image            -> edgellm node
     edgellm/text_stream, edgellm/generation, edgellm/action_chunk  <- edgellm node
@@ -7,8 +7,8 @@
 
 `Microphone` (microphone.py) adds edgellm/audio.
 
-Names are relative: remap them, or give both nodes one namespace. Everything happens on the caller's thread: a
-method that waits spins the node until what it waits for is there.
+Names are relative: remap them, or give both nodes one namespace. Everything runs on the caller's thread: a
+method that waits spins the node meanwhile.
 """
 
 from __future__ import annotations
@@ -46,18 +46,16 @@ ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "camera"
 
 
 class LinkError(RuntimeError):
-    """The edgellm node did not do its part: not there, not active, no answer, or one that makes no sense."""
+    """An edgellm node that is missing, not active, silent, or gives an invalid answer."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds on this computer's clock: from the frame's publication to the first words and to the whole
-    answer, and what the node says its stages took.
-    """
+    """Durations of one plan in seconds."""
 
-    first_words_s: float
-    plan_s: float
-    vision_s: float
+    first_words_s: float  # from the frame's publication to the first text, by this computer's clock
+    plan_s: float  # to the whole answer
+    vision_s: float  # of each stage, as measured by the node
     audio_s: float
     prefill_s: float
     decode_s: float
@@ -73,7 +71,7 @@ class ArenaLink(Node):
         self._odometry = self.create_publisher(Odometry, "edgellm/odom", RELIABLE)
         self._command = self.create_publisher(String, "edgellm/command", RELIABLE)
         self._image = self.create_publisher(Image, "edgellm/image", QoSProfile(depth=5))
-        self.needed = [self._odometry, self._command, self._image]  # publishers that must be heard
+        self.needed = [self._odometry, self._command, self._image]  # publishers that need a subscription
         self._seed_client = self.create_client(SetNoiseSeed, "edgellm/set_noise_seed")
         self.node_name = self.resolve_service_name("edgellm/get_state").removesuffix("/get_state")
         self._state_client = self.create_client(GetState, "edgellm/get_state")
@@ -85,14 +83,17 @@ class ArenaLink(Node):
         self._forget()
 
     def destroy_node(self) -> None:
-        """Stop spinning and free everything."""
+        """Stop spinning and free all resources."""
         self._executor.shutdown()
         super().destroy_node()
 
     # What goes out
 
     def publish_state(self, stamp: int, state: State, yaw_rate: float) -> None:
-        """Advance the clock to `stamp` and tell where the robot is then (REP 103, 105); yaw_rate in rad/s."""
+        """Set the clock to `stamp` and publish the robot's state (REP 103, 105).
+
+        Yaw_rate in rad/s.
+        """
         self._time.publish(Clock(clock=to_time(stamp)))
         message = Odometry(child_frame_id=BASE_FRAME)
         message.header.stamp, message.header.frame_id = to_time(stamp), ODOM_FRAME
@@ -104,7 +105,7 @@ class ArenaLink(Node):
         self._odometry.publish(message)
 
     def say(self, command: str) -> None:
-        """Tell the robot what to do from now on; an empty command ends the one before."""
+        """Send a command; an empty one ends the previous command."""
         self._command.publish(String(data=command))
 
     def ask(
@@ -115,11 +116,11 @@ class ArenaLink(Node):
         attempts: int,
         command: str | None = None,
     ) -> tuple[Plan, Timing]:
-        """Trigger the camera: send the frame [H, W, 3] RGB of time `stamp` and wait for the answer to it.
+        """Send the frame [H, W, 3] RGB of time `stamp` and wait for the answer to it.
 
-        A new `command` follows its frame, so that it is not planned with the frame before. Where the node
-        listens with best effort a frame can be lost: it is sent again when nothing was heard for
-        `resend_after_s`, up to `attempts` times; then LinkError.
+        A new `command` is sent after its frame, so that it is not planned with the previous frame. A frame
+        may be lost with best-effort QoS: it is sent again after `resend_after_s` without any message, up to
+        `attempts` times; then LinkError is raised.
         """
         self._settle()
         message = to_image(stamp, frame)
@@ -145,7 +146,10 @@ class ArenaLink(Node):
     # What it waits for
 
     def wait_until_active(self, timeout_s: float) -> None:
-        """Wait until the edgellm node is active and on all topics; LinkError says what it was not."""
+        """Wait until the edgellm node is active and connected.
+
+        Raises LinkError with the reason if not.
+        """
         deadline = time.monotonic() + timeout_s
         state = "not there"
         while time.monotonic() < deadline:
@@ -159,16 +163,19 @@ class ArenaLink(Node):
         raise LinkError(f"{self.node_name} is {state} after {timeout_s:.0f} s")
 
     def set_noise_seed(self, seed: int) -> None:
-        """Set the seed of the trajectories to come; LinkError if the node refuses."""
+        """Set the seed of the following trajectories.
+
+        Raises LinkError if the node refuses it.
+        """
         response = self.call(self._seed_client, SetNoiseSeed.Request(seed=seed))
         if not response.success:
             raise LinkError(f"{self._seed_client.srv_name}: {response.message}")
 
     def call(self, client: Client, request: Any) -> Any:
-        """The response of a service of the edgellm node; LinkError if there is none.
+        """Call a service of the edgellm node and return its response.
 
-        Asked again if there is no answer: a service's first one is lost where the node has not discovered the
-        client's end yet.
+        The request is repeated: the first response is lost if the node has not discovered the client. Raises
+        LinkError if there is none.
         """
         for _ in range(5):
             response = self._call(client, request, 3.0)
@@ -177,15 +184,15 @@ class ArenaLink(Node):
         raise LinkError(f"{client.srv_name}: no response")
 
     def spin_until(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        """Let messages come in until `done()` or for `timeout_s`; returns `done()`."""
+        """Receive messages until `done()` or for `timeout_s`; return `done()`."""
         return spin_until(self._executor, done, timeout_s)
 
     def _settle(self) -> None:
-        """Give what was published on one topic time to arrive before what follows on another."""
+        """Wait for published messages to arrive before messages on another topic are sent."""
         self.spin_until(lambda: False, SETTLE_S)
 
     def _call(self, client, request, timeout_s: float):
-        """The response, or None if none came in time."""
+        """Return the response, or None if there is none in time."""
         future = client.call_async(request)
         if self.spin_until(future.done, timeout_s):
             return future.result()
@@ -222,7 +229,7 @@ class ArenaLink(Node):
             self._chunks[message.sample_index] = message
 
     def _answered(self) -> bool:
-        """The words are there, and so are all the trajectories that go with them."""
+        """Whether the answer and all its trajectories have arrived."""
         return self._generation is not None and len(self._chunks) >= self._generation.action_chunk_count
 
     def _plan(self, start: float) -> tuple[Plan, Timing]:
@@ -244,7 +251,7 @@ class ArenaLink(Node):
 
 
 def to_image(stamp: int, frame: NDArray[np.uint8]) -> Image:
-    """An RGB frame [H, W, 3] as an image message."""
+    """Convert an RGB frame [H, W, 3] to an image message."""
     height, width, _ = frame.shape
     message = Image(
         height=height, width=width, encoding="rgb8", is_bigendian=0, step=3 * width, data=frame.tobytes()
@@ -254,8 +261,10 @@ def to_image(stamp: int, frame: NDArray[np.uint8]) -> Image:
 
 
 def to_actions(chunk: ActionChunk) -> NDArray[np.float64]:
-    """A chunk's actions [T, 2] (m/s^2, 1/m), whatever the order of its columns; LinkError if it is none for
-    this robot.
+    """Return the actions of a chunk [T, 2] (m/s^2, 1/m).
+
+    Their columns are in the order of COLUMNS, whatever the order in the message. Raises LinkError for a chunk
+    that does not fit this robot.
     """
     names = list(chunk.names)
     if any(name not in names for name in COLUMNS) or abs(chunk.dt - DT) > 1e-6:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena as a ROS node: a world with a robot in it that the edgellm node drives, episode after episode.
+"""The arena as a ROS node: a world with a robot that the edgellm node drives.
 
-Time is simulated. The camera is triggered once per plan, and the clock stands still until the answer to that
-frame is there; how long a plan takes on the robot is a parameter (`latency_steps`). So an episode follows
-from its seed alone, on a fast computer and on a slow one.
+Time is simulated. The camera is triggered once per plan, and the clock stands still until the answer to
+that frame has arrived; the latency of a plan is a parameter (`latency_steps`). So an episode depends on its
+seed only, not on the speed of the computer.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -39,27 +40,42 @@ PAUSE_STEPS = (
 
 # name: (default, description, lowest, highest); None where there is no range
 PARAMETERS = {
-    "seed": (1, "which episodes are played", 0, 10**12),
-    "episodes": (1, "how many are played; 0 = until interrupted", 0, EPISODE_SEEDS),
-    "spoken": (False, "the robot is spoken to, on edgellm/audio, instead of typed to", None, None),
-    "question": ("", "asked at the start of each episode, before the command; empty = nothing", None, None),
-    "out": (
-        "",
-        "folder for a picture of each episode, and for its command as a WAV file if spoken; empty = none",
+    "seed": (1, "Seed of the episodes; equal seeds give equal episodes.", 0, 10**12),
+    "episodes": (1, "Number of episodes; 0 = until interrupted.", 0, EPISODE_SEEDS),
+    "spoken": (
+        False,
+        "Give commands as speech on edgellm/audio instead of text on edgellm/command.",
         None,
         None,
     ),
-    "events": (False, "tell what happens as JSON lines on standard output instead of the log", None, None),
-    "replan_steps": (REPLAN_STEPS, "steps of 0.1 s from one camera frame to the next", 1, 20),
-    "latency_steps": (LATENCY_STEPS, "steps of 0.1 s from a frame to the first action of its plan", 0, 20),
-    "resend_after": (3.0, "seconds of silence after which a frame is sent again", 0.1, 600.0),
-    "attempts": (10, "how often a frame is sent before the episode fails", 1, 1000),
-    "active_timeout": (60.0, "seconds to wait for the edgellm node to be active", 0.1, 3600.0),
+    "question": ("", "Question at the start of each episode, before the command; empty = none.", None, None),
+    "out": (
+        "",
+        "Folder for a picture of each episode and its spoken command as a WAV file; empty = none.",
+        None,
+        None,
+    ),
+    "events": (False, "Report events as JSON lines on standard output instead of the log.", None, None),
+    "replan_steps": (REPLAN_STEPS, "Time between camera frames, in steps of 0.1 s.", 1, 20),
+    "latency_steps": (
+        LATENCY_STEPS,
+        "Time from a frame to the first action of its plan, in steps of 0.1 s.",
+        0,
+        20,
+    ),
+    "resend_after": (
+        3.0,
+        "Time without any message after which a frame is sent again, in seconds.",
+        0.1,
+        600.0,
+    ),
+    "attempts": (10, "Maximum number of times that a frame is sent before the episode fails.", 1, 1000),
+    "active_timeout": (60.0, "Maximum time to wait for an active edgellm node, in seconds.", 0.1, 3600.0),
 }
 
 
 class ArenaNode(ArenaLink):
-    """Plays episodes and tells what happens, as log lines or as JSON events."""
+    """Plays episodes and reports events as log lines or as JSON."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,11 +91,14 @@ class ArenaNode(ArenaLink):
         self._microphone = Microphone(self) if self.value("spoken") else None
 
     def value(self, name: str):
-        """A parameter's value."""
+        """Return the value of a parameter."""
         return self.get_parameter(name).value
 
     def run(self) -> None:
-        """Wait for the edgellm node, then play all episodes; LinkError if one cannot be finished."""
+        """Wait for the edgellm node, then play all episodes.
+
+        Raises LinkError if one cannot be finished.
+        """
         self.wait_until_active(self.value("active_timeout"))
         for number in self._numbers():
             episode = make_episode(self.value("seed") * EPISODE_SEEDS + number)
@@ -102,7 +121,7 @@ class ArenaNode(ArenaLink):
         timings: list[Timing] = []
 
         def think(frame: NDArray[np.uint8]) -> Plan:
-            if not heard:  # nobody told it to do anything
+            if not heard:  # the robot has no command
                 return Plan("", None)
             typed = command if person is None and not timings else None
             plan, timing = self._look(number, world, frame, typed)
@@ -144,7 +163,7 @@ class ArenaNode(ArenaLink):
         )
 
     def _advance(self, world: World) -> None:
-        """The next step of simulated time."""
+        """Advance simulated time by one step."""
         self._stamp_ns += STEP_NS
         self.publish_state(self._stamp_ns, world.state, wrap(world.state.heading - self._heading) / DT)
         self._heading = world.state.heading
@@ -152,7 +171,7 @@ class ArenaNode(ArenaLink):
     def _look(
         self, number: int, world: World, frame: NDArray[np.uint8], command: str | None
     ) -> tuple[Plan, Timing]:
-        """One frame, with a new command or the standing one, and the answer to it."""
+        """Send one frame, with a new command or the last one, and return the answer."""
         plan, timing = self.ask(
             self._stamp_ns, frame, self.value("resend_after"), self.value("attempts"), command
         )
@@ -163,8 +182,10 @@ class ArenaNode(ArenaLink):
     def _tell(
         self, number: int, world: World, person: Person | None, command: str
     ) -> tuple[bool, Sound | None]:
-        """A person says the command, again if the robot did not hear it: whether it did, and the recording.
-        Without a person nothing is said: it will be typed.
+        """Have a person say the command, repeatedly if the robot did not hear it.
+
+        Returns whether it was heard, and the recording. Without a person nothing is said: the command is
+        sent as text.
         """
         episode = world.episode
 
@@ -190,7 +211,7 @@ class ArenaNode(ArenaLink):
         return False, recording
 
     def report(self, event: str, **fields) -> None:
-        """Tell what happens: {"event": ..., fields} as a line of JSON, or the same in words in the log."""
+        """Report an event as a line of JSON, {"event": ..., fields}, or in the log."""
         if self.value("events"):
             print(json.dumps({"event": event, **fields}), flush=True)
         elif event == "command":
@@ -211,14 +232,18 @@ class ArenaNode(ArenaLink):
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the node; 0 when all episodes were played or it was interrupted, 1 if one could not be finished."""
-    rclpy.init(args=args)
+    """Run the node and return the exit code.
+
+    0: all episodes were played, or the node was interrupted; 1: an episode could not be finished.
+    """
     node = None
     try:
+        rclpy.init(args=args)
         node = ArenaNode()
         node.run()
         return 0
     except (KeyboardInterrupt, ExternalShutdownException):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a supervisor may repeat the signal of the terminal
         return 0
     except LinkError as error:
         print(f"arena: {error}", file=sys.stderr)

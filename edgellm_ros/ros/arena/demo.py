@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm demo`: the arena and the edgellm node in two processes, closed loop over ROS 2 topics, until all
-episodes are played.
+"""`edgellm demo`: the arena and the edgellm node in closed loop, as two processes.
 
-This process only looks after the two: it exports the engines if they are missing or older than the
-checkpoint, starts both in a ROS domain of their own, shows what the arena tells (JSON lines through a pipe),
-and ends both on every way out.
+This process supervises the two: it exports the engines if they are missing or outdated, starts both in a
+ROS domain of their own, shows the arena's events (JSON lines through a pipe), and ends both on every way out.
 """
 
 from __future__ import annotations
@@ -39,15 +37,12 @@ SILENCE_S = 180.0  # the arena gives up sooner by itself: no answer is an error 
 
 
 class DemoError(RuntimeError):
-    """An episode did not finish; the message says why, with the end of the log of the process that failed."""
+    """An episode that did not finish; the message has the end of the log."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What to play and where things are. `out` gets pictures, sounds and logs; of the samples one is driven.
-
-    spoken: the robot is spoken to instead of typed to. lora: the adapter that answers, "" = the base model.
-    """
+    """What to play, and where files are."""
 
     episodes: int
     seed: int
@@ -63,8 +58,8 @@ class DemoOptions:
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """Play all episodes and return the summary.
 
-    ImportError without ROS 2, EngineError for a device that is not there or if a model that cannot hear is to
-    be spoken to, ValueError or FileNotFoundError for a bad checkpoint or an adapter that it does not have,
+    Raises ImportError without ROS 2, EngineError for a device that is not available or for speech to a
+    model without audio encoder, ValueError or FileNotFoundError for a bad checkpoint or an unknown adapter,
     DemoError if an episode does not end.
     """
     require_ros("the demo")
@@ -77,8 +72,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     find_adapter(options.engine_dir, options.lora)
     if options.spoken and config.audio is None:
         raise EngineError(
-            f"nobody can speak to the robot, because {options.checkpoint} has no audio encoder: "
-            "leave --spoken out to type to it, or name a checkpoint that hears"
+            f"{options.checkpoint} has no audio encoder: leave --spoken out, or name a checkpoint with one"
         )
     options.out.mkdir(parents=True, exist_ok=True)
     outcomes: list[dict[str, Any]] = []
@@ -102,7 +96,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
 
 
 def node_arguments(options: DemoOptions) -> list[str]:
-    """How the edgellm node is started: it plans on each new frame while a command stands."""
+    """Return the command line of the edgellm node, which plans on every frame."""
     parameters = {
         "engine_dir": str(options.engine_dir.resolve()),
         "device": options.device,
@@ -118,7 +112,7 @@ def node_arguments(options: DemoOptions) -> list[str]:
 
 
 def arena_arguments(options: DemoOptions) -> list[str]:
-    """How the arena is started: it tells what happens as JSON lines."""
+    """Return the command line of the arena: it reports events as JSON lines."""
     parameters = {
         "seed": options.seed,
         "episodes": options.episodes,
@@ -131,8 +125,9 @@ def arena_arguments(options: DemoOptions) -> list[str]:
 
 
 def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
-    """What the arena tells, until it ends; DemoError if it fails, if the node ends, or if nothing is heard
-    for long.
+    """Yield the arena's events until it ends.
+
+    Raises DemoError if the arena fails, if the node ends, or after a long time without an event.
     """
     with selectors.DefaultSelector() as selector:
         selector.register(arena.stdout, selectors.EVENT_READ)
@@ -151,7 +146,7 @@ def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
                     f"the edgellm node ended with exit code {node.process.returncode}; {_tail(node)}"
                 )
             if silent_s > SILENCE_S:
-                raise DemoError(f"nothing heard from the arena for {SILENCE_S:.0f} s; {_tail(arena)}")
+                raise DemoError(f"no event from the arena for {SILENCE_S:.0f} s; {_tail(arena)}")
     code = arena.process.wait()
     if node.process.poll() is not None:
         raise DemoError(f"the edgellm node ended with exit code {node.process.returncode}; {_tail(node)}")
@@ -160,10 +155,10 @@ def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
 
 
 def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
-    """Counts and mean times over all episodes; times are those of the computer's clock, over the topics.
+    """Summarise all episodes: counts, and mean times by this computer's clock.
 
     understood, of spoken commands: the first answer names the right thing. Speeds are means in m/s while the
-    robot moved, clearances the least in m between its edge and a solid that is not its target.
+    robot moved, clearances the minimum in m between its edge and a solid that is not its target.
     """
     speeds = [outcome["mean_speed"] for outcome in outcomes if outcome["mean_speed"]]
     plans = [seconds for outcome in outcomes for seconds in outcome["plan_seconds"]]
@@ -177,7 +172,7 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
         **understood,
         "simulated_seconds": sum(outcome["time"] for outcome in outcomes),
         "plans": len(plans),
-        # No plans at all: nothing that was said was heard.
+        # There are no plans if no command was heard.
         "mean_plan_seconds": statistics.fmean(plans or [0.0]),
         "median_plan_seconds": statistics.median(plans or [0.0]),
         "median_first_words_seconds": statistics.median(words or [0.0]),

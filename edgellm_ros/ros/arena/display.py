@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `edgellm demo` shows while it runs: the conversation and the latencies of a few episodes, one line
-each of many.
+"""Output of `edgellm demo`: the conversation of few episodes, or one line each.
 
-On a terminal the last line is rewritten in place; elsewhere (a log file, a CI) only finished lines are
-written.
+On a terminal the last line is rewritten in place; elsewhere (a log file, CI) only finished lines are written.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ class Display:
         self._number = -1  # of the episode on show
 
     def status(self, text: str) -> None:
-        """Show what is going on now; on a terminal the next line replaces it."""
+        """Show the present state; on a terminal the next line replaces it."""
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
             self._write("\r\x1b[2K" + text[:width])
@@ -42,7 +40,7 @@ class Display:
             self._write("\r\x1b[2K")
 
     def show(self, event: dict[str, Any]) -> None:
-        """Show an event of the arena: what a person says, a plan, or an outcome."""
+        """Show an event of the arena: a command, a plan, or an outcome."""
         {"command": self._command, "plan": self._plan, "outcome": self._outcome}[event["event"]](event)
 
     def _command(self, event: dict[str, Any]) -> None:

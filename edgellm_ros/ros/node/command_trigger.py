@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
 
 
@@ -23,7 +24,11 @@ class Command:
         return bool(self.text) or self.sound is not None
 
     def __str__(self) -> str:
-        return f"command {self.text!r}" if self.sound is None else f"utterance of {self.sound.seconds:.1f} s"
+        return (
+            f"command {quoted(self.text)}"
+            if self.sound is None
+            else f"utterance of {self.sound.seconds:.1f} s"
+        )
 
 
 NOTHING = Command()

@@ -14,7 +14,7 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 from edgellm_ros.action import Plan as PlanAction
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.messages import (
-    sampling_from_message,
+    sampling_from_goal,
     sampling_from_parameters,
     sound_from_messages,
 )
@@ -95,7 +95,7 @@ class JobFactory:
             frames=tuple(goal.images) or None,
             sound=(lambda: sound_from_messages(goal.audio)) if goal.audio else None,
             lora=goal.lora,
-            sampling=lambda: sampling_from_message(goal.sampling, parameters),
+            sampling=lambda: sampling_from_goal(goal, parameters),
             noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,
             action_samples=goal.action_samples,
             denoise_steps=goal.denoise_steps or None,

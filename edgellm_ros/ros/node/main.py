@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the node as a process: `edgellm_node` under ROS, `python -m edgellm_ros.ros.node.main` anywhere.
+"""Runs the node as a process: `edgellm_node`, or `python -m edgellm_ros.ros.node.main`.
 
-SIGINT and SIGTERM end it with exit code 0, after the running goals have got their results. rclpy's own
-handlers would invalidate the context first, and then no client could be told anything.
+SIGINT and SIGTERM end the node with exit code 0, after the clients of running goals have received their
+results. rclpy's own signal handlers would invalidate the context first, and no result could be sent any more.
+Further signals within 2 s change nothing; a later one ends the process at once (exit code 128 + signal).
 """
 
 from __future__ import annotations
 
-import signal
-import socket
 import sys
 import threading
 import time
@@ -21,14 +20,19 @@ from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.signals import SignalHandlerOptions
 
 from edgellm_ros.ros.node.node import EdgeLLMNode
+from edgellm_ros.ros.signals import call_on_signal
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-FAREWELL_S = 1.0  # at most, until goals that ran when the signal came have their results
-DELIVERY_S = 0.1  # for these results to leave
+FAREWELL_S = 1.0  # at most, for goals that run when the signal comes to get their results
+DELIVERY_S = 0.1  # for the middleware to send these results
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the node until a signal comes; returns the exit code. `args` as on the command line."""
+    """Run the node until a signal comes, and return the exit code.
+
+    `args` as on the command line.
+    """
+    stop = Stop()
+    call_on_signal(stop.request)
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     try:
         try:
@@ -38,8 +42,9 @@ def main(args: Sequence[str] | None = None) -> int:
             return 2
         executor = SingleThreadedExecutor()
         executor.add_node(node)
+        stop.executor = executor
         try:
-            _run(node, executor)
+            _run(node, executor, stop)
         finally:
             executor.shutdown()
             node.destroy_node()
@@ -48,17 +53,36 @@ def main(args: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor) -> None:
-    stop = threading.Event()
+class Stop:
+    """A request to end the node, made on any thread.
 
-    def on_signal() -> None:
-        stop.set()
-        executor.wake()
+    It wakes the executor, once there is one.
+    """
 
-    _call_on_signal(on_signal)
-    if node.parameters.autostart and node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
-        node.trigger_activate()
-    while not stop.is_set():
+    def __init__(self) -> None:
+        self.executor: SingleThreadedExecutor | None = None
+        self._requested = threading.Event()
+
+    @property
+    def requested(self) -> bool:
+        """Whether the node is to end."""
+        return self._requested.is_set()
+
+    def request(self) -> None:
+        """Ask for the end of the node."""
+        self._requested.set()
+        if self.executor is not None:
+            self.executor.wake()
+
+
+def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
+    if node.parameters.autostart and not stop.requested:
+        configured = (
+            node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+        )  # loads engines: may take long
+        if configured and not stop.requested:
+            node.trigger_activate()
+    while not stop.requested:
         _spin_once(node, executor)
     if node.goals_in_progress:
         node.stop_planning("the node shuts down")
@@ -66,26 +90,6 @@ def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor) -> None:
         _spin_while(node, executor, lambda: True, DELIVERY_S)
     if node.state != "finalized":
         node.trigger_shutdown()
-
-
-def _call_on_signal(callback: Callable[[], None]) -> None:
-    """Call back from another thread at the first signal; the second one kills.
-
-    The main thread waits inside the middleware, where Python's own handlers do not run. The wakeup file
-    descriptor is written from the C handler, in whichever thread the signal arrives.
-    """
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-    for number in SIGNALS:
-        signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-
-    def wait() -> None:
-        with reader, writer:
-            reader.recv(1)
-            callback()
-
-    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 def _spin_while(
@@ -97,7 +101,7 @@ def _spin_while(
 
 
 def _spin_once(node: EdgeLLMNode, executor: SingleThreadedExecutor, timeout_s: float | None = None) -> None:
-    """Run one callback. What it raises is logged: one bad callback must not end the node."""
+    """Run one callback, and log its exception: one bad callback must not end the node."""
     try:
         executor.spin_once(timeout_sec=timeout_s)
     except Exception:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's requests and answers as ROS messages."""
+"""Conversion between ROS messages and the runtime's requests and answers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion
 from nav_msgs.msg import Path
 from std_msgs.msg import Header
 
+from edgellm_ros.action import Plan as PlanAction
 from edgellm_ros.diffusion.config import ActionSpaceConfig
 from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
-from edgellm_ros.msg import SamplingParams as SamplingParamsMsg
 from edgellm_ros.multimodal.pcm import PcmFormat, join
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.sound_stream import Utterance
-from edgellm_ros.ros.node.parameters import Parameters
+from edgellm_ros.ros.node.parameters import MAX_INT32, Parameters
 from edgellm_ros.ros.stamps import NANOSECONDS, to_nanoseconds, to_time
-from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
+from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, LLMGenerationResponse, SamplingParams
 
 
-def sampling_from_message(message: SamplingParamsMsg, defaults: Parameters) -> SamplingParams:
-    """Sampling of a goal, which may leave seed and max_tokens to the node. ValueError if out of range."""
+def sampling_from_goal(goal: PlanAction.Goal, defaults: Parameters) -> SamplingParams:
+    """Return the sampling parameters of a goal, and check its other numbers.
+
+    A goal may leave `seed` and `max_tokens` to the node (`defaults`). Raises ValueError for a value out of
+    range.
+    """
+    message = goal.sampling
+    _check_range("action_samples", goal.action_samples, MAX_INT32, "text only")
+    _check_range("denoise_steps", goal.denoise_steps, MAX_DENOISE_STEPS, "the checkpoint's default")
+    _check_range("max_tokens", message.max_tokens, MAX_INT32, "the node's parameter max_tokens")
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,
@@ -38,7 +46,7 @@ def sampling_from_message(message: SamplingParamsMsg, defaults: Parameters) -> S
 
 
 def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
-    """Sampling of a command."""
+    """Return the sampling parameters of a command."""
     return SamplingParams(
         temperature=parameters.temperature,
         top_p=parameters.top_p,
@@ -51,14 +59,20 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
 
 
 def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:
-    """The sound of a goal, sent in one piece or in several. ValueError if it cannot be read."""
+    """Join the audio chunks of a goal into one sound.
+
+    Raises ValueError for chunks that cannot be decoded.
+    """
     return join(
         [(PcmFormat(chunk.encoding, chunk.sample_rate, chunk.channels), chunk.data) for chunk in chunks]
     )
 
 
 def to_audio_chunk(utterance: Utterance) -> AudioChunk:
-    """What was heard, with the samples that the model gets: sent as a goal, it is planned as it was."""
+    """Convert an utterance to a message with the samples that the model gets.
+
+    A goal with this message as its audio gives the same plan.
+    """
     samples = utterance.sound.samples
     header = Header(stamp=to_time(utterance.stamp))
     return AudioChunk(
@@ -77,7 +91,10 @@ def to_generation(
     queue_s: float,
     total_s: float,
 ) -> Generation:
-    """The words. `queue_s` and `total_s` count from the arrival of the request."""
+    """Convert an answer without its actions.
+
+    `queue_s` and `total_s` count from the request's arrival.
+    """
     metrics = response.metrics
     return Generation(
         header=header,
@@ -103,7 +120,10 @@ def to_generation(
 def to_action_chunks(
     response: LLMGenerationResponse, space: ActionSpaceConfig, header: Header, request_id: str
 ) -> list[ActionChunk]:
-    """One chunk per sample; empty if the model does not drive."""
+    """Convert the actions of an answer, one chunk per sample.
+
+    Empty if the answer has no actions.
+    """
     actions = np.zeros((0, space.horizon, space.dim)) if response.actions is None else response.actions
     return [
         ActionChunk(
@@ -122,7 +142,10 @@ def to_action_chunks(
 
 
 def to_path(states: np.ndarray, dt: float, header: Header) -> Path:
-    """Where a chunk leads: poses of states [T+1, 4] (x, y, heading, speed), each with its own time."""
+    """Convert the states of a trajectory to poses, each with its own time.
+
+    `states` [T+1, 4]: x, y, heading, speed; `dt`: seconds from one to the next.
+    """
     start = to_nanoseconds(header.stamp)
     poses = []
     for step, (x, y, heading, _) in enumerate(states.tolist()):
@@ -135,3 +158,9 @@ def to_path(states: np.ndarray, dt: float, header: Header) -> Path:
             )
         )
     return Path(header=header, poses=poses)
+
+
+def _check_range(name: str, value: int, high: int, zero: str) -> None:
+    """Raise ValueError unless 0 <= value <= high; `zero` says what 0 stands for."""
+    if not 0 <= value <= high:
+        raise ValueError(f"{name} must be an integer from 0 to {high} (0 = {zero}), got {value}")

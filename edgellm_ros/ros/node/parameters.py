@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's parameters: a table that declares and bounds them, and a snapshot that the code reads."""
+"""Parameters of the node: their declarations, and a snapshot of their values."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,135 +12,165 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.pcm import ENCODINGS, PcmFormat
 from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.node.overlay import OverlayCamera
+from edgellm_ros.runtime.request import MAX_DENOISE_STEPS
 
-MAX_INT = 2**63 - 1
+MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
+MIN_TOP_P = 1e-6  # a range of ROS includes its ends, and top_p 0 leaves no token
+FRAME_ID = re.compile(r"[^/\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")  # tf2 takes no empty name and no leading "/"
 GROUPS = {"camera": OverlayCamera, "audio_data": PcmFormat, "utterance": UtteranceSettings}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One parameter. `fixed`: can be set while the node is unconfigured; `read_only`: only at start."""
+    """Declaration of one parameter."""
 
     default: bool | int | float | str | list[str]
-    description: str
-    low: float | None = None
+    description: str  # read alone, by `ros2 param describe`
+    low: float | None = None  # lowest and highest value allowed
     high: float | None = None
-    choices: tuple[str, ...] = ()
-    fixed: bool = False
-    read_only: bool = False
+    choices: tuple[str, ...] = ()  # values allowed, for strings
+    fixed: bool = False  # can only be set while the node is unconfigured
+    read_only: bool = False  # can only be set at start
 
 
 SPECS: dict[str, Spec] = {
     "engine_dir": Spec("", "Engine directory made by `edgellm export`.", fixed=True),
-    "device": Spec("cpu", "Where the engines run.", choices=("cpu", "cuda", "tensorrt"), fixed=True),
-    "autostart": Spec(False, "Configure and activate at start, without a lifecycle manager.", read_only=True),
+    "device": Spec("cpu", "Device that runs the engines.", choices=("cpu", "cuda", "tensorrt"), fixed=True),
+    "autostart": Spec(
+        False,
+        "Configure and activate the node at start; false = a lifecycle manager does it.",
+        read_only=True,
+    ),
     "loras": Spec(
         [""],
-        "LoRA adapters as NAME=DIR, beside those in engine_dir/lora. What is new in the list is loaded, what "
-        "is no longer in it removed.",
+        "LoRA adapters to load besides those in engine_dir/lora, as NAME=DIR. A new list loads the adapters "
+        "that were added and unloads those that were removed.",
     ),
     "lora": Spec(
-        "", "Adapter active at start; ~/switch_lora changes it later. Empty or base = base model.", fixed=True
+        "",
+        "LoRA adapter that is active at start (~/switch_lora changes it later); empty or base = base model.",
+        fixed=True,
     ),
-    "frame_id": Spec("base_link", "Frame of action chunks and paths: the robot's base."),
+    "frame_id": Spec("base_link", "TF frame of action chunks and paths: the base of the robot."),
     "image_transport": Spec(
         "raw",
-        "Type of ~/image: sensor_msgs/Image or sensor_msgs/CompressedImage.",
+        "Message type of ~/image; raw = sensor_msgs/Image, compressed = sensor_msgs/CompressedImage.",
         choices=("raw", "compressed"),
         fixed=True,
     ),
     "audio_transport": Spec(
         "chunk",
-        "Type of ~/audio: edgellm_ros/AudioChunk, or audio_common_msgs/AudioData or AudioDataStamped, "
-        "which do not say how their bytes are to be read: the parameters audio_data.* do.",
+        "Message type of ~/audio; chunk = edgellm_ros/AudioChunk, audio_data and audio_data_stamped = "
+        "AudioData and AudioDataStamped of audio_common_msgs, whose format is set by audio_data.*.",
         choices=("chunk", "audio_data", "audio_data_stamped"),
         fixed=True,
     ),
-    "audio_data.encoding": Spec("S16LE", "Samples of audio_common_msgs.", choices=tuple(ENCODINGS)),
-    "audio_data.sample_rate": Spec(
-        16000, "Sample rate of audio_common_msgs, in Hz.", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE
+    "audio_data.encoding": Spec(
+        "S16LE", "Sample format of audio_common_msgs audio.", choices=tuple(ENCODINGS)
     ),
-    "audio_data.channels": Spec(1, "Channels of audio_common_msgs: mono or stereo.", 1, 2),
+    "audio_data.sample_rate": Spec(
+        16000, "Sample rate of audio_common_msgs audio in Hz.", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE
+    ),
+    "audio_data.channels": Spec(1, "Channels of audio_common_msgs audio; 1 = mono, 2 = stereo.", 1, 2),
     "input_reliability": Spec(
         "best_effort",
-        "QoS of the input topics. best_effort: as sensors send, a message may be lost. reliable: none is; "
-        "needs publishers that are reliable too.",
+        "QoS reliability of the input topics. best_effort receives from every publisher but may lose "
+        "messages; reliable loses none but receives from reliable publishers only.",
         choices=("best_effort", "reliable"),
         fixed=True,
     ),
     "plan_on": Spec(
         "command",
-        "command: each ~/command is planned once, with the newest frame. image: while a command stands, "
-        "every new frame is planned on; an empty command ends that.",
+        "What starts a plan. command: each message on ~/command, with the newest camera frame. image: each "
+        "camera frame, with the last command, until an empty command is sent.",
         choices=("command", "image"),
     ),
     "queue_size": Spec(
-        4, "Goals that may wait while another runs; further ones end in an error.", 0, 1000, fixed=True
+        4, "Goals that may wait while another one runs; more end with an error.", 0, 1000, fixed=True
     ),
     "plan_timeout": Spec(
-        10.0, "Longest time from the arrival of a request to its result, in seconds.", 0.01, 3600.0
+        10.0, "Time limit of a plan in seconds, from the arrival of its request.", 0.01, 3600.0
     ),
-    "max_input_age": Spec(1.0, "Frames and odometry older than this are refused, in seconds.", 0.01, 3600.0),
+    "max_input_age": Spec(
+        1.0, "Maximum age of camera frames and odometry in seconds; older input is refused.", 0.01, 3600.0
+    ),
     "odom_wait": Spec(
-        0.05, "How long a plan waits for odometry that reaches its frame, in seconds.", 0.0, 10.0
+        0.05,
+        "Maximum time in seconds that a plan waits for odometry as new as its camera frame.",
+        0.0,
+        10.0,
     ),
     "prefix_cache_mb": Spec(
         -1,
-        "Memory for beginnings of prompts that come again, in MB; 0 = none, -1 = as much as the KV cache.",
+        "Prefix cache size in MB; 0 = off, -1 = same as the KV cache.",
         -1,
         1_000_000,
         fixed=True,
     ),
-    "prefix_cache_file": Spec(
-        "", "Where these are kept from one run to the next, read at configure; empty = nowhere.", fixed=True
+    "prefix_cache_file": Spec("", "File that keeps the prefix cache between runs; empty = none.", fixed=True),
+    "system_prompt": Spec("", "System prompt of requests that have none of their own."),
+    "action_samples": Spec(1, "Trajectories sampled per command; 0 = text only.", 0, 1024),
+    "denoise_steps": Spec(
+        0, "Euler steps of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
     ),
-    "system_prompt": Spec("", "System prompt of requests that bring none."),
-    "action_samples": Spec(1, "Trajectories per command; 0 = words only.", 0, 1024),
-    "denoise_steps": Spec(0, "Euler steps of the action head; 0 = the checkpoint's own number.", 0, 1000),
     "noise_seed": Spec(
-        0, "Action noise at start; ~/set_noise_seed changes it later.", 0, MAX_INT, fixed=True
+        0,
+        "Seed of the action noise at start (~/set_noise_seed changes it later).",
+        0,
+        MAX_INT64,
+        fixed=True,
     ),
-    "seed": Spec(0, "Token sampling of requests that bring no seed.", 0, MAX_INT),
-    "max_tokens": Spec(96, "Longest answer of requests that bring no limit, in tokens.", 1, 2**31 - 1),
-    "temperature": Spec(0.0, "Sampling for commands; 0 = greedy.", 0.0, 100.0),
-    "top_p": Spec(1.0, "Sampling for commands; 1 = off.", 0.0, 1.0),
-    "top_k": Spec(0, "Sampling for commands; 0 = off.", 0, 2**31 - 1),
-    "min_p": Spec(0.0, "Sampling for commands; 0 = off.", 0.0, 1.0),
-    "repetition_penalty": Spec(1.0, "Sampling for commands; 1 = off.", 0.01, 100.0),
+    "seed": Spec(0, "Seed of token sampling for requests that have none of their own.", 0, MAX_INT64),
+    "max_tokens": Spec(
+        96, "Maximum answer length in tokens for requests that have no limit of their own.", 1, MAX_INT32
+    ),
+    "temperature": Spec(0.0, "Sampling temperature of commands; 0 = greedy.", 0.0, 100.0),
+    "top_p": Spec(1.0, "Top-p (nucleus) sampling of commands; 1 = off.", MIN_TOP_P, 1.0),
+    "top_k": Spec(0, "Top-k sampling of commands; 0 = off.", 0, MAX_INT32),
+    "min_p": Spec(0.0, "Min-p sampling of commands; 0 = off.", 0.0, 1.0),
+    "repetition_penalty": Spec(1.0, "Repetition penalty of commands; 1 = off.", 0.01, 100.0),
     "utterance.threshold": Spec(
-        0.35, "Probability from which 32 ms of sound are speech; lower hears more, noise too.", 0.05, 0.95
+        0.35,
+        "Voice activity threshold (probability); lower values detect quieter speech and more noise.",
+        0.05,
+        0.95,
     ),
     "utterance.pre_roll": Spec(
-        0.3, "Sound kept before the first speech of an utterance and behind the last, in seconds.", 0.0, 0.5
+        0.3, "Audio kept before and after the speech of an utterance, in seconds.", 0.0, 0.5
     ),
     "utterance.hang_over": Spec(0.8, "Silence that ends an utterance, in seconds.", 0.1, 5.0),
     "utterance.min_speech": Spec(
-        0.16, "With less speech than this, in seconds, it was a noise and no utterance.", 0.0, 2.0
+        0.16, "Minimum speech in an utterance, in seconds; shorter ones are dropped as noise.", 0.0, 2.0
     ),
     "utterance.max_length": Spec(
         10.0,
-        "An utterance is ended after so many seconds; what follows is skipped up to the next silence.",
+        "Maximum length of an utterance in seconds; the rest is skipped up to the next silence.",
         1.0,
         60.0,
     ),
-    "camera.fx": Spec(160.0, "Focal length of the camera on the overlay, in pixels.", 1.0, 1e6),
-    "camera.fy": Spec(160.0, "Focal length, vertically, in pixels.", 1.0, 1e6),
-    "camera.cx": Spec(160.0, "Principal point, in pixels from the left.", -1e6, 1e6),
-    "camera.cy": Spec(112.0, "Principal point, in pixels from the top.", -1e6, 1e6),
-    "camera.height": Spec(0.5, "Height of the camera above the floor, in metres.", 0.0, 1e3),
-    "camera.x": Spec(-0.1, "Position of the camera ahead of the base frame's origin, in metres.", -1e3, 1e3),
-    "camera.pitch": Spec(0.349, "How far the camera looks down, in radians.", -math.pi / 2, math.pi / 2),
+    "camera.fx": Spec(160.0, "Horizontal focal length of the camera in pixels, for ~/overlay.", 1.0, 1e6),
+    "camera.fy": Spec(160.0, "Vertical focal length of the camera in pixels, for ~/overlay.", 1.0, 1e6),
+    "camera.cx": Spec(160.0, "Principal point in pixels from the left, for ~/overlay.", -1e6, 1e6),
+    "camera.cy": Spec(112.0, "Principal point in pixels from the top, for ~/overlay.", -1e6, 1e6),
+    "camera.height": Spec(0.5, "Height of the camera above the floor in metres, for ~/overlay.", 0.0, 1e3),
+    "camera.x": Spec(
+        -0.1, "Distance of the camera ahead of the base frame in metres, for ~/overlay.", -1e3, 1e3
+    ),
+    "camera.pitch": Spec(
+        0.349, "Downward tilt of the camera in radians, for ~/overlay.", -math.pi / 2, math.pi / 2
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The values, under the parameters' names; a group's (`camera.*` and so on) are one object."""
+    """Values of all parameters by name; a group (`camera.*` and so on) is one object."""
 
     engine_dir: str
     device: str
@@ -174,7 +205,7 @@ class Parameters:
 
     @classmethod
     def read(cls, node: Node) -> Parameters:
-        """What the node's parameters are now."""
+        """Read the present values of the node's parameters."""
         values = {name: node.get_parameter(name).value for name in SPECS}
         groups = {
             group: kind(**{field.name: values[f"{group}.{field.name}"] for field in fields(kind)})
@@ -184,7 +215,10 @@ class Parameters:
 
 
 def declare_parameters(node: Node) -> None:
-    """Declare every parameter of the table. ValueError for a value given at start which is not allowed."""
+    """Declare every parameter of the table.
+
+    Raises ValueError if a value given at start is not allowed.
+    """
     for name, spec in SPECS.items():
         node.declare_parameter(name, spec.default, _descriptor(name, spec))
         problem = _problem(name, node.get_parameter(name).value)
@@ -193,7 +227,10 @@ def declare_parameters(node: Node) -> None:
 
 
 def check_parameters(parameters: list[Parameter], unconfigured: bool) -> SetParametersResult:
-    """Whether the node may take these values now; for `add_on_set_parameters_callback`."""
+    """Check new values, for `add_on_set_parameters_callback`.
+
+    `unconfigured`: whether the node is unconfigured, so that fixed parameters may change too.
+    """
     for parameter in parameters:
         spec = SPECS.get(parameter.name)
         if spec is None:
@@ -207,9 +244,15 @@ def check_parameters(parameters: list[Parameter], unconfigured: bool) -> SetPara
 
 
 def _problem(name: str, value: Any) -> str:
-    choices = SPECS[name].choices
-    if choices and value not in choices:
-        return f"{name} must be one of {', '.join(choices)}, got {value!r}"
+    """Say why a value is not allowed; empty if it is."""
+    spec = SPECS[name]
+    if spec.choices and value not in spec.choices:
+        return f"{name} must be one of {', '.join(spec.choices)}, got {quoted(value)}"
+    # rclpy checks ranges too, but takes what exceeds them by a millionth.
+    if spec.low is not None and spec.high is not None and not spec.low <= value <= spec.high:
+        return f"{name} must be from {spec.low} to {spec.high}, got {value}"
+    if name == "frame_id" and not FRAME_ID.fullmatch(value):
+        return f"frame_id must be a TF frame: not empty, no leading '/', no white space, got {quoted(value)}"
     if name == "loras":
         try:
             parse_loras(value)

@@ -11,6 +11,7 @@ from rclpy.task import Future
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.node.metrics import NodeMetrics, runtime_values
+from edgellm_ros.ros.node.parameters import MAX_INT64
 from edgellm_ros.ros.node.planner import SystemPrompt
 from edgellm_ros.ros.node.worker import COMPLETED, Job, Outcome, PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -83,11 +84,11 @@ class Services:
     def _set_noise_seed(
         self, request: SetNoiseSeed.Request, response: SetNoiseSeed.Response
     ) -> SetNoiseSeed.Response:
-        try:
-            self._runtime.set_action_noise_seed(request.seed)
-            response.success = True
-        except ValueError as error:
-            response.message = str(error)
+        if request.seed < 0:
+            response.message = f"seed must be from 0 to {MAX_INT64}, got {request.seed}"
+            return response
+        self._runtime.set_action_noise_seed(request.seed)
+        response.success = True
         return response
 
     async def _save_system_prompt(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded bags played into the live node, answers compared."""
+"""Recorded bags played into the live node, and outputs compared."""

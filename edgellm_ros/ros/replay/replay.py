@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm replay`: a bag into the live node, its outputs into another bag, and that compared with an earlier
-one.
+"""Plays a bag into the live node, records its outputs and compares them.
 
-    bag --> ReplayLink (here) == /clock, inputs ==> edgellm node (its own process)
-                 |        <== outputs ============
-                 +--> output bag --> compared with the expected one
+bag --> ReplayLink (here) == /clock, inputs ==> edgellm node (its own process)
+             |        <== outputs ============
+             +--> output bag --> compared with the expected one
 """
 
 from __future__ import annotations
@@ -38,53 +37,49 @@ from edgellm_ros.ros.processes import (
 )
 from edgellm_ros.runtime.lora import FOLDER
 
-START_S = 600.0  # for loading the engines; a node that dies is noticed at once
-LONGEST_PLAN_S = 3600.0  # the parameter's highest value: on a slow computer nothing may time out
+START_S = 600.0  # to load the engines; a dead node is noticed at once
+LONGEST_PLAN_S = 3600.0  # the parameter's maximum: no plan may time out on a slow computer
 BAD_PARAMETERS = 2  # the node's exit code
-NODE_KEYS = ("edgellm", "/edgellm", "/**")  # what the node is called in a file of parameters
+NODE_KEYS = ("edgellm", "/edgellm", "/**")  # names of the node in a file of parameters
 
 
 class ReplayError(RuntimeError):
-    """The replay could not be finished; the message says why, with the end of the node's log."""
+    """An error of a replay that could not be finished, with the end of the node's log."""
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What to play and how.
-
-    remappings: topic of the bag -> the node's input; tolerance: of numbers in actions and paths; noise_seed
-    None and params None: the node's own; lora: NAME or NAME=DIR of the adapter that answers, base = the base
-    model, empty = the node's own; standing: the bag needs no odometry, the robot is taken to stand still.
-    """
+    """What to play and how."""
 
     bag: Path
-    out: Path
+    out: Path  # bag to write
     engine_dir: Path
     device: str
-    remappings: Mapping[str, str]
-    expect: Path | None = None
-    tolerance: float = 1e-3
-    noise_seed: int | None = None
-    params: Path | None = None
-    lora: str = ""
+    remappings: Mapping[str, str]  # topic of the bag -> input of the node
+    expect: Path | None = None  # output bag to compare with
+    tolerance: float = 1e-3  # of numbers in actions and paths
+    noise_seed: int | None = None  # None: the node's parameter
+    params: Path | None = None  # YAML file of the node's parameters
+    lora: str = ""  # NAME or NAME=DIR, base = the base model, empty = the node's parameter
     storage: str = "mcap"
-    overlay: bool = False
-    standing: bool = False
+    overlay: bool = False  # record ~/overlay
+    standing: bool = False  # the bag needs no odometry: the robot stands still
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """How many messages went in and came out by topic, what became of the inputs by the node's counters, and
-    how the outputs compare with the expected ones (None: there are none).
-    """
+    """Counts of a replay, and the comparison of its outputs."""
 
-    inputs: dict[str, int]
-    became: dict[str, int]
-    outputs: dict[str, int]
-    comparison: Comparison | None
+    inputs: dict[str, int]  # messages by topic
+    became: dict[str, int]  # what became of them, by the node's counters
+    outputs: dict[str, int]  # messages by topic
+    comparison: Comparison | None  # None: nothing was expected
 
     def report(self, out: str) -> str:
-        """What went in, what became of it, and what came out into the bag `out`, in words."""
+        """Describe inputs, what became of them, and outputs.
+
+        `out`: name of the output bag.
+        """
         lines = [
             "played     " + _listing({f"~/{name}": count for name, count in self.inputs.items()}),
             "became     " + (_listing(self.became) or "nothing"),
@@ -94,10 +89,13 @@ class ReplayResult:
 
 
 class Replay:
-    """A replay with everything checked: the engine, the bag, the expected bag, the place for the output."""
+    """A replay whose engine, bag, expected bag and output path have been checked."""
 
     def __init__(self, options: ReplayOptions) -> None:
-        """FileNotFoundError, FileExistsError or ValueError say what cannot be used."""
+        """Check the options.
+
+        Raises FileNotFoundError, FileExistsError or ValueError for what cannot be used.
+        """
         self.options = options
         refuse_existing(options.out)
         self._config = EngineConfig.load(options.engine_dir)
@@ -124,7 +122,7 @@ class Replay:
 
     @property
     def node_parameters(self) -> dict[str, Any]:
-        """Parameters with which the node does the same on every computer, and hears what the bag has."""
+        """Return the parameters with which the node gives equal outputs on every computer."""
         compressed = self.inputs.types.get("image") == COMPRESSED
         parameters = {
             "engine_dir": str(self.options.engine_dir.resolve()),
@@ -135,8 +133,8 @@ class Replay:
             "audio_transport": "chunk",
             "input_reliability": "reliable",
             "plan_timeout": LONGEST_PLAN_S,
-            "odom_wait": 0.0,  # while a plan waits, no input comes
-            "prefix_cache_file": "",  # neither takes from earlier runs nor leaves to later ones
+            "odom_wait": 0.0,  # no input comes while a plan waits
+            "prefix_cache_file": "",  # independent of earlier runs
         }
         if self.options.noise_seed is not None:
             parameters["noise_seed"] = self.options.noise_seed
@@ -149,13 +147,14 @@ class Replay:
         return parameters
 
     def play(self, link: Any, status: Callable[[str], None]) -> ReplayResult:
-        """Play the whole bag through a `ReplayLink`, write the outputs, and compare them; `status` is told
-        when nothing given can be wrong any more.
+        """Play the whole bag through a `ReplayLink`, write the outputs, and compare them.
+
+        `status` is called once the node has accepted all parameters.
         """
         options = self.options
         link.wait_until_ready(START_S)
         parameters = self.node_parameters
-        # What the node started with; services may have changed these two since.
+        # Start values; services may have changed these two since.
         changed = {name: parameters.pop(name) for name in ("lora", "noise_seed") if name in parameters}
         link.check_parameters(parameters)
         if "lora" in changed:
@@ -177,7 +176,7 @@ class Replay:
         return ReplayResult(counts, dict(became), dict(recording.counts), comparison)
 
     def _hashes(self, link: Any) -> dict[str, str]:
-        """SHA-256 of the engine's files and, wherever they lie, of those of the adapter that answers."""
+        """Return the SHA-256 of the files of the engine and of the active adapter."""
         root = self.options.engine_dir
         files = list_files(root, [entry.path for entry in self._config.files])
         hashes = {entry.path: entry.sha256 for entry in files}
@@ -192,8 +191,8 @@ class Replay:
 def run_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayResult:
     """Check everything, start the node in a ROS domain of its own, and play.
 
-    ImportError without ROS 2, EngineError for a device that is not there, ValueError or OSError for what
-    cannot be used, ReplayError if the node fails.
+    Raises ImportError without ROS 2, EngineError for a device that is not available, ValueError or OSError
+    for what cannot be used, ReplayError if the node fails.
     """
     require_ros("a replay")
     open_device(options.device)
@@ -227,7 +226,8 @@ def _play_to(node: Child, replay: Replay, domain: int, status: Callable[[str], N
     with ExitStack() as stack:
         stack.enter_context(_local_discovery())
         context = rclpy.Context()
-        rclpy.init(context=context, domain_id=domain)
+        # No arguments: of the command's own, rcl would take `--remap FROM:=TO` for a rule of its own.
+        rclpy.init(args=[], context=context, domain_id=domain)
         stack.callback(rclpy.try_shutdown, context=context)
         link = ReplayLink(replay.inputs.types, replay.options.overlay, context, check_alive)
         stack.callback(link.destroy_node)
@@ -241,8 +241,9 @@ def _play_to(node: Child, replay: Replay, domain: int, status: Callable[[str], N
 
 
 def attach_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayResult:
-    """As `run_replay`, but with the edgellm node that runs in this process's ROS domain already, with the
-    parameters that `Replay.node_parameters` says; ReplayError if it has others.
+    """Play into the edgellm node that already runs in this process's ROS domain.
+
+    The node must have the parameters of `Replay.node_parameters`; otherwise ReplayError is raised.
     """
     require_ros("a replay")
     import rclpy
@@ -252,7 +253,7 @@ def attach_replay(options: ReplayOptions, status: Callable[[str], None]) -> Repl
     with ExitStack() as stack:
         replay = stack.enter_context(Replay(options))
         if not rclpy.ok():
-            rclpy.init()
+            rclpy.init(args=[])
             stack.callback(rclpy.try_shutdown)
         link = ReplayLink(replay.inputs.types, options.overlay)
         stack.callback(link.destroy_node)
@@ -267,7 +268,10 @@ def _listing(counts: Mapping[str, int]) -> str:
 
 
 def _parameters_file(path: Path) -> Path:
-    """The file, after a look at it: ROS's own complaint would be a traceback in the node's log."""
+    """Check a file of parameters before ROS reads it.
+
+    ROS itself would leave a traceback in the node's log.
+    """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -288,7 +292,7 @@ def _parameters_file(path: Path) -> Path:
 
 @contextmanager
 def _local_discovery() -> Iterator[None]:
-    """Have rclpy of this process look for others on this computer only, as the node does."""
+    """Make rclpy of this process discover this computer only, as the node does."""
     name = "ROS_AUTOMATIC_DISCOVERY_RANGE"
     before = os.environ.get(name)
     os.environ[name] = "LOCALHOST"

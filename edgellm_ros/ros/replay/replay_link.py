@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives the live node one input at a time, and knows when it has finished with it.
+"""Plays inputs into the live node one at a time, each until the node has finished.
 
     /clock, ~/image ~/odom ~/command ~/audio  -> edgellm node
     ~/generation ~/action_chunk ...           <- edgellm node
     ~/get_metrics                             the handshake
 
-No time-out decides what belongs to an input. The node counts what it received and what it published, and says
-how many jobs wait or run: an input is finished when it was counted, no job is left, and everything that the
-node has published since is here. Time-outs only end a replay that cannot go on.
+No timeout decides which outputs belong to an input. The node counts messages received, outputs published
+and jobs that wait or run: an input is finished when it was counted, no job is left, and all outputs published
+since have arrived. Timeouts only end a replay that cannot go on.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
+from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.replay.inputs import InputMessage
 from edgellm_ros.runtime.lora import canonical_name
@@ -66,21 +67,22 @@ POLL_S = (0.001, 0.02)  # first and longest pause between two looks at a node th
 
 
 class LinkError(RuntimeError):
-    """The node did not do its part: not there, not active, no answer, or outputs that got lost."""
+    """A node that is missing, not active or silent, or outputs that were lost."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What became of one input: serialized outputs by topic in the order of their coming, and by how much the
-    node's counters of ended plans and refused inputs have grown.
-    """
+    """Outputs and effects of one input."""
 
-    outputs: dict[str, list[bytes]]
-    became: dict[str, int]
+    outputs: dict[str, list[bytes]]  # serialized, by topic, in the order of arrival
+    became: dict[str, int]  # growth of the node's counters of plans, utterances and refused messages
 
 
 class ReplayLink(Node):
-    """A node named `replay`. Everything happens on the caller's thread: methods spin while they wait."""
+    """A node named `replay`.
+
+    Everything happens on the caller's thread: methods spin while they wait.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,10 @@ class ReplayLink(Node):
         context: Context | None = None,
         check_alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`input_types`: message types by the node's inputs. `check_alive` raises if waiting is in vain."""
+        """Create the node; `input_types`: message types by input.
+
+        `check_alive` is called while waiting, and raises if the node has died.
+        """
         super().__init__("replay", context=context)
         self._check_alive = check_alive
         self._clock_publisher = self.create_publisher(Clock, "/clock", RELIABLE)
@@ -113,13 +118,14 @@ class ReplayLink(Node):
         self._counts: dict[str, float] = {}
 
     def destroy_node(self) -> None:
-        """Stop spinning and free everything."""
+        """Stop spinning and free all resources."""
         self._executor.shutdown()
         super().destroy_node()
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until the node is active, hears every input and reaches every subscription; LinkError says
-        what it was not.
+        """Wait until the node is active and all topics are connected.
+
+        Raises LinkError with the reason if not.
         """
         deadline = time.monotonic() + timeout_s
         self._until(self._state_client.service_is_ready, deadline, lambda: "the node is not there")
@@ -140,37 +146,44 @@ class ReplayLink(Node):
             self._pause(POLL_S[1])
 
     def check_parameters(self, expected: Mapping[str, Any]) -> None:
-        """LinkError unless the node's parameters have these values."""
+        """Raise LinkError unless the node's parameters have these values."""
         for (name, value), found in zip(expected.items(), self.parameters(*expected), strict=True):
             if found != value:
                 raise LinkError(
-                    f"the node's parameter {name} is {found!r}, expected {value!r} for this replay"
+                    f"the node's parameter {name} is {quoted(found)}, expected {quoted(value)} for "
+                    "this replay"
                 )
 
     def parameters(self, *names: str) -> list[Any]:
-        """Values of the node's parameters."""
+        """Return the values of parameters of the node."""
         response = self._ask(self._parameters_client, GetParameters.Request(names=names))
         return [parameter_value_to_python(value) for value in response.values]
 
     def active_lora(self) -> str:
-        """The adapter that answers now; "" is the base model."""
+        """Return the active adapter; "" is the base model."""
         return self._ask(self._loras_client, ListLoras.Request()).active
 
     def check_lora(self, name: str) -> None:
-        """LinkError unless this is the adapter that answers now."""
+        """Raise LinkError unless this adapter is active."""
         active = self.active_lora()
         if active != canonical_name(name):
-            raise LinkError(f"the node's active adapter is {active!r}, expected {name!r} for this replay")
+            raise LinkError(
+                f"the node's active adapter is {quoted(active)}, expected {quoted(name)} for this replay"
+            )
 
     def set_noise_seed(self, seed: int) -> None:
-        """Have the node draw its action noise from this seed. LinkError if it does not take it."""
+        """Set the seed of the node's action noise.
+
+        Raises LinkError if the node refuses it.
+        """
         response = self._ask(self._seed_client, SetNoiseSeed.Request(seed=seed))
         if not response.success:
             raise LinkError(f"the node does not take the noise seed {seed}: {response.message}")
 
     def play(self, message: InputMessage) -> Answer:
-        """Let the node have one input at its time, and wait until it has finished with it. LinkError if it
-        never gets it or if outputs are lost.
+        """Send one input at its time, and wait until the node has finished it.
+
+        Raises LinkError if the input does not arrive or outputs are lost.
         """
         self._set_clock(message.clock)
         before, counter = self._counts, RECEIVED[message.name]
@@ -193,7 +206,7 @@ class ReplayLink(Node):
         return Answer(self._collect(before, message), self._became(before))
 
     def _set_clock(self, clock: int) -> None:
-        """Publish the time until the node has it. /clock is best effort: the same time may come again."""
+        """Publish the time until the node has it: /clock is best effort."""
         wanted = clock * 1e-9  # the node computes it in the same way
         deadline = time.monotonic() + DELIVERY_S
         while self._counts.get("clock") != wanted:
@@ -203,7 +216,7 @@ class ReplayLink(Node):
             self._counts = self._metrics(deadline)
 
     def _collect(self, before: Mapping[str, float], message: InputMessage) -> dict[str, list[bytes]]:
-        """Everything that the node has published since `before`."""
+        """Return all outputs that the node has published since `before`."""
         expected = {name: self._grown(before, f"{name}_published") for name in self._outputs}
 
         def state() -> str:
@@ -239,8 +252,9 @@ class ReplayLink(Node):
         return self._call(client, request, deadline)
 
     def _call(self, client: Any, request: Any, deadline: float) -> Any:
-        """The response to a request that may be made twice: the first answer is lost where the node has not
-        discovered the client's end yet.
+        """Call a service, and repeat the request until there is a response.
+
+        The first response is lost if the node has not discovered the client. Requests must be safe to repeat.
         """
         while True:
             future = client.call_async(request)
@@ -260,7 +274,7 @@ class ReplayLink(Node):
             self._pause(POLL_S[1], once=True)
 
     def _pause(self, seconds: float, once: bool = False) -> None:
-        """Let messages come in for so long; `once`: until one has come."""
+        """Receive messages for some seconds; `once`: until one has arrived."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._check_alive()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that end a process: orderly at the first, at once at a late second one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A terminal signals the whole process group, and `ros2 launch` or another supervisor its children once more:
+# signals this close together are one request.
+SAME_REQUEST_S = 2.0
+
+
+def call_on_signal(callback: Callable[[], None]) -> None:
+    """Call `callback` from another thread at the first SIGINT or SIGTERM.
+
+    To be called from the main thread. Signals within the next 2 s are ignored; a later one ends the process
+    at once with exit code 128 + signal. The main thread may be inside the middleware or a library that
+    loads engines, where Python's own handlers do not run. The wakeup file descriptor is written by the C
+    handler, whichever thread gets the signal.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: None)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(reader, writer, callback), name="signals", daemon=True).start()
+
+
+def _watch(reader: socket.socket, writer: socket.socket, callback: Callable[[], None]) -> None:
+    """Read the numbers of the signals as they come.
+
+    `writer` is held so that it stays open.
+    """
+    with reader, writer:
+        _next_signal(reader)
+        first = time.monotonic()
+        callback()
+        while True:
+            number = _next_signal(reader)
+            if time.monotonic() > first + SAME_REQUEST_S:
+                print(f"ended by a second {signal.Signals(number).name}", file=sys.stderr, flush=True)
+                os._exit(128 + number)
+
+
+def _next_signal(reader: socket.socket) -> int:
+    while True:
+        number = reader.recv(1)[0]
+        if number in SIGNALS:  # others with a Python handler wake it too
+            return number

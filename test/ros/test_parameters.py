@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of parameters: what a range allows works, what it does not allow is refused in plain words."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from edgellm_ros.action import Plan
+from rclpy.parameter import Parameter
+
+from edgellm_ros.ros.node.messages import sampling_from_goal, sampling_from_parameters
+from edgellm_ros.ros.node.parameters import SPECS, Parameters, check_parameters
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+NUMBERS = [name for name, spec in SPECS.items() if spec.low is not None]
+
+
+def read(**changes: object) -> Parameters:
+    """The snapshot of a node with these values; `camera__fx` is camera.fx."""
+    values = {name: spec.default for name, spec in SPECS.items()}
+    values |= {name.replace("__", "."): value for name, value in changes.items()}
+    return Parameters.read(SimpleNamespace(get_parameter=lambda name: SimpleNamespace(value=values[name])))
+
+
+def check(name: str, value: object) -> str:
+    """Why the node refuses the value; empty if it takes it."""
+    return check_parameters([Parameter(name, value=value)], unconfigured=True).reason
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_a_command_can_be_planned_at_both_ends_of_every_range(name, end):
+    kind = type(SPECS[name].default)
+    value = kind(getattr(SPECS[name], end))
+    assert check(name, value) == ""
+    parameters = read(**{name: value})
+    LLMGenerationRequest(
+        "go",
+        sampling=sampling_from_parameters(parameters),
+        action_samples=parameters.action_samples,
+        denoise_steps=parameters.denoise_steps or None,
+        noise_seed=parameters.noise_seed,
+    )
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_values_just_outside_of_a_range_are_refused(name):
+    """rclpy takes floats up to a millionth outside, which then fail in every command."""
+    spec = SPECS[name]
+    for bound, outwards in ((spec.low, -math.inf), (spec.high, math.inf)):
+        if isinstance(spec.default, float):
+            reason = check(name, math.nextafter(bound, outwards))
+        elif abs(bound) < 2**63 - 1:  # the next one does not fit a ROS integer
+            reason = check(name, int(bound) + (1 if outwards > 0 else -1))
+        else:
+            continue
+        assert reason.startswith(f"{name} must be from {spec.low} to {spec.high}, got ")
+
+
+@pytest.mark.parametrize(
+    "value", ["", "/base_link", "base link", "base\nlink", "base\x1b[0mlink", " base_link"]
+)
+def test_a_frame_id_that_tf2_does_not_take_is_refused(value):
+    reason = check("frame_id", value)
+    assert reason.startswith("frame_id must be a TF frame: ")
+    assert reason.isprintable()
+
+
+@pytest.mark.parametrize("value", ["base_link", "robot_1/base_link", "torso", "Fuß", "7"])
+def test_frame_ids_are_taken_as_tf2_takes_them(value):
+    assert check("frame_id", value) == ""
+
+
+@pytest.mark.parametrize("name", ["plan_on", "frame_id"])
+def test_refused_text_is_cut_and_escaped(name):
+    reason = check(name, "/\x1b[31m" + "x" * 1_000_000)
+    assert reason.isprintable()
+    assert len(reason) < 400
+    assert "(1000006 characters)" in reason
+
+
+def test_refused_adapters_are_cut_and_escaped():
+    reason = check("loras", ["\x1b[31m" + "x" * 1_000_000])
+    assert reason.startswith("loras must be strings NAME=DIR, got ")
+    assert reason.isprintable()
+    assert len(reason) < 400
+
+
+class TestGoals:
+    """Errors name the values that a goal may have, 0 and negative ones among them."""
+
+    @pytest.mark.parametrize("value", [0, 1, 1000])
+    def test_denoise_steps_from_0_to_1000_are_taken(self, value):
+        sampling_from_goal(Plan.Goal(denoise_steps=value), read())
+
+    @pytest.mark.parametrize("value", [-1, 1001])
+    def test_refused_denoise_steps_are_told_that_0_is_allowed(self, value):
+        with pytest.raises(
+            ValueError, match=rf"denoise_steps must be an integer from 0 to 1000 \(0 = .*, got {value}"
+        ):
+            sampling_from_goal(Plan.Goal(denoise_steps=value), read())
+
+    def test_refused_max_tokens_are_told_that_0_is_allowed(self):
+        goal = Plan.Goal()
+        goal.sampling.max_tokens = -1
+        with pytest.raises(
+            ValueError, match=r"max_tokens must be an integer from 0 to 2147483647 \(0 = .*, got -1"
+        ):
+            sampling_from_goal(goal, read())
+
+    def test_a_negative_seed_is_the_nodes(self):
+        assert sampling_from_goal(Plan.Goal(), read(seed=5)).seed == 5

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a process by signals, also while its main thread is busy elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from edgellm_ros.ros.signals import SAME_REQUEST_S
+
+# Its main thread runs no Python, as while a library loads engines, and it never ends by itself.
+BUSY = """
+import ctypes
+from edgellm_ros.ros.signals import call_on_signal
+call_on_signal(lambda: print("asked", flush=True))
+print("ready", flush=True)
+while True:
+    ctypes.CDLL(None).sleep(60)
+"""
+
+
+@pytest.fixture
+def busy() -> Iterator[subprocess.Popen]:
+    """A process that has its signals watched and does not end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_first_signal_asks_even_a_busy_process_to_end(busy):
+    busy.send_signal(signal.SIGINT)
+    assert busy.stdout.readline() == "asked\n"
+    assert busy.poll() is None
+
+
+def test_signals_that_follow_at_once_change_nothing(busy):
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        busy.send_signal(number)
+        time.sleep(0.1)
+    assert busy.stdout.readline() == "asked\n"
+    time.sleep(0.3)
+    assert busy.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_late_second_signal_ends_the_process_at_once(busy, number):
+    busy.send_signal(signal.SIGINT)
+    assert busy.stdout.readline() == "asked\n"
+    time.sleep(SAME_REQUEST_S + 0.3)
+    busy.send_signal(number)
+    assert busy.wait(5) == 128 + number
+    assert busy.stderr.read() == f"ended by a second {number.name}\n"
