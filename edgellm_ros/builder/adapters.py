@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgellm_ros.engine_directory.lora_adapters import FOLDER, adapter_targets, check_name
 from edgellm_ros.engine_directory.peft_adapter import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     PeftAdapter,
     read_peft_adapter,
 )
-from edgellm_ros.runtime.lora import FOLDER, adapter_targets, check_name
 
 
 def read_adapters(

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+from edgellm_ros.engine_directory.schema import read_json
 
 T = TypeVar("T")
 
@@ -90,3 +93,8 @@ class ConfigSection:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.fail(key, f"expected {expected}")
         return value
+
+
+def read_section(path: Path) -> ConfigSection:
+    """Read a JSON file of a checkpoint. FileNotFoundError, or ValueError if it holds no JSON object."""
+    return ConfigSection(read_json(path), str(path))

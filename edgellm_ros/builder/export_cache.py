@@ -46,7 +46,12 @@ def source_hash(checkpoint: Path) -> str:
     config's classes.
     """
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    code = [*sorted((PACKAGE / "builder").glob("*.py")), *sorted(PACKAGE.glob("*/config.py"))]
+    code = [
+        path
+        for folder in ("builder", "engine_directory")
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+    ]
+    code += [PACKAGE / folder / "config.py" for folder in ("diffusion", "multimodal")]
     names = [path.relative_to(checkpoint) for path in files] + [path.relative_to(PACKAGE) for path in code]
     digest = hashlib.sha256()
     for name, path in zip(names, files + code, strict=True):

@@ -18,10 +18,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import ExpertArchitecture
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.expert_config import ExpertArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
 
 MASKED = -6e4  # added to a score, makes its share of the softmax exactly 0 in every precision; fits fp16
 
@@ -51,10 +52,10 @@ def build_expert(
         architecture.head_dim,
     )
 
-    trajectory = graph.input("trajectory", FLOAT, ["Bn", space.horizon, space.dim])
-    time = graph.input("time", FLOAT, [1])
+    trajectory = graph.input(names.TRAJECTORY, FLOAT, ["Bn", space.horizon, space.dim])
+    time = graph.input(names.TIME, FLOAT, [1])
     cos_sin = graph.rope_rows(space.horizon, head_dim // 2)
-    length = graph.input("kv_length", INT64, ["B"])
+    length = graph.input(names.KV_LENGTH, INT64, ["B"])
     caches = graph.caches(layers, kv_heads, capacity, head_dim)
 
     x = graph.linear("in_proj", graph.from_fp32(trajectory), space.dim, hidden, bias=True)
@@ -69,7 +70,7 @@ def build_expert(
             x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
     x = graph.rms_norm("norm", x, hidden, epsilon)
     velocity = graph.to_fp32(graph.linear("out_proj", x, hidden, space.dim, bias=True))
-    graph.output(velocity, "velocity", FLOAT, ["Bn", space.horizon, space.dim])
+    graph.output(velocity, names.VELOCITY, FLOAT, ["Bn", space.horizon, space.dim])
     return graph
 
 

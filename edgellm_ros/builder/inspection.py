@@ -14,7 +14,7 @@ import onnx_ir as ir
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.lora import find_adapters
+from edgellm_ros.engine_directory.lora_adapters import find_adapters
 
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
 PARTS = ("llm", "visual", "audio", "action")

@@ -12,6 +12,9 @@ import onnx_ir as ir
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import FLOAT, Dim, GraphBuilder
 from edgellm_ros.builder.lora import TARGETS, add_adapter
+from edgellm_ros.engine_directory import binding_names as names
+
+Cache = tuple[ir.Value, ir.Value]  # keys and values of one layer
 
 
 class ModelBuilder(GraphBuilder):
@@ -144,22 +147,44 @@ class ModelBuilder(GraphBuilder):
 
         The caller makes the rows, so that plain RoPE and mRoPE are the same graph.
         """
-        cos, sin = (self.input(name, FLOAT, ["B", length, pairs]) for name in ("rope_cos", "rope_sin"))
+        cos, sin = (
+            self.input(name, FLOAT, ["B", length, pairs]) for name in (names.ROPE_COS, names.ROPE_SIN)
+        )
         with self.scope("rope"):
             return self.from_fp32(cos), self.from_fp32(sin)
 
-    def caches(
-        self, layers: int, kv_heads: int, capacity: int, head_dim: int
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def caches(self, layers: int, kv_heads: int, capacity: int, head_dim: int) -> list[Cache]:
         """Inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim] in the graph's dtype."""
         shape: list[Dim] = ["B", kv_heads, capacity, head_dim]
         return [
             (
-                self.input(f"key_cache_{i}", self.dtype, shape),
-                self.input(f"value_cache_{i}", self.dtype, shape),
+                self.input(names.key_cache(i), self.dtype, shape),
+                self.input(names.value_cache(i), self.dtype, shape),
             )
             for i in range(layers)
         ]
+
+    # k -- TensorScatter (key_cache) ---- present_key ----+
+    # v -- TensorScatter (value_cache) -- present_value --+
+    # q --------------------------------------------- Attention (mask) -->
+    def cached_attention(
+        self,
+        q: ir.Value,
+        k: ir.Value,
+        v: ir.Value,
+        cache: Cache,
+        write_index: ir.Value,
+        mask: ir.Value,
+        scale: float,
+    ) -> tuple[ir.Value, Cache]:
+        """Write new keys and values to the cache and attend to it.
+
+        q [B,heads,S,D]; k, v [B,Hkv,S,D]; cache [B,Hkv,C,D] each; write_index [B]; mask [B,1,S,C]. Returns
+        [B,heads,S,D] and the updated cache.
+        """
+        keys = self.op("TensorScatter", cache[0], k, write_index, axis=-2, mode="linear")
+        values = self.op("TensorScatter", cache[1], v, write_index, axis=-2, mode="linear")
+        return self.op("Attention", q, keys, values, mask, scale=scale), (keys, values)
 
     def rows(self, x: ir.Value, index: ir.Value, size: int) -> ir.Value:
         """Wanted rows: x [B,S,size], index [B,N] -> [B,N,size].

@@ -8,56 +8,60 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import TextArchitecture
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
 
-LM_HEAD = "lm_head.weight"
-EMBEDDING_INPUT = "embedding"
+LM_HEAD_TENSOR = "lm_head.weight"
+
+
+def find_lm_head(weights: Weights, embedding: str, tied: bool) -> str:
+    """Choose the tensor [V,H] that makes logits; `tied` is the checkpoint's `tie_word_embeddings`."""
+    return embedding if tied else LM_HEAD_TENSOR
 
 
 @dataclass(frozen=True)
 class LMHead:
-    """`vocab_map` [V] keeps only these tokens' rows; None keeps all.
+    """The LM head of one export."""
 
-    `as_input`: the graph takes the matrix as its input `lm_head.weight` [H,V], so that it can be exchanged.
-    """
-
-    architecture: TextArchitecture
     weights: Weights
-    vocab_map: np.ndarray | None = None
-    as_input: bool = False
+    tensor: str  # the matrix [vocab_size, hidden_size] in the checkpoint
+    vocab_size: int
+    hidden_size: int
+    is_embedding: bool = False  # whether the matrix is the embedding table
+    vocab_map: np.ndarray | None = None  # tokens [V] whose rows are kept; None = all
+    as_input: bool = False  # the graph takes the matrix as an input, so that it can be exchanged
+
+    @property
+    def output_vocab_size(self) -> int:
+        """Number of logits."""
+        return self.vocab_size if self.vocab_map is None else len(self.vocab_map)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[H, V]: as MatMul takes the matrix."""
-        runner = self.architecture.runner
-        return runner.hidden_size, runner.output_vocab_size
+        """Shape of the matrix as MatMul takes it, [H,V]."""
+        return self.hidden_size, self.output_vocab_size
 
     def read(self) -> np.ndarray:
-        """The matrix [H, V]. Where embeddings are tied it is the embedding table's."""
-        matrix = self.weights.read(self._tensor_name())
+        """Read the matrix [H,V]."""
+        matrix = self.weights.read(self.tensor)
         return (matrix if self.vocab_map is None else matrix[self.vocab_map]).T
 
     def logits(self, graph: ModelBuilder, x: ir.Value, share_embedding: bool = False) -> ir.Value:
-        """X [B,N,H] to logits [B,N,V] in fp32.
+        """Add the LM head: x [B,N,H] to logits [B,N,V] in fp32.
 
-        `share_embedding`: if the matrix is the embedding table, the graph takes it as its input `embedding`
-        [V,H] from where the runtime has it.
+        `share_embedding`: if the matrix is the embedding table, the graph takes the table [V,H] that the
+        runtime holds as its input `embedding`.
         """
-        runner = self.architecture.runner
-        self.weights.require(self._tensor_name(), (runner.vocab_size, runner.hidden_size))
+        self.weights.require(self.tensor, (self.vocab_size, self.hidden_size))
         with graph.scope("lm_head"):
             if self.as_input:
-                return graph.to_fp32(_matmul(graph, x, graph.input(LM_HEAD, graph.dtype, self.shape)))
-            if share_embedding and self.architecture.tie_word_embeddings and self.vocab_map is None:
-                table = graph.input(EMBEDDING_INPUT, graph.dtype, self.shape[::-1])
+                return graph.to_fp32(_matmul(graph, x, graph.input(names.LM_HEAD, graph.dtype, self.shape)))
+            if share_embedding and self.is_embedding and self.vocab_map is None:
+                table = graph.input(names.EMBEDDING, graph.dtype, self.shape[::-1])
                 return graph.to_fp32(_product_with_table(graph, x, table, self.shape[0]))
-            matrix = graph.weight(self._tensor_name(), self.shape, self.read)
+            matrix = graph.weight(self.tensor, self.shape, self.read)
             return graph.to_fp32(graph.op("MatMul", x, matrix))
-
-    def _tensor_name(self) -> str:
-        return "model.embed_tokens.weight" if self.architecture.tie_word_embeddings else LM_HEAD
 
 
 # x [B,N,H] -- twice [2,B,N,H] -- MatMul matrix [H,V] -- [2,B,N,V] -- first of two -->

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.batch.input_embedder import MIN_PREFILL
+from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 
 VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the one that they follow
 

@@ -10,7 +10,6 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from edgellm_ros.builder.architecture import ExpertArchitecture
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.engine_directory.config import GenerationDefaults, SpecialTokens
 from edgellm_ros.engine_directory.schema import read_json
@@ -27,23 +26,19 @@ def read_generation_config(checkpoint: Path) -> ConfigSection:
     return ConfigSection(read_json(path) if path.is_file() else {}, str(path))
 
 
-def special_tokens(thinker: ConfigSection, generation: ConfigSection) -> SpecialTokens:
-    """Ids from `config.json`; the pad id from `text_config` or `generation_config.json`, else 0.
+def special_tokens(config: ConfigSection, text: ConfigSection, generation: ConfigSection) -> SpecialTokens:
+    """Ids from `config.json`; the pad id from the text section or `generation_config.json`, else 0.
 
     Padding is masked and never shows in a result: any id would do. ValueError for ids outside the vocabulary.
     """
-    text = thinker.section("text_config")
     padded = next((section for section in (text, generation) if section.has("pad_token_id")), None)
-    ids = {f"{name}_token_id": _token_id(thinker, f"{name}_token_id", text) for name in MULTIMODAL_TOKENS}
+    ids = {f"{name}_token_id": _token_id(config, f"{name}_token_id", text) for name in MULTIMODAL_TOKENS}
     pad = _token_id(padded, "pad_token_id", text) if padded else None
     return SpecialTokens(pad_token_id=pad or 0, **ids)
 
 
-def stop_token_ids(
-    thinker: ConfigSection, generation: ConfigSection, expert: ExpertArchitecture | None
-) -> tuple[int, ...]:
-    """Ids that end an answer: eos of `generation_config.json`, else of `text_config`, and the expert's."""
-    text = thinker.section("text_config")
+def stop_token_ids(text: ConfigSection, generation: ConfigSection) -> tuple[int, ...]:
+    """Ids that end an answer: eos of `generation_config.json`, else of the text section."""
     source = generation if generation.has("eos_token_id") else text
     if not source.has("eos_token_id"):
         raise ValueError(
@@ -53,8 +48,6 @@ def stop_token_ids(
     ids = list(source.integers("eos_token_id")) if several else [source.integer("eos_token_id")]
     if not all(0 <= token < text.size("vocab_size") for token in ids):
         raise source.fail("eos_token_id", f"outside the vocabulary of {text.size('vocab_size')}")
-    if expert is not None:
-        ids.append(expert.future_start_token_id)
     return tuple(dict.fromkeys(ids))
 
 

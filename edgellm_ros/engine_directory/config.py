@@ -15,6 +15,9 @@ from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 FORMAT_VERSION = 3
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
+# A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on
+# how much of it was in the cache already (OnnxRuntimeBackend).
+MIN_PREFILL = 2
 
 
 @dataclass(frozen=True)

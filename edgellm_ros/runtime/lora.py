@@ -8,24 +8,35 @@ name their own, and why a switch is only a name.
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.lora_adapters import (
+    BASE,
+    FOLDER,
+    INPUT,
+    adapter_targets,
+    canonical_name,
+    check_name,
+    find_adapter,
+    find_adapters,
+)
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter, read_peft_adapter
 
-FOLDER = "lora"  # of an engine directory: one folder per adapter
-BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_INPUT = re.compile(r"(.+)\.lora_([AB])\.weight")
+__all__ = [
+    "BASE",
+    "FOLDER",
+    "canonical_name",
+    "find_adapter",
+    "find_adapters",
+]  # for users of this module too
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +70,7 @@ class LoraAdapters:
     ) -> None:
         self._device = device
         self._max_rank = max_rank
-        self._inputs = {binding.name: binding for binding in bindings if _INPUT.fullmatch(binding.name)}
+        self._inputs = {binding.name: binding for binding in bindings if INPUT.fullmatch(binding.name)}
         self.targets = adapter_targets({name: binding.shape for name, binding in self._inputs.items()})
         # Stands in for the modules that an adapter leaves alone.
         widest = max((size for sizes in self.targets.values() for size in sizes), default=0)
@@ -147,7 +158,7 @@ class LoraAdapters:
         """Tensors for every adapter input. Modules of a smaller rank are filled up with zeros: 0 is added."""
         tensors = {}
         for name, binding in self._inputs.items():
-            module, matrix = _INPUT.fullmatch(name).groups()  # type: ignore[union-attr]
+            module, matrix = INPUT.fullmatch(name).groups()  # type: ignore[union-attr]
             shape = tuple(dim if isinstance(dim, int) else peft.rank for dim in binding.shape)
             if module not in peft.weights:
                 tensors[name] = self._zeros.view(*shape)
@@ -170,53 +181,3 @@ class LoraAdapters:
             digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()
-
-
-def canonical_name(name: str) -> str:
-    """The name under which an adapter is kept and reported: "" for the base model, which BASE names too."""
-    return "" if name == BASE else name
-
-
-def check_name(name: str) -> None:
-    """ValueError for a name that an adapter cannot have."""
-    if not NAME.fullmatch(name):
-        raise ValueError(f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {name!r}")
-    if name == BASE:
-        raise ValueError(f"{BASE!r} is the name of the base model, an adapter needs another")
-
-
-def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
-    """Name -> directory of the adapters that lie in an engine directory, sorted."""
-    folder = Path(engine_dir) / FOLDER
-    if not folder.is_dir():
-        return {}
-    return {
-        path.name: path
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and not path.name.startswith(".")
-    }
-
-
-def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
-    """The directory of one of them; None for the base model ("" or BASE). ValueError, with the names there
-    are.
-    """
-    if not canonical_name(name):
-        return None
-    found = find_adapters(engine_dir)
-    if name not in found:
-        raise ValueError(
-            f"--lora {name!r}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
-            f"{', '.join(found) or 'none'}"
-        )
-    return found[name]
-
-
-def adapter_targets(inputs: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Modules with a place for an adapter and their sizes (K, N), from the shapes of an engine's inputs."""
-    targets = {}
-    for name, shape in inputs.items():
-        match = _INPUT.fullmatch(name)
-        if match and match[2] == "A":
-            targets[match[1]] = (int(shape[0]), int(inputs[f"{match[1]}.lora_B.weight"][1]))
-    return targets

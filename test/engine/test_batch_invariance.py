@@ -161,7 +161,7 @@ def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, th
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_attention_is_the_same_where_the_queries_of_a_head_go_in_as_several_heads(tmp_path, threads):
-    """How the vision tower gives its threads equal shares (builder/qwen3_omni_vision.py)."""
+    """How the vision tower gives its threads equal shares (builder/families/qwen3_omni/vision.py)."""
     heads, parts, patches, size = 3, 4, 280, 64
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, heads, patches, size)).astype(np.float32) for _ in "qkv")

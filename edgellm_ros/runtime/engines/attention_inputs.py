@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AttentionInputs: where the new tokens of a run stand and what they may see, as the engine takes it.
 
-Engines come in two forms (builder/qwen3_omni_text.py, builder/qwen3_omni_text_cuda.py):
+Engines come in two forms (families/qwen3_omni/text.py, text_cuda.py in builder):
 
 - a mask: rope_cos, rope_sin [B,S,D/2], a row for each token; attention_mask [B,1,S,C]
 - lengths: rope_cos, rope_sin [P,D/2], a table; position_ids [B,S], each token's row in it; kv_length [B], the

@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.diffusion.config import ActionConfig, ActionSpaceConfig, TrajectoryHistoryConfig
 from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
-from edgellm_ros.engine_directory.schema import from_dict, read_json
 from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 
 MODEL_TYPE = "qwen3_omni_moe_thinker"
-EXPERT_MODEL_TYPE = "edgellm_flow_expert"
 BICUBIC = 3  # PIL's code
 
 
@@ -25,7 +21,6 @@ class TextArchitecture:
     intermediate_size: int
     rms_norm_eps: float
     attention_bias: bool
-    tie_word_embeddings: bool
 
 
 @dataclass(frozen=True)
@@ -43,68 +38,6 @@ class AudioArchitecture:
     config: AudioConfig
     downsample_hidden_size: int
     encoder_ffn_dim: int
-
-
-@dataclass(frozen=True)
-class ExpertArchitecture:
-    """The action expert's `config.json`, key by key. The time features' periods are in flow time (0 to 1)."""
-
-    model_type: str
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    time_embedding_dim: int
-    time_min_period: float
-    time_max_period: float
-    num_denoise_steps: int
-    action_space: ActionSpaceConfig
-    trajectory_history: TrajectoryHistoryConfig
-    history_token_id: int
-    future_start_token_id: int
-
-    def __post_init__(self) -> None:
-        if self.model_type != EXPERT_MODEL_TYPE:
-            raise ValueError(f"model_type {self.model_type!r}: supported: {EXPERT_MODEL_TYPE}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.time_embedding_dim < 2 or self.time_embedding_dim % 2:
-            raise ValueError(f"time_embedding_dim must be even, got {self.time_embedding_dim}")
-        if not 0 < self.time_min_period < self.time_max_period:
-            raise ValueError(
-                f"periods must be positive and rising, got time_min_period {self.time_min_period}, "
-                f"time_max_period {self.time_max_period}"
-            )
-
-    @property
-    def config(self) -> ActionConfig:
-        """The part that the runtime must know."""
-        return ActionConfig(
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            num_denoise_steps=self.num_denoise_steps,
-            future_start_token_id=self.future_start_token_id,
-            history_token_id=self.history_token_id,
-            action_space=self.action_space,
-            trajectory_history=self.trajectory_history,
-        )
-
-
-def read_thinker_config(checkpoint: Path) -> ConfigSection:
-    """`config.json` of a checkpoint whose architecture we can build. ValueError names what is supported."""
-    path = checkpoint / "config.json"
-    config = ConfigSection(read_json(path), str(path))
-    config.one_of("model_type", [MODEL_TYPE])
-    return config
 
 
 def text_architecture(config: ConfigSection, num_deepstack_features: int) -> TextArchitecture:
@@ -138,7 +71,6 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Tex
         intermediate_size=text.size("intermediate_size"),
         rms_norm_eps=text.number("rms_norm_eps"),
         attention_bias=text.flag("attention_bias", False),
-        tie_word_embeddings=config.flag("tie_word_embeddings", False),
     )
 
 
@@ -225,28 +157,3 @@ def audio_architecture(config: ConfigSection, processor: ConfigSection) -> Audio
         hop_length=processor.size("hop_length", 160),
     )
     return AudioArchitecture(built, audio.size("downsample_hidden_size"), audio.size("encoder_ffn_dim"))
-
-
-def expert_architecture(path: Path, text: TextArchitecture) -> ExpertArchitecture:
-    """`action_expert/config.json`: every key must be known, and fit the model whose cache it reads."""
-    data = read_json(path)
-    data.pop("architectures", None)
-    expert = from_dict(ExpertArchitecture, data, str(path))
-    runner = text.runner
-    for name, found, needed in (
-        ("rope_theta", expert.rope_theta, runner.rope.theta),
-        ("num_hidden_layers", expert.num_hidden_layers, runner.num_hidden_layers),
-        ("num_key_value_heads", expert.num_key_value_heads, runner.num_key_value_heads),
-        ("head_dim", expert.head_dim, runner.head_dim),
-    ):
-        if found != needed:
-            raise ValueError(
-                f"{path}: {name} {found}: the language model, whose KV cache the expert reads, has {needed}"
-            )
-    tokens = expert.trajectory_history
-    last = max(
-        expert.history_token_id, expert.future_start_token_id, tokens.first_token_id + tokens.num_tokens - 1
-    )
-    if last >= runner.vocab_size:
-        raise ValueError(f"{path}: token id {last} is outside the vocabulary of {runner.vocab_size}")
-    return expert

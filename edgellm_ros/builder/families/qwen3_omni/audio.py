@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import AudioArchitecture
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.families.qwen3_omni.config import AudioArchitecture
 from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.config import halved_three_times
 
 EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code leaves as it is
@@ -40,11 +41,11 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
     graph = ModelBuilder("audio", weights, precision)
     config, channels = architecture.config, architecture.downsample_hidden_size
     hidden, bands = config.d_model, halved_three_times(config.num_mel_bins)
-    features = graph.input("input_features", FLOAT, ["N", config.num_mel_bins, "T"])
+    features = graph.input(names.INPUT_FEATURES, FLOAT, ["N", config.num_mel_bins, "T"])
     token_index, position_index = (
-        graph.input(name, INT64, ["A"]) for name in ("token_index", "position_index")
+        graph.input(name, INT64, ["A"]) for name in (names.TOKEN_INDEX, names.POSITION_INDEX)
     )
-    mask = graph.input("attention_mask", BOOL, [1, 1, "A", "A"])
+    mask = graph.input(names.ATTENTION_MASK, BOOL, [1, 1, "A", "A"])
 
     with graph.module("audio_tower", nodes=""):
         x = graph.op("Unsqueeze", graph.from_fp32(features), graph.constant([1]))
@@ -65,7 +66,7 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
         x = graph.layer_norm("ln_post", x, hidden, EPSILON)
         x = graph.op("Gelu", graph.linear("proj1", x, hidden, hidden, bias=True), approximate="none")
         x = graph.linear("proj2", x, hidden, config.output_dim, bias=True)
-    graph.output(x, "audio_embeds", graph.dtype, ["A", config.output_dim])
+    graph.output(x, names.AUDIO_EMBEDS, graph.dtype, ["A", config.output_dim])
     return graph
 
 

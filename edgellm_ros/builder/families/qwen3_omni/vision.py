@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import VisionArchitecture
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.families.qwen3_omni.config import VisionArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
 
 EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
 
@@ -38,10 +39,12 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     graph = ModelBuilder("visual", weights, precision)
     config = architecture.config
     hidden, merged = config.hidden_size, config.patches_per_token * config.hidden_size
-    pixels = graph.input("pixel_values", FLOAT, ["P", config.patch_dim])
-    angles = [graph.input(name, FLOAT, ["P", config.head_dim // 2]) for name in ("rope_cos", "rope_sin")]
-    index = graph.input("pos_embed_index", INT64, [4, "P"])
-    share = graph.input("pos_embed_weight", FLOAT, [4, "P"])
+    pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["P", config.patch_dim])
+    angles = [
+        graph.input(name, FLOAT, ["P", config.head_dim // 2]) for name in (names.ROPE_COS, names.ROPE_SIN)
+    ]
+    index = graph.input(names.POS_EMBED_INDEX, INT64, [4, "P"])
+    share = graph.input(names.POS_EMBED_WEIGHT, FLOAT, [4, "P"])
 
     deepstack = []
     with graph.module("visual", nodes=""):
@@ -64,9 +67,9 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
         with graph.module("merger"):
             rows = graph.reshape(graph.layer_norm("ln_q", x, hidden, EPSILON), [-1, merged])
             embeds = _merger_mlp(graph, architecture, rows)
-    graph.output(embeds, "image_embeds", graph.dtype, ["R", config.out_hidden_size])
+    graph.output(embeds, names.IMAGE_EMBEDS, graph.dtype, ["R", config.out_hidden_size])
     for i, value in enumerate(deepstack):
-        graph.output(value, f"deepstack_embeds_{i}", graph.dtype, ["R", config.out_hidden_size])
+        graph.output(value, names.deepstack_embeds(i), graph.dtype, ["R", config.out_hidden_size])
     return graph
 
 

@@ -11,17 +11,13 @@ Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeThink
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import TextArchitecture
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
-from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.lm_head import LMHead
-from edgellm_ros.builder.token_layout import TokenLayout
-from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.builder.families.qwen3_omni.config import TextArchitecture
+from edgellm_ros.builder.layers import Cache, ModelBuilder
+from edgellm_ros.builder.llm_graph import LLMInputs, llm_inputs, llm_outputs
+from edgellm_ros.builder.model import LLMOptions
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -29,15 +25,7 @@ EMBEDDING = "model.embed_tokens.weight"
 # inputs_embeds -- layers.0 --(+)-- layers.1 --(+)-- ... -- layers.L-1 -- norm -- lm_head -- logits
 #                    |  |      |      |  |      |             |  |   |
 #                   caches  deepstack_0     deepstack_1      caches  last_token_ids
-def build_llm(
-    architecture: TextArchitecture,
-    weights: Weights,
-    precision: str,
-    capacity: int,
-    head: LMHead,
-    lora: bool = False,
-    hidden_state_layers: Collection[int] = (),
-) -> ModelBuilder:
+def build_llm(architecture: TextArchitecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
     """The graph of `llm/model.onnx`: B sequences, S new tokens and N wanted rows of each, C = `capacity`.
 
     Inputs, of the precision's type unless said otherwise:
@@ -57,73 +45,40 @@ def build_llm(
     - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: what comes out
       of the i-th layer (from 1), before deepstack; the last layer's after the final norm
     """
-    graph = ModelBuilder("llm", weights, precision, lora)
+    graph = ModelBuilder("llm", weights, options.precision, options.lora)
     runner, epsilon = architecture.runner, architecture.rms_norm_eps
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
-
-    x = graph.input("inputs_embeds", graph.dtype, ["B", "S", hidden])
-    cos_sin = graph.rope_rows("S", runner.head_dim // 2)
-    write_index = graph.input("kv_write_index", INT64, ["B"])
-    mask = graph.input("attention_mask", BOOL, ["B", 1, "S", capacity])
-    last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
-    tokens = TokenLayout(graph, write_index)
-    caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
-    deepstack = deepstack_inputs(graph, runner)
+    inputs = llm_inputs(graph, runner, options.capacity)
+    tokens, last_token_ids = inputs.tokens, inputs.last_token_ids
 
     presents, hidden_states = [], {}
-    wants_last = layers in hidden_state_layers
-    x = tokens.join(x, hidden)
+    wants_last = layers in options.hidden_state_layers
+    x = tokens.flatten(inputs.embeds, hidden)
     for i in range(layers):
         with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
-            attended, present = _attention(
-                graph, architecture, tokens, normed, cos_sin, caches[i], write_index, mask
-            )
+            attended, present = _attention(graph, architecture, inputs, normed, inputs.caches[i])
             presents.append(present)
             x = graph.op("Add", x, attended)
             # Nothing else needs the last layer's other rows: saves 7% of a prefill of 130 tokens.
             if i == layers - 1 and not wants_last:
-                x = tokens.join(graph.rows(tokens.part(x, hidden), last_token_ids, hidden), hidden)
+                rows = graph.rows(tokens.unflatten(x, hidden), last_token_ids, hidden)
+                x = tokens.flatten(rows, hidden)
             normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
             x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
-            if i + 1 in hidden_state_layers:
-                hidden_states[i + 1] = tokens.part(x, hidden)
-            if i < len(deepstack):
-                x = graph.op("Add", x, tokens.join(deepstack[i], hidden))
-    x = tokens.part(x, hidden)
+            if i + 1 in options.hidden_state_layers:
+                hidden_states[i + 1] = tokens.unflatten(x, hidden)
+            if i < len(inputs.deepstack):
+                x = graph.op("Add", x, tokens.flatten(inputs.deepstack[i], hidden))
+    x = tokens.unflatten(x, hidden)
     with graph.module("model", nodes=""):
         hidden_states[layers] = x = graph.rms_norm("norm", x, hidden, epsilon)
     if wants_last:
         x = graph.rows(x, last_token_ids, hidden)
-    wanted = {i: hidden_states[i] for i in hidden_state_layers}
-    llm_outputs(graph, runner, capacity, head.logits(graph, x), presents, wanted)
+    wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
+    logits = options.head.logits(graph, x)
+    llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
     return graph
-
-
-def deepstack_inputs(graph: ModelBuilder, runner: LanguageModelConfig) -> list[ir.Value]:
-    """Inputs deepstack_embeds_i [B,S,H] in the graph's dtype."""
-    return [
-        graph.input(f"deepstack_embeds_{i}", graph.dtype, ["B", "S", runner.hidden_size])
-        for i in range(runner.num_deepstack_features)
-    ]
-
-
-def llm_outputs(
-    graph: ModelBuilder,
-    runner: LanguageModelConfig,
-    capacity: int,
-    logits: ir.Value,
-    presents: Sequence[tuple[ir.Value, ir.Value]],
-    hidden_states: Mapping[int, ir.Value],
-) -> None:
-    """The outputs of `build_llm` under their names: keys and values of each layer, layer -> hidden states."""
-    graph.output(logits, "logits", FLOAT, ["B", "N", runner.output_vocab_size])
-    for i, (key, value) in enumerate(presents):
-        shape: list[Dim] = ["B", runner.num_key_value_heads, capacity, runner.head_dim]
-        graph.output(key, f"present_key_{i}", graph.dtype, shape)
-        graph.output(value, f"present_value_{i}", graph.dtype, shape)
-    for i, value in hidden_states.items():
-        graph.output(value, f"hidden_states_{i}", graph.dtype, ["B", "S", runner.hidden_size])
 
 
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ----------------------------+
@@ -133,18 +88,9 @@ def llm_outputs(
 #                              value_cache ---------+         |         |
 #                                                     present_value  present_key
 def _attention(
-    graph: ModelBuilder,
-    architecture: TextArchitecture,
-    tokens: TokenLayout,
-    x: ir.Value,
-    cos_sin: tuple[ir.Value, ir.Value],
-    cache: tuple[ir.Value, ir.Value],
-    write_index: ir.Value,
-    mask: ir.Value,
-) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
-    """Grouped-query attention over the cache: x [B,S,H] -> [B,S,H] (as `tokens` lie), and the caches with the
-    new rows.
-    """
+    graph: ModelBuilder, architecture: TextArchitecture, inputs: LLMInputs, x: ir.Value, cache: Cache
+) -> tuple[ir.Value, Cache]:
+    """Add grouped-query attention over the cache: x and result in the layout of the layers; updated cache."""
     runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
     hidden, head_dim = runner.hidden_size, runner.head_dim
     heads, kv_heads = runner.num_attention_heads, runner.num_key_value_heads
@@ -153,13 +99,13 @@ def _attention(
         widths = {name: count * head_dim for name, count in counts.items()}
         projected = graph.linears("qkv_proj", widths, x, hidden, bias)
         q, k, v = (
-            tokens.heads(rows, count, head_dim)
+            inputs.tokens.split_heads(rows, count, head_dim)
             for rows, count in zip(projected, counts.values(), strict=True)
         )
-        q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *cos_sin)
-        k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *cos_sin)
-        keys = graph.op("TensorScatter", cache[0], k, write_index, axis=-2, mode="linear")
-        values = graph.op("TensorScatter", cache[1], v, write_index, axis=-2, mode="linear")
-        attended = graph.op("Attention", q, keys, values, mask, scale=head_dim**-0.5)
-        attended = tokens.join_heads(attended, heads * head_dim)
-        return graph.linear("o_proj", attended, heads * head_dim, hidden, bias), (keys, values)
+        q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *inputs.cos_sin)
+        k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *inputs.cos_sin)
+        attended, present = graph.cached_attention(
+            q, k, v, cache, inputs.write_index, inputs.mask, scale=head_dim**-0.5
+        )
+        attended = inputs.tokens.merge_heads(attended, heads * head_dim)
+        return graph.linear("o_proj", attended, heads * head_dim, hidden, bias), present
