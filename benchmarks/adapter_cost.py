@@ -27,8 +27,8 @@ from safetensors.numpy import save_file
 from benchmarks import common
 from benchmarks.shrinking_batch import endless_request
 from edgellm_ros.builder import export, inspect
+from edgellm_ros.engine_directory.lora_inputs import lora_inputs, lora_targets
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.lora import adapter_targets
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 RANKS = (8, 16)
@@ -108,7 +108,7 @@ def write_adapter(directory: Path, engine: Path, rank: int) -> None:
     rng = np.random.default_rng(rank)
     inputs = {binding.name: binding.shape for binding in inspect(engine).parts[0].inputs}
     tensors = {}
-    for module, (fan_in, fan_out) in adapter_targets(inputs).items():
+    for module, (fan_in, fan_out) in lora_targets(lora_inputs(inputs)).items():
         for matrix, shape in (("A", (rank, fan_in)), ("B", (fan_out, rank))):
             values = 0.05 * rng.standard_normal(shape)
             tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = values.astype(np.float32)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgellm_ros.engine_directory.lora_adapters import FOLDER, adapter_targets, check_name
+from edgellm_ros.engine_directory.adapter_folder import FOLDER, check_name
+from edgellm_ros.engine_directory.lora_inputs import lora_inputs, lora_targets
 from edgellm_ros.engine_directory.peft_adapter import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -27,7 +28,7 @@ def read_adapters(
     """
     for name in adapters:
         check_name(name)
-    targets = adapter_targets(inputs)
+    targets = lora_targets(lora_inputs(inputs))
     return {
         name: read_peft_adapter(path, targets, max_rank or sys.maxsize) for name, path in adapters.items()
     }

@@ -32,9 +32,9 @@ from edgellm_ros.builder.vocabulary import (
     write_tokenizer_files,
 )
 from edgellm_ros.engine_directory import binding_names
+from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import CONFIG_FILE, FORMAT_VERSION, BuilderConfig, EngineConfig
 from edgellm_ros.engine_directory.files import list_files
-from edgellm_ros.engine_directory.lora_adapters import find_adapters
 
 EMBEDDING_FILE = "embedding.safetensors"
 LM_HEAD_FILE = "lm_head.safetensors"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.lora_adapters import find_adapters
+from edgellm_ros.engine_directory.lora_inputs import lora_inputs
 
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
 PARTS = ("llm", "visual", "audio", "action")
@@ -181,7 +183,8 @@ def _adapters(engine: Path, config: EngineConfig, llm: PartReport) -> tuple[Adap
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     reports = []
     for name, adapter in read_adapters(find_adapters(engine), inputs, config.builder.max_lora_rank).items():
-        values = sum(adapter.rank * (len(a) + b.shape[1]) for a, b in adapter.weights.values())
+        adapted = [entry for entry in lora_inputs(inputs) if entry.is_adapted(adapter.weights)]
+        values = sum(math.prod(shape) for entry in adapted for shape in entry.shapes(adapter.rank))
         reports.append(AdapterReport(name, adapter.rank, len(adapter.weights), values * itemsize))
     return tuple(reports)
 

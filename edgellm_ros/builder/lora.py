@@ -33,25 +33,30 @@ transposing: the larger the model, the more it drowns in the weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from edgellm_ros.builder.graph import GraphBuilder
+from edgellm_ros.engine_directory.lora_inputs import input_name, rank_symbol
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-RANK = "r"  # one symbol: within a run all modules have one rank
 
 
 # x --+-- MatMul(W) -------------------- y --+
 #     |                                      |
 #     +-- Gemm(lora_A) -- t -- Gemm(lora_B) -+-->
-def add_adapter(
-    graph: GraphBuilder, module: str, x: ir.Value, y: ir.Value, fan_in: int, fan_out: int
+def add_lora_inputs(
+    graph: GraphBuilder, parent: str, parts: Mapping[str, int], x: ir.Value, y: ir.Value, fan_in: int
 ) -> ir.Value:
-    """Inputs `<module>.lora_A.weight` [fan_in, r] and `<module>.lora_B.weight` [r, fan_out]; their product
-    with x [T, fan_in], added to the layer's own result y [T, fan_out].
+    """Add LoRA inputs for the linear layers `parts` (name -> fan_out) of the module `parent`.
+
+    x [T, fan_in] is what these layers read, y [T, sum of fan_outs] what they give, side by side. Returns y
+    plus the product of x with the inputs A [fan_in, n r] and B [n r, sum of fan_outs].
     """
-    a = graph.input(f"{module}.lora_A.weight", graph.dtype, [fan_in, RANK])
-    b = graph.input(f"{module}.lora_B.weight", graph.dtype, [RANK, fan_out])
+    name, rank = input_name(parent, parts), rank_symbol(len(parts))
+    a = graph.input(f"{name}.lora_A.weight", graph.dtype, [fan_in, rank])
+    b = graph.input(f"{name}.lora_B.weight", graph.dtype, [rank, sum(parts.values())])
     with graph.scope("lora"):
         t = graph.op("Gemm", a, x, transA=1, transB=1)
         return graph.op("Gemm", t, b, y, transA=1)

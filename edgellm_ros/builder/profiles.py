@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
+from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 
 VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the one that they follow
 
@@ -52,7 +53,8 @@ def make_profiles(
             f"{builder.max_kv_cache_capacity}"
         )
     batch = Range(1, 1, builder.max_batch_size)
-    rank = {"r": up_to(builder.max_lora_rank)} if builder.max_lora_rank else {}
+    lowest, largest = rank_sizes(1), rank_sizes(builder.max_lora_rank)
+    rank = {name: up_to(largest[name], low) for name, low in lowest.items() if builder.max_lora_rank}
     tree = up_to(verification_tokens)
     profiles: dict[str, list[Profile]] = {
         "llm": [

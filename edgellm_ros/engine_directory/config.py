@@ -12,7 +12,7 @@ from edgellm_ros.engine_directory.files import FileEntry, check_files
 from edgellm_ros.engine_directory.schema import from_dict, to_dict
 from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 # A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on

@@ -17,6 +17,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
@@ -227,6 +228,7 @@ class LLMEngineRunner:
 
     def _prepare(self, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter) -> None:
         batch, tokens, _ = tensors["inputs_embeds"].shape
-        dims = {"B": batch, "S": tokens, "N": 1, "r": adapter.rank, "P": tensors["rope_cos"].shape[0]}
+        dims = {"B": batch, "S": tokens, "N": 1, "P": tensors["rope_cos"].shape[0]}
+        dims |= rank_sizes(adapter.rank)
         bound = {**tensors, **self._shared, **adapter.tensors}
         self._executor.prepare(profile, dims, bound, self._device.stream)

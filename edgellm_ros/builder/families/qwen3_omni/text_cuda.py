@@ -134,14 +134,8 @@ def _fused_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, 
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
     inputs: list[ir.Value | None]
     with graph.module("self_attn", nodes="attn"):
-        if graph.lora:
-            parts = graph.linears("qkv_proj", widths, x, hidden, bias)
-            inputs = [
-                step.tokens.unflatten(rows, width) for rows, width in zip(parts, widths.values(), strict=True)
-            ]
-        else:
-            joined = graph.joined_linears("qkv_proj", widths, x, hidden, bias)
-            inputs = [step.tokens.unflatten(joined, sum(widths.values())), None, None]
+        joined = graph.joined_linears("qkv_proj", widths, x, hidden, bias)
+        inputs = [step.tokens.unflatten(joined, sum(widths.values())), None, None]
         inputs += [*cache, step.last_row, step.longest, step.cos, step.sin, step.position_ids]
         inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
         for name in ("q_norm", "k_norm"):

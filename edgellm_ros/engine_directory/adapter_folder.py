@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters of an engine directory: their folder and names, and the inputs that they are bound to."""
+"""LoRA adapters in an engine directory: their folder and their names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 FOLDER = "lora"  # of an engine directory: one folder per adapter
 BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-INPUT = re.compile(r"(.+)\.lora_([AB])\.weight")
 
 
 def canonical_name(name: str) -> str:
@@ -52,13 +49,3 @@ def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
             f"{', '.join(found) or 'none'}"
         )
     return found[name]
-
-
-def adapter_targets(inputs: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Modules with a place for an adapter and their sizes (K, N), from the shapes of an engine's inputs."""
-    targets = {}
-    for name, shape in inputs.items():
-        match = INPUT.fullmatch(name)
-        if match and match[2] == "A":
-            targets[match[1]] = (int(shape[0]), int(inputs[f"{match[1]}.lora_B.weight"][1]))
-    return targets
