@@ -16,8 +16,11 @@ LM_HEAD_TENSOR = "lm_head.weight"
 
 
 def find_lm_head(weights: Weights, embedding: str, tied: bool) -> str:
-    """Choose the tensor [V,H] that makes logits; `tied` is the checkpoint's `tie_word_embeddings`."""
-    return embedding if tied else LM_HEAD_TENSOR
+    """Choose the tensor [V,H] that makes logits; `tied` is the checkpoint's `tie_word_embeddings`.
+
+    As in transformers 5, a checkpoint with a matrix of its own uses that matrix, whatever `tied` says.
+    """
+    return embedding if tied and LM_HEAD_TENSOR not in weights else LM_HEAD_TENSOR
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class LMHead:
         self.weights.require(self.tensor, (self.vocab_size, self.hidden_size))
         with graph.scope("lm_head"):
             if self.as_input:
-                return graph.to_fp32(_matmul(graph, x, graph.input(names.LM_HEAD, graph.dtype, self.shape)))
+                matrix = graph.input(names.LM_HEAD, graph.dtype, self.shape)
+                return graph.to_fp32(_product_with_input(graph, x, matrix, self.shape[0]))
             if share_embedding and self.is_embedding and self.vocab_map is None:
                 table = graph.input(names.EMBEDDING, graph.dtype, self.shape[::-1])
                 return graph.to_fp32(_product_with_table(graph, x, table, self.shape[0]))
@@ -64,17 +68,18 @@ class LMHead:
             return graph.to_fp32(graph.op("MatMul", x, matrix))
 
 
-# x [B,N,H] -- twice [2,B,N,H] -- MatMul matrix [H,V] -- [2,B,N,V] -- first of two -->
-def _matmul(graph: ModelBuilder, x: ir.Value, matrix: ir.Value) -> ir.Value:
-    """A product with a matrix that is not a constant.
+# x [B,N,H] -- [H,B,N] -- [H,B*N] -- Gemm (transA) matrix [H,V] -- [B*N,V] -- [B,N,V] -->
+def _product_with_input(graph: ModelBuilder, x: ir.Value, matrix: ir.Value, size: int) -> ir.Value:
+    """Add a product with a matrix that is no constant: x [B,N,size] times [size,V].
 
-    A single row would take another way through ONNX Runtime's MatMul than the same row among others and
-    differ in the last bits; two or more do not (test_batch_invariance.py). So that an answer does not depend
-    on its batch, there are never less than two rows here.
+    A row's bits must not depend on the rows beside it. ONNX Runtime's MatMul of two activations breaks that,
+    its Gemm with transA does not (`lora.py`; test/engine/test_batch_invariance.py). The transposition is of
+    three dimensions, because ONNX Runtime would merge one of two into the Gemm.
     """
-    x = graph.op("Unsqueeze", x, graph.constant([0]))
-    product = graph.op("MatMul", graph.op("Concat", x, x, axis=0), matrix)
-    return graph.op("Gather", product, graph.constant(0), axis=0)
+    batch = graph.op("Shape", x, start=0, end=2)
+    columns = graph.reshape(graph.transpose(x, 2, 0, 1), [size, -1])
+    rows = graph.op("Gemm", columns, matrix, transA=1)
+    return graph.op("Reshape", rows, graph.op("Concat", batch, graph.constant([-1]), axis=0))
 
 
 # x [B,N,H] -- rows [B*N,H] -- Gemm table^T [H,V] -- [B*N,V] -- [B,N,V] -->
