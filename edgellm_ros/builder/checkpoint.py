@@ -37,6 +37,9 @@ class Weights:
             if name not in self._files:
                 raise ValueError(f"{directory / file}: tensor {name!r} is missing, but {index.name} lists it")
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
     def has_module(self, name: str) -> bool:
         """Whether there are tensors of the module `name`, whatever they are."""
         return any(tensor.startswith(f"{name}.") for tensor in self._files)

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from on_device import put
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from test_graph_contract import llm_inputs
 from tiny_checkpoint import write_json, write_tiny_checkpoint
 
@@ -29,7 +29,10 @@ knows_lengths = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def tied_checkpoint(tmp_path_factory):
     """The tiny checkpoint, but its last layer is the embedding table."""
-    checkpoint = write_tiny_checkpoint(tmp_path_factory.mktemp("tied"))
+    checkpoint = write_tiny_checkpoint(tmp_path_factory.mktemp("tied"), shards=1)
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, checkpoint / "model.safetensors")
     config = json.loads((checkpoint / "config.json").read_text())
     write_json(checkpoint / "config.json", config | {"tie_word_embeddings": True})
     return checkpoint

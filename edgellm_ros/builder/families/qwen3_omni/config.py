@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.families.qwen3_omni.processor import image_processing, sound_processing
 from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
 from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 
 MODEL_TYPE = "qwen3_omni_moe_thinker"
-BICUBIC = 3  # PIL's code
 
 
 @dataclass(frozen=True)
@@ -43,28 +43,28 @@ class AudioArchitecture:
 def text_architecture(config: ConfigSection, num_deepstack_features: int) -> TextArchitecture:
     """The `text_config` of a thinker. ValueError for whatever our graph would compute differently."""
     text = config.section("text_config")
-    if text.integer("num_experts", 128):  # the model code's default
-        raise text.fail("num_experts", "only dense checkpoints (num_experts 0) are supported")
+    _check_dense(text)
     text.one_of("hidden_act", ["silu"], default="silu")
     if text.has("sliding_window") and text.flag("use_sliding_window", True):
         raise text.fail("sliding_window", "only full attention (null) is supported")
     heads, layers = text.size("num_attention_heads"), text.size("num_hidden_layers")
-    if num_deepstack_features >= layers:
+    if num_deepstack_features > layers:
         raise text.fail(
-            "num_hidden_layers", f"expected more than the {num_deepstack_features} deepstack features"
+            "num_hidden_layers", f"expected at least the {num_deepstack_features} deepstack features"
         )
+    head_dim = text.size("head_dim", text.size("hidden_size") // heads)
     runner = text.make(
         LanguageModelConfig,
         hidden_size=text.size("hidden_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=text.size("num_key_value_heads"),
-        head_dim=text.size("head_dim", text.size("hidden_size") // heads),
+        head_dim=head_dim,
         vocab_size=text.size("vocab_size"),
         max_position_embeddings=text.size("max_position_embeddings"),
         reduced_vocab_size=0,
         num_deepstack_features=num_deepstack_features,
-        rope=_text_rope(text),
+        rope=_text_rope(text, head_dim),
     )
     return TextArchitecture(
         runner=runner,
@@ -74,16 +74,40 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Tex
     )
 
 
-def _text_rope(text: ConfigSection) -> RopeConfig:
-    """RoPE as transformers 5 writes it (`rope_parameters`), or as before (`rope_scaling`, `rope_theta`)."""
-    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
+def _check_dense(text: ConfigSection) -> None:
+    """ValueError if a layer is a mixture of experts, by the rule of the model code and its defaults."""
+    if not text.integer("num_experts", 128):
+        return
+    dense = text.integers("mlp_only_layers") if text.has("mlp_only_layers") else ()
+    step = text.size("decoder_sparse_step", 1)
+    layers = range(text.size("num_hidden_layers"))
+    sparse = [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]
+    if sparse:
+        raise text.fail("num_experts", f"only dense layers are supported; layer {sparse[0]} has experts")
+
+
+def _text_rope(text: ConfigSection, head_dim: int) -> RopeConfig:
+    """Read RoPE as transformers 5 writes it (`rope_parameters`), or as before (`rope_scaling`)."""
+    key = "rope_parameters" if text.has("rope_parameters") else "rope_scaling"
+    rope = text.section(key) if text.has(key) else ConfigSection({}, text.where)
     rope.one_of("rope_type", ["default"], default="default")
+    given = rope.has("mrope_section")
     return rope.make(
         RopeConfig,
         theta=(rope if rope.has("rope_theta") else text).number("rope_theta"),
-        mrope_section=rope.integers("mrope_section"),
+        mrope_section=rope.integers("mrope_section") if given else _default_mrope_section(head_dim // 2),
         mrope_interleaved=rope.flag("mrope_interleaved", rope.flag("interleaved", True)),
     )
+
+
+def _default_mrope_section(pairs: int) -> tuple[int, int, int]:
+    """Frequency pairs of time, height and width if the checkpoint has no `mrope_section`.
+
+    The model code's default is (24, 20, 20), of which a head with fewer or more pairs uses what fits: height
+    takes pairs 1, 4, 7 ..., width 2, 5, 8 ..., time the others.
+    """
+    height, width = (len(range(offset, min(3 * 20, pairs), 3)) for offset in (1, 2))
+    return pairs - height - width, height, width
 
 
 def vision_architecture(config: ConfigSection, processor: ConfigSection) -> VisionArchitecture:
@@ -99,16 +123,6 @@ def vision_architecture(config: ConfigSection, processor: ConfigSection) -> Visi
         vision.size(f"{name}_size") for name in ("patch", "temporal_patch", "spatial_merge")
     )
 
-    processor.one_of("image_processor_type", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"])
-    for step in ("do_resize", "do_rescale", "do_normalize"):
-        processor.one_of(step, [True], default=True)
-    for key, needed in (("patch_size", patch), ("temporal_patch_size", frames), ("merge_size", merge)):
-        processor.one_of(key, [needed])
-    if processor.has("size"):
-        limits = processor.section("size")
-        low, high = limits.size("shortest_edge"), limits.size("longest_edge")
-    else:
-        low, high = processor.size("min_pixels"), processor.size("max_pixels")
     built = vision.make(
         VisionConfig,
         hidden_size=vision.size("hidden_size"),
@@ -122,12 +136,7 @@ def vision_architecture(config: ConfigSection, processor: ConfigSection) -> Visi
         num_position_embeddings=vision.size("num_position_embeddings"),
         deepstack_visual_indexes=vision.integers("deepstack_visual_indexes"),
         rope_theta=theta,
-        min_pixels=low,
-        max_pixels=high,
-        resample=processor.one_of("resample", [BICUBIC], default=BICUBIC),
-        rescale_factor=processor.number("rescale_factor", 1 / 255),
-        image_mean=processor.numbers("image_mean"),
-        image_std=processor.numbers("image_std"),
+        **image_processing(processor, patch, frames, merge),
     )
     return VisionArchitecture(built, vision.size("intermediate_size"))
 
@@ -139,10 +148,6 @@ def audio_architecture(config: ConfigSection, processor: ConfigSection) -> Audio
     bins = audio.size("num_mel_bins")
     # The model code counts 13 tokens per chunk whatever n_window is, which is right for 50 only.
     window = audio.one_of("n_window", [50], default=50)
-
-    processor.one_of("feature_extractor_type", ["WhisperFeatureExtractor"])
-    processor.one_of("feature_size", [bins])
-    processor.one_of("dither", [0], default=0)
     built = audio.make(
         AudioConfig,
         d_model=audio.size("d_model"),
@@ -152,8 +157,6 @@ def audio_architecture(config: ConfigSection, processor: ConfigSection) -> Audio
         n_window=window,
         n_window_infer=audio.size("n_window_infer", 800),
         num_mel_bins=bins,
-        sampling_rate=processor.one_of("sampling_rate", [16000], default=16000),
-        n_fft=processor.size("n_fft", 400),
-        hop_length=processor.size("hop_length", 160),
+        **sound_processing(processor, bins),
     )
     return AudioArchitecture(built, audio.size("downsample_hidden_size"), audio.size("encoder_ffn_dim"))

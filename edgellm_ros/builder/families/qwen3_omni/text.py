@@ -52,7 +52,8 @@ def build_llm(architecture: TextArchitecture, weights: Weights, options: LLMOpti
     tokens, last_token_ids = inputs.tokens, inputs.last_token_ids
 
     presents, hidden_states = [], {}
-    wants_last = layers in options.hidden_state_layers
+    # Whether anything after the last attention needs the rows of all tokens.
+    all_rows = layers in options.hidden_state_layers or len(inputs.deepstack) == layers
     x = tokens.flatten(inputs.embeds, hidden)
     for i in range(layers):
         with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
@@ -60,8 +61,7 @@ def build_llm(architecture: TextArchitecture, weights: Weights, options: LLMOpti
             attended, present = _attention(graph, architecture, inputs, normed, inputs.caches[i])
             presents.append(present)
             x = graph.op("Add", x, attended)
-            # Nothing else needs the last layer's other rows: saves 7% of a prefill of 130 tokens.
-            if i == layers - 1 and not wants_last:
+            if i == layers - 1 and not all_rows:  # saves 7% of a prefill of 130 tokens
                 rows = graph.rows(tokens.unflatten(x, hidden), last_token_ids, hidden)
                 x = tokens.flatten(rows, hidden)
             normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
@@ -73,7 +73,7 @@ def build_llm(architecture: TextArchitecture, weights: Weights, options: LLMOpti
     x = tokens.unflatten(x, hidden)
     with graph.module("model", nodes=""):
         hidden_states[layers] = x = graph.rms_norm("norm", x, hidden, epsilon)
-    if wants_last:
+    if all_rows:
         x = graph.rows(x, last_token_ids, hidden)
     wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
     logits = options.head.logits(graph, x)
