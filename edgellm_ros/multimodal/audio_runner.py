@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AudioRunner: one sound through the audio encoder, into rows that the language model's embedding takes."""
+"""AudioRunner: one sound through the audio encoder, into rows of embeddings for the language model.
+
+Each sound is encoded on its own, so that its rows depend on that sound alone: the same bits alone and beside
+other sounds, and the prefix cache may tell sounds apart by their contents. transformers pads the sounds of a
+prompt to the longest one, which changes the rows of the shorter ones: by up to 0.4 where one of them is below
+1 s (its chunk is padded before the convolutions), and often their number, by one (the processor rounds up to
+a whole frame). test/parity/test_parity_audio.py compares both with transformers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ from edgellm_ros.multimodal.sound import Sound
 
 
 class AudioRunner:
-    """Owns the audio engine's inputs. One sound per run, so that a sound's rows depend on that sound alone.
+    """Owns the audio engine's inputs; one sound per run.
 
     `max_tokens`: the most rows that one sound may become (prompts cannot be longer).
     """
