@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters that come with a checkpoint, in its folder `lora`: checked against the graph and copied."""
+"""LoRA adapters in the folder `lora` of a checkpoint: checked against the graph, and copied."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from edgellm_ros.engine_directory.peft_adapter import (
 def read_adapters(
     adapters: Mapping[str, Path], inputs: Mapping[str, Sequence[Any]], max_rank: int | None
 ) -> dict[str, PeftAdapter]:
-    """The adapters, name -> directory, read for a language model with these inputs, name -> shape.
+    """Read adapters for a language model.
 
-    max_rank None = any. Errors as of `read_peft_adapter`, ValueError for a name that no adapter can have.
+    adapters: name -> directory; inputs: name -> shape. max_rank None = any. Errors as of `read_peft_adapter`;
+    ValueError for a name that no adapter may have.
     """
     for name in adapters:
         check_name(name)
@@ -35,7 +36,7 @@ def read_adapters(
 
 
 def copy_adapters(adapters: Mapping[str, Path], engine: Path) -> None:
-    """Put the adapters into the engine directory, in place of others of the same names."""
+    """Copy adapters to the engine directory, replacing adapters of the same names."""
     for name, path in adapters.items():
         target = engine / FOLDER / name
         shutil.rmtree(target, ignore_errors=True)

@@ -15,7 +15,10 @@ EXPERT_MODEL_TYPE = "edgellm_flow_expert"
 
 @dataclass(frozen=True)
 class ExpertArchitecture:
-    """The action expert's `config.json`, key by key. The time features' periods are in flow time (0 to 1)."""
+    """The action expert's `config.json`, key by key.
+
+    The time features' periods are in flow time (0 to 1).
+    """
 
     model_type: str
     hidden_size: int
@@ -68,7 +71,10 @@ class ExpertArchitecture:
 
 
 def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitecture:
-    """`action_expert/config.json`: every key must be known, and fit the model whose cache it reads."""
+    """Read `action_expert/config.json`.
+
+    Every key must be known, and fit the model whose KV cache the expert reads.
+    """
     data = read_json(path)
     data.pop("architectures", None)
     expert = from_dict(ExpertArchitecture, data, str(path))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint in, engine directory out: graphs, embeddings, tokenizer, and a `config.json` that lists them.
+"""Exports a checkpoint: graphs, embeddings, tokenizer, and a `config.json` that lists the files.
 
 Needs no PyTorch and no ONNX Runtime. Graphs are written one tensor at a time, so that a checkpoint may be
 larger than memory.
@@ -60,20 +60,20 @@ def export(
     optional: what the checkpoint has weights for is exported.
 
     `precision` is the type of weights, activations and KV cache. In every precision norms are computed in
-    fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 at the graphs' borders. fp32 and fp16
-    run everywhere (ONNX Runtime does most of fp16 on a CPU by way of fp32); bf16 is for GPUs: ONNX Runtime
-    has no bf16 kernels for the CPU. Lengths are in tokens.
+    fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and outputs. fp32 and fp16 run
+    everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for GPUs only. Lengths are in
+    tokens.
 
-    max_lora_rank: largest rank of adapters, 0 makes a graph that takes none; None = what the adapters in the
-    checkpoint's folder `lora` need. They are copied, unless it is 0.
+    max_lora_rank: largest rank of adapters; 0 = no LoRA inputs, None = the largest rank among the adapters in
+    the checkpoint's folder `lora`, which are copied unless max_lora_rank is 0.
 
-    hidden_state_layers: layers from 1 whose hidden states the language model puts out too. lm_head_input: its
-    last matrix becomes an input, so that it can be exchanged (`LLMInferenceRuntime.set_lm_head_weights`).
-    vocab_map: see `read_vocab_map`; logits are only computed for these tokens.
+    hidden_state_layers: layers (from 1) whose hidden states become outputs. lm_head_input: the matrix of the
+    LM head becomes an input, so that it can be exchanged (`LLMInferenceRuntime.set_lm_head_weights`).
+    vocab_map: file with the only tokens whose logits are computed, see `read_vocab_map`.
 
-    `config.json` is removed first and written last, so an interrupted export leaves nothing that looks whole.
-    FileNotFoundError or ValueError, naming file, key and value,
-    for a checkpoint that is incomplete or not supported.
+    `config.json` is removed first and written last, so that an interrupted export leaves no directory that
+    looks complete. FileNotFoundError or ValueError, naming file, key and value, for a checkpoint that is
+    incomplete or not supported.
     """
     # 1. What was asked for.
     checkpoint, engine = Path(checkpoint_dir), Path(engine_dir)
@@ -175,7 +175,10 @@ def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
 
 
 def _clear(engine: Path) -> None:
-    """Make the directory; remove the graphs of an earlier export and the TensorRT plans made from them."""
+    """Make the engine directory and remove what an earlier export left there.
+
+    These are graphs, the TensorRT plans built from them, and optional files.
+    """
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE)

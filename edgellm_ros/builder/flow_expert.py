@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action expert: one velocity of the flow that turns noise into a trajectory, given the KV cache.
+"""Graph of the action expert: the velocity of a flow from noise to a trajectory, given the KV cache.
 
-Layer i attends to what layer i of the language model left in its cache, and to the trajectory itself. The
-caches are read where they are, never copied or joined: scores over the cache and scores over the trajectory
-are two products, one softmax makes them one distribution, and two products bring the values back. All n
-trajectories of a request share its cache and its positions, so they are stacked along the query rows and the
-cache is read once for all of them.
+Layer i attends to the KV cache of layer i of the language model, and to the trajectory itself. The caches are
+read in place, never copied or concatenated: scores over the cache and over the trajectory are two products,
+one softmax normalises both, and two products apply the values. All n trajectories of a request share its
+cache and its positions; their queries are stacked, so that the cache is read once for all of them.
 
 Source of the method: flow matching (arXiv 2210.02747) with an expert beside a language model, as in pi0
 (arXiv 2410.24164) and Alpamayo-R1 (arXiv 2511.00088).
@@ -33,7 +32,9 @@ MASKED = -6e4  # added to a score, makes its share of the softmax exactly 0 in e
 def build_expert(
     architecture: ExpertArchitecture, weights: Weights, precision: str, capacity: int
 ) -> ModelBuilder:
-    """The graph of `action/model.onnx`: B requests, n trajectories of each, T steps, A values per step.
+    """Build `action/model.onnx`.
+
+    B requests, n trajectories of each, T steps, A values per step.
 
     Inputs:
     - trajectory [B*n,T,A] fp32: the trajectories of one request lie next to each other
@@ -77,7 +78,10 @@ def build_expert(
 # time -- Mul 2*pi/period --+-- Sin --+
 #                           +-- Cos -- Concat -- time_mlp.0 -- SiLU -- time_mlp.2 -->
 def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time: ir.Value) -> ir.Value:
-    """Time [1] -> [1,hidden]. The angles and their sines and cosines are fp32 in every precision."""
+    """Embed time [1] -> [1,hidden].
+
+    Angles, sines and cosines are fp32 in every precision.
+    """
     hidden, size = architecture.hidden_size, architecture.time_embedding_dim
     low, high = architecture.time_min_period, architecture.time_max_period
     frequency = 2 * math.pi / (low * (high / low) ** np.linspace(0.0, 1.0, size // 2))
@@ -91,7 +95,10 @@ def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time:
 
 
 def _cache_bias(graph: ModelBuilder, length: ir.Value, capacity: int) -> ir.Value:
-    """Length [B] -> [B,1,1,C] to be added to scores: 0 for cache rows below it, MASKED for the others."""
+    """Make a bias of scores [B,1,1,C] from lengths [B].
+
+    It is 0 for filled cache rows and MASKED for the others.
+    """
     with graph.scope("cache_bias"):
         length = graph.op("Unsqueeze", length, graph.constant([1, 2, 3]))
         filled = graph.op("Less", graph.constant(np.arange(capacity)), length)
@@ -115,10 +122,10 @@ def _attention(
     batch: ir.Value,
     capacity: int,
 ) -> ir.Value:
-    """Attention of all steps to the cache and to each other, x [B*n,T,hidden] -> the same.
+    """Add attention of all steps to the cache and to each other.
 
-    G query heads share a key head. Rows that share keys lie next to each other, so that each product is one
-    MatMul, whatever n is.
+    x [B*n,T,hidden] -> the same shape. G query heads share a key head. Rows that share keys lie next to each
+    other, so that each product is one MatMul, whatever n is.
     """
     hidden, head_dim, epsilon = architecture.hidden_size, architecture.head_dim, architecture.rms_norm_eps
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look into an engine directory: what it is, what each graph takes and gives, how much memory it needs."""
+"""Inspects an engine directory: model, inputs and outputs of each graph, memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BindingReport:
 
 @dataclass(frozen=True)
 class PartReport:
-    """One graph. `variants` are graphs for other devices with its weights, `plans` TensorRT's, beside it."""
+    """One graph of the engine directory."""
 
     name: str
     opset: int
@@ -42,15 +42,16 @@ class PartReport:
     inputs: tuple[BindingReport, ...]
     outputs: tuple[BindingReport, ...]
     weight_bytes: int
-    variants: tuple[str, ...]
-    plans: tuple[str, ...]
+    variants: tuple[str, ...]  # graphs for other devices with the same weights
+    plans: tuple[str, ...]  # TensorRT's
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes. The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences.
+    """Memory in bytes.
 
-    The prefix cache is as large, unless the runtime is told otherwise.
+    The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences. The prefix cache
+    has the same size unless the runtime is told otherwise.
     """
 
     weights: int
@@ -64,17 +65,20 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class AdapterReport:
-    """One adapter in the engine directory: how many layers it changes, its matrices' bytes when loaded."""
+    """One adapter of the engine directory."""
 
     name: str
     rank: int
-    modules: int
-    bytes: int
+    modules: int  # linear layers that the adapter changes
+    bytes: int  # of its tensors when loaded
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Everything that `edgellm inspect` shows. `verified`: not only sizes but also SHA-256 were compared."""
+    """Everything that `edgellm inspect` shows.
+
+    `verified`: SHA-256 were compared, not only sizes.
+    """
 
     directory: str
     config: EngineConfig
@@ -85,9 +89,10 @@ class EngineReport:
 
 
 def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
-    """Read an engine directory and check its files: presence and size, with `verify` their SHA-256 too.
+    """Read an engine directory and check its files.
 
-    FileNotFoundError or ValueError, naming file and key, for a directory that is incomplete or damaged.
+    Presence and sizes are checked, with `verify` also SHA-256. FileNotFoundError or ValueError, naming file
+    and key, for a directory that is incomplete or damaged.
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine, verify)
@@ -98,7 +103,7 @@ def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
 
 
 def render(report: EngineReport) -> str:
-    """The report as text: a table of the model, one of memory, one of each graph's bindings."""
+    """Render the report as tables: the model, memory, each graph's bindings."""
     config, llm = report.config, report.config.llm
     builder = config.builder
     answers = f", {llm.reduced_vocab_size} to answer with" if llm.reduced_vocab_size else ""
@@ -222,7 +227,10 @@ def _memory_rows(report: EngineReport) -> list[tuple[str, str]]:
 
 
 def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[str, ...]]:
-    """One row per binding; those that differ only in the name's first number (the layer's) share one."""
+    """Make one row per binding.
+
+    Bindings that differ only in the first number of their name (the layer) share a row.
+    """
     numbers: dict[tuple[str, ...], list[str]] = {}
     for binding in bindings:
         stem, number, rest = _FIRST_NUMBER.fullmatch(binding.name).groups()  # type: ignore[union-attr]

@@ -31,7 +31,10 @@ class LLMInputs:
 
 
 def llm_inputs(graph: ModelBuilder, config: LanguageModelConfig, capacity: int) -> LLMInputs:
-    """Add the inputs of `llm/model.onnx`. Tokens are laid out flat if the graph has LoRA inputs."""
+    """Add the inputs of `llm/model.onnx`.
+
+    Tokens are laid out flat if the graph has LoRA inputs.
+    """
     embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", config.hidden_size])
     cos_sin = graph.rope_rows("S", config.head_dim // 2)
     write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])

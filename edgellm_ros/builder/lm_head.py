@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last layer, hidden state to logits: for the whole vocabulary or some of it, as a weight or an input."""
+"""The LM head, hidden states to logits: of the whole vocabulary or a part, as a weight or an input."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ LM_HEAD_TENSOR = "lm_head.weight"
 
 
 def find_lm_head(weights: Weights, embedding: str, tied: bool) -> str:
-    """Choose the tensor [V,H] that makes logits; `tied` is the checkpoint's `tie_word_embeddings`.
+    """Choose the tensor [V,H] of the LM head.
 
-    As in transformers 5, a checkpoint with a matrix of its own uses that matrix, whatever `tied` says.
+    `tied` is the checkpoint's `tie_word_embeddings`. As in transformers 5, a checkpoint with a matrix of its
+    own uses that matrix, whatever `tied` says.
     """
     return embedding if tied and LM_HEAD_TENSOR not in weights else LM_HEAD_TENSOR
 
@@ -84,7 +85,10 @@ def _product_with_input(graph: ModelBuilder, x: ir.Value, matrix: ir.Value, size
 
 # x [B,N,H] -- rows [B*N,H] -- Gemm table^T [H,V] -- [B*N,V] -- [B,N,V] -->
 def _product_with_table(graph: ModelBuilder, x: ir.Value, table: ir.Value, size: int) -> ir.Value:
-    """X [B,N,size] times the transposed table [V,size], without a transposed copy of it."""
+    """Add a product with the transposed table: x [B,N,size] -> [B,N,V].
+
+    The table [V,size] is not copied.
+    """
     batch = graph.op("Shape", x, start=0, end=2)
     rows = graph.op("Gemm", graph.reshape(x, [-1, size]), table, transB=1)
     return graph.op("Reshape", rows, graph.op("Concat", batch, graph.constant([-1]), axis=0))

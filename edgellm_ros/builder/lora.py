@@ -49,10 +49,11 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def add_lora_inputs(
     graph: GraphBuilder, parent: str, parts: Mapping[str, int], x: ir.Value, y: ir.Value, fan_in: int
 ) -> ir.Value:
-    """Add LoRA inputs for the linear layers `parts` (name -> fan_out) of the module `parent`.
+    """Add LoRA inputs for linear layers that read the same x.
 
-    x [T, fan_in] is what these layers read, y [T, sum of fan_outs] what they give, side by side. Returns y
-    plus the product of x with the inputs A [fan_in, n r] and B [n r, sum of fan_outs].
+    They are the layers `parts` (name -> fan_out) of the module `parent`. x [T, fan_in] is what these layers
+    read, y [T, sum of fan_outs] what they give, side by side. Returns y plus the product of x with the inputs
+    A [fan_in, n r] and B [n r, sum of fan_outs].
     """
     name, rank = input_name(parent, parts), rank_symbol(len(parts))
     a = graph.input(f"{name}.lora_A.weight", graph.dtype, [fan_in, rank])

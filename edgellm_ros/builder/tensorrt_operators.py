@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a graph stays inside what TensorRT's ONNX parser documents, and which node does not.
+"""Checks that a graph stays within what TensorRT's ONNX parser documents.
 
 Source: the operator list of the parser (onnx-tensorrt, docs/operators.md) of release 10.15, the first with
 TensorScatter; and the documentation of the layers that Attention and TensorScatter become (IAttention,
@@ -27,8 +27,8 @@ def _table(*groups: tuple[frozenset[ir.DataType], str]) -> dict[str, frozenset[i
     return {operator: types for types, operators in groups for operator in operators.split()}
 
 
-# Operators and the types of their data. Loops, branches, quantisation and what our graphs have no use for
-# (recurrent layers, resizing, random numbers) are left out although the parser knows them.
+# Operators and the types of their data. Loops, branches, quantisation and operators that our graphs do not
+# use (recurrent layers, resizing, random numbers) are left out although the parser supports them.
 SUPPORTED = _table(
     (
         FLOATS,
@@ -66,14 +66,17 @@ CONSTANT_INPUTS = [
 
 
 def check_operators(graph: ir.Graph, name: str) -> None:
-    """ValueError that lists the nodes of a graph that TensorRT's parser would refuse, and why."""
+    """Check a graph.
+
+    ValueError lists the nodes that TensorRT's parser would refuse, and why.
+    """
     problems = list(unsupported(graph))
     if problems:
         raise ValueError(f"{name}: TensorRT cannot parse it: {'; '.join(problems)}")
 
 
 def unsupported(graph: ir.Graph) -> Iterator[str]:
-    """A text for each rule that is broken, which begins with the node's operator and name."""
+    """Yield a text for each broken rule, beginning with the node's operator and name."""
     opset = graph.opset_imports.get("", 0)
     if opset not in OPSETS:
         yield f"opset {opset}: supported are {OPSETS.start} to {OPSETS.stop - 1}"

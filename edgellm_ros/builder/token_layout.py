@@ -46,7 +46,7 @@ class TokenLayout:
             return graph.op("Reshape", x, self._shapes[sizes])
 
     def split_heads(self, x: ir.Value, count: int, head_dim: int) -> ir.Value:
-        """Convert [..., count * head_dim] in the layout of the layers to [B,count,S,head_dim]."""
+        """Convert [..., count * head_dim] of the layers to [B,count,S,head_dim]."""
         return self._graph.transpose(self.unflatten(x, count, head_dim), 0, 2, 1, 3)
 
     def merge_heads(self, x: ir.Value, size: int) -> ir.Value:

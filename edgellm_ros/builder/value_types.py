@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types and ranks of the values between the nodes of a graph, as far as rules about nodes need them."""
+"""Types and ranks of the values of a graph, as far as the rules about nodes need them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TO_INT64 = {"ArgMax", "ArgMin", "Shape", "Size"}
 
 
 class Values:
-    """Types and ranks of a graph's values, so far as its nodes were added."""
+    """Types and ranks of a graph's values; grows as nodes are added."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.inputs, self.outputs = set(graph.inputs), set(graph.outputs)
@@ -39,7 +39,7 @@ class Values:
         return None if value.shape is None else len(value.shape)
 
     def add(self, node: ir.Node) -> None:
-        """Types and ranks of a node's results, from those of its inputs."""
+        """Infer types and ranks of a node's results from those of its inputs."""
         kind = self._result_type(node)
         rank = self._result_rank(node)
         for value in node.outputs:
@@ -83,7 +83,7 @@ class Values:
         return max(known) if len(known) == len(ranks) and known else (ranks[0] if ranks else None)
 
     def _length(self, value: ir.Value) -> int | None:
-        """How many elements a vector has that was put together of constants and shapes."""
+        """Count the elements of a vector made of constants and shapes; None if unknown."""
         if value.const_value is not None:
             return value.const_value.size
         maker = value.producer()
@@ -96,6 +96,6 @@ class Values:
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """The input whose type is the operator's type."""
+    """Return the input whose type is the operator's type."""
     index = 1 if node.op_type == "Where" else 0
     return node.inputs[index] if len(node.inputs) > index else None

@@ -12,12 +12,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def canonical_name(name: str) -> str:
-    """The name under which an adapter is kept and reported: "" for the base model, which BASE names too."""
+    """Return the name under which an adapter is kept and reported.
+
+    BASE becomes "", the base model.
+    """
     return "" if name == BASE else name
 
 
 def check_name(name: str) -> None:
-    """ValueError for a name that an adapter cannot have."""
+    """Check the name of an adapter. ValueError for a name that no adapter may have."""
     if not NAME.fullmatch(name):
         raise ValueError(f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {name!r}")
     if name == BASE:
@@ -25,7 +28,10 @@ def check_name(name: str) -> None:
 
 
 def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
-    """Name -> directory of the adapters that lie in an engine directory, sorted."""
+    """List the adapters of an engine directory or a checkpoint.
+
+    Name -> directory, sorted.
+    """
     folder = Path(engine_dir) / FOLDER
     if not folder.is_dir():
         return {}
@@ -37,8 +43,9 @@ def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
 
 
 def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
-    """The directory of one of them; None for the base model ("" or BASE). ValueError, with the names there
-    are.
+    """Find an adapter's directory by name; None for the base model ("" or BASE).
+
+    ValueError, which lists the names that exist, for an unknown one.
     """
     if not canonical_name(name):
         return None

@@ -51,12 +51,15 @@ def present_key(layer: int) -> str:
 
 
 def present_value(layer: int) -> str:
-    """Return the name of the output that is bound to the memory of `value_cache(layer)`."""
+    """Return the name of the output bound to the memory of `value_cache(layer)`."""
     return f"present_value_{layer}"
 
 
 def deepstack_embeds(index: int) -> str:
-    """Return the name of a deepstack feature: an output of the vision tower, an input of the LLM."""
+    """Return the name of a deepstack feature.
+
+    It is an output of the vision tower and an input of the language model.
+    """
     return f"deepstack_embeds_{index}"
 
 

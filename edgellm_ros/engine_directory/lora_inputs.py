@@ -36,10 +36,12 @@ class LoraInput:
 
     @property
     def a_name(self) -> str:
+        """Name of the input A [K, n r]."""
         return f"{self.name}.lora_A.weight"
 
     @property
     def b_name(self) -> str:
+        """Name of the input B [n r, sum of N]."""
         return f"{self.name}.lora_B.weight"
 
     def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -69,7 +71,10 @@ class LoraInput:
 
 
 def input_name(parent: str, parts: Mapping[str, int]) -> str:
-    """Make the name of a pair of inputs for the layers `parts` (name -> fan_out) of the module `parent`."""
+    """Make the name of a pair of inputs.
+
+    They are for the layers `parts` (name -> fan_out) of the module `parent`.
+    """
     joined = "+".join(f"{name}:{fan_out}" for name, fan_out in parts.items())
     return f"{parent}.{joined if len(parts) > 1 else next(iter(parts))}"
 

@@ -43,7 +43,10 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """What one adapter binds. The base model is an adapter without a name, of the lowest rank."""
+    """What one adapter binds.
+
+    The base model is an adapter without a name, of the lowest rank.
+    """
 
     name: str  # "" is the base model
     rank: int
@@ -54,16 +57,19 @@ class LoraAdapter:
 
     @property
     def key(self) -> str:
-        """Key of results that depend on the adapter: name and contents; "" for the base model."""
+        """Key of results that depend on the adapter: name and contents.
+
+        "" for the base model.
+        """
         return f"{self.name}:{self.digest}" if self.name else ""
 
 
 class LoraAdapters:
-    """The adapters of one engine by name, and the active one, which requests use that name none.
+    """The adapters of one engine by name, and the active one.
 
-    All methods may be called from any thread, also while a batch runs: the batch keeps the adapters that it
-    began with. If the engine does not support empty tensors, the base model is an adapter of rank 1 with
-    zeros.
+    Requests that name no adapter use the active one. All methods may be called from any thread, also while a
+    batch runs: the batch keeps the adapters that it began with. If the engine does not support empty tensors,
+    the base model is an adapter of rank 1 with zeros.
     """
 
     def __init__(
@@ -95,7 +101,7 @@ class LoraAdapters:
             return sorted(name for name in self._adapters if name)
 
     def loaded(self) -> list[LoraAdapter]:
-        """The base model and all adapters."""
+        """List the base model and all adapters."""
         with self._lock:
             return list(self._adapters.values())
 
@@ -128,9 +134,10 @@ class LoraAdapters:
         return adapter
 
     def remove(self, *names: str) -> list[LoraAdapter]:
-        """Remove adapters, all or none, and return them; a batch in progress keeps those it began with.
+        """Remove adapters, all or none, and return them.
 
-        ValueError for the active adapter, the base model and unknown names.
+        A batch in progress keeps those it began with. ValueError for the active adapter, the base model and
+        unknown names.
         """
         with self._lock:
             for name in names:
@@ -182,7 +189,10 @@ class LoraAdapters:
             return values.astype(self._dtype)
 
     def _upload(self, arrays: Mapping[str, np.ndarray], rank: int) -> dict[str, Tensor]:
-        """Make tensors for every LoRA input: the arrays on the device, zeros for the other inputs."""
+        """Make tensors for every LoRA input.
+
+        They hold the arrays on the device, zeros for the other inputs.
+        """
         tensors = {}
         for entry in self._inputs:
             for name, shape in zip((entry.a_name, entry.b_name), entry.shapes(rank), strict=True):

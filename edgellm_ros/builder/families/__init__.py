@@ -41,7 +41,10 @@ def families() -> list[Family]:
 
 
 def find_family(config: ConfigSection) -> Family:
-    """Find the family of a checkpoint by `model_type`. ValueError lists the supported types."""
+    """Find the family of a checkpoint by `model_type`.
+
+    ValueError lists the supported types.
+    """
     by_type = {model_type: family for family in families() for model_type in family.model_types}
     return by_type[config.one_of("model_type", sorted(by_type))]
 

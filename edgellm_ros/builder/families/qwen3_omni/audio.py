@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audio encoder of Qwen3-Omni: the log-mel chunks of one sound to rows for the language model.
+"""Graph of Qwen3-Omni's audio encoder: log-mel chunks of one sound to embeddings for the LLM.
 
-Everything that depends only on the sound's length (which rows are sound and not padding, where each stands in
-its chunk, who sees whom) comes in as tensors, so that one graph serves all lengths.
+Everything that depends only on the sound's length (which rows are sound and not padding, their positions
+in the chunk, the attention mask) is an input, so that one graph serves all lengths.
 
 Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeAudioEncoder.
 """
@@ -28,13 +28,13 @@ FP16_BOUND = 64504.0  # the model code keeps hidden states within this in fp16
 #                                    |                  |
 #                               token_index    positions of position_index
 def build_audio(architecture: AudioArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """The graph of `audio/model.onnx`: N chunks of T frames each, which hold A tokens.
+    """Build `audio/model.onnx`: N chunks of T frames each, which hold A tokens.
 
     Inputs:
-    - input_features [N,M,T] fp32: log-mel values; the last chunk is filled up with zeros
-    - token_index [A] i64: which of the N * ceil(T/8) rows after the convolutions stand for sound
-    - position_index [A] i64: place of each of these rows in its chunk
-    - attention_mask [1,1,A,A] bool: true where a token sees another
+    - input_features [N,M,T] fp32: log-mel values; the last chunk is padded with zeros
+    - token_index [A] i64: which of the N * ceil(T/8) rows after the convolutions are sound
+    - position_index [A] i64: position of each of these rows in its chunk
+    - attention_mask [1,1,A,A] bool: true where a token attends to another
 
     Output: audio_embeds [A,H] in the precision's type.
     """
@@ -71,7 +71,10 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
 
 
 def sinusoids(length: int, channels: int) -> np.ndarray:
-    """Fixed position embeddings [length, channels] float32: sines, then cosines, of falling frequencies."""
+    """Compute fixed position embeddings: sines, then cosines.
+
+    Returns [length, channels] float32.
+    """
     step = np.log(MAX_TIMESCALE) / (channels // 2 - 1)
     frequencies = np.exp(np.float32(-step) * np.arange(channels // 2, dtype=np.float32))
     angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
@@ -81,7 +84,7 @@ def sinusoids(length: int, channels: int) -> np.ndarray:
 # x --+-- self_attn_layer_norm -- self_attn --(+)--+-- final_layer_norm -- fc1 -- Gelu -- fc2 --(+)-->
 #     +----------------------------------------+   +-------------------------------------------+
 def _layer(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
-    """One transformer layer, x [A,hidden] -> the same."""
+    """Add a transformer layer, x [A,hidden] -> [A,hidden]."""
     hidden, inner = architecture.config.d_model, architecture.encoder_ffn_dim
     normed = graph.layer_norm("self_attn_layer_norm", x, hidden, EPSILON)
     x = graph.op("Add", x, _attention(graph, architecture, normed, mask))
@@ -98,7 +101,7 @@ def _layer(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, ma
 #     +-- k_proj -- Reshape, Transpose --+-- Attention -- Transpose, Reshape -- out_proj -->
 #     +-- v_proj -- Reshape, Transpose --+
 def _attention(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
-    """Tokens see the tokens of their window, x [A,hidden] -> the same."""
+    """Add attention within windows, x [A,hidden] -> [A,hidden]."""
     config = architecture.config
     hidden, heads = config.d_model, config.encoder_attention_heads
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint's configuration says about its networks, checked for all that the graphs rely on."""
+"""`config.json` of a Qwen3-Omni thinker: architectures, checked for everything the graphs rely on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MODEL_TYPE = "qwen3_omni_moe_thinker"
 
 @dataclass(frozen=True)
 class TextArchitecture:
-    """The thinker's language model: what the runtime must know (`runner`) and what only the graph needs."""
+    """Language model.
+
+    `runner` is what the runtime must know, the rest is for the graph only.
+    """
 
     runner: LanguageModelConfig
     intermediate_size: int
@@ -25,7 +28,10 @@ class TextArchitecture:
 
 @dataclass(frozen=True)
 class VisionArchitecture:
-    """The vision tower: what the runtime must know (`config`) and what only the graph needs."""
+    """Vision tower.
+
+    `config` is what the runtime must know, the rest is for the graph only.
+    """
 
     config: VisionConfig
     intermediate_size: int
@@ -33,7 +39,10 @@ class VisionArchitecture:
 
 @dataclass(frozen=True)
 class AudioArchitecture:
-    """The audio encoder: what the runtime must know (`config`) and what only the graph needs."""
+    """Audio encoder.
+
+    `config` is what the runtime must know, the rest is for the graph only.
+    """
 
     config: AudioConfig
     downsample_hidden_size: int
@@ -41,7 +50,10 @@ class AudioArchitecture:
 
 
 def text_architecture(config: ConfigSection, num_deepstack_features: int) -> TextArchitecture:
-    """The `text_config` of a thinker. ValueError for whatever our graph would compute differently."""
+    """Read `text_config`.
+
+    ValueError for anything that the graph would compute differently.
+    """
     text = config.section("text_config")
     _check_dense(text)
     text.one_of("hidden_act", ["silu"], default="silu")
@@ -75,7 +87,10 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Tex
 
 
 def _check_dense(text: ConfigSection) -> None:
-    """ValueError if a layer is a mixture of experts, by the rule of the model code and its defaults."""
+    """Check that no layer is a mixture of experts. ValueError otherwise.
+
+    Rule and defaults are those of the model code.
+    """
     if not text.integer("num_experts", 128):
         return
     dense = text.integers("mlp_only_layers") if text.has("mlp_only_layers") else ()
@@ -87,7 +102,7 @@ def _check_dense(text: ConfigSection) -> None:
 
 
 def _text_rope(text: ConfigSection, head_dim: int) -> RopeConfig:
-    """Read RoPE as transformers 5 writes it (`rope_parameters`), or as before (`rope_scaling`)."""
+    """Read RoPE from `rope_parameters`, or from `rope_scaling` before transformers 5."""
     key = "rope_parameters" if text.has("rope_parameters") else "rope_scaling"
     rope = text.section(key) if text.has(key) else ConfigSection({}, text.where)
     rope.one_of("rope_type", ["default"], default="default")
@@ -101,17 +116,18 @@ def _text_rope(text: ConfigSection, head_dim: int) -> RopeConfig:
 
 
 def _default_mrope_section(pairs: int) -> tuple[int, int, int]:
-    """Frequency pairs of time, height and width if the checkpoint has no `mrope_section`.
+    """Compute the section for checkpoints without `mrope_section`.
 
-    The model code's default is (24, 20, 20), of which a head with fewer or more pairs uses what fits: height
-    takes pairs 1, 4, 7 ..., width 2, 5, 8 ..., time the others.
+    It counts the frequency pairs of time, height and width. The model code's default is (24, 20, 20), of
+    which a head with fewer or more pairs uses what fits: height takes pairs 1, 4, 7 ..., width 2, 5, 8 ...,
+    time the others.
     """
     height, width = (len(range(offset, min(3 * 20, pairs), 3)) for offset in (1, 2))
     return pairs - height - width, height, width
 
 
 def vision_architecture(config: ConfigSection, processor: ConfigSection) -> VisionArchitecture:
-    """The `vision_config` of a thinker, and the image processor that belongs to it."""
+    """Read `vision_config`, and the image processor that belongs to it."""
     vision = config.section("vision_config")
     vision.one_of("hidden_act", ["gelu_pytorch_tanh"])
     theta = 10000.0  # a constant in the model code before transformers 5
@@ -142,7 +158,7 @@ def vision_architecture(config: ConfigSection, processor: ConfigSection) -> Visi
 
 
 def audio_architecture(config: ConfigSection, processor: ConfigSection) -> AudioArchitecture:
-    """The `audio_config` of a thinker, and the feature extractor that belongs to it."""
+    """Read `audio_config`, and the feature extractor that belongs to it."""
     audio = config.section("audio_config")
     audio.one_of("activation_function", ["gelu"], default="gelu")
     bins = audio.size("num_mel_bins")

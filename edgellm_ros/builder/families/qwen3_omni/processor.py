@@ -49,7 +49,10 @@ def _pixel_limits(processor: ConfigSection) -> tuple[int, int]:
 
 
 def sound_processing(processor: ConfigSection, bins: int) -> dict[str, Any]:
-    """Read the fields of `AudioConfig` that belong to the feature extractor of `bins` mel bins."""
+    """Read the fields of `AudioConfig` that belong to the feature extractor.
+
+    bins: mel bins of the audio encoder, which the extractor's must equal.
+    """
     processor.one_of("feature_extractor_type", ["WhisperFeatureExtractor"])
     processor.one_of("feature_size", [bins])
     processor.one_of("dither", [0], default=0)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Language model of the Qwen3-Omni thinker (dense), as one graph for prefill, decode and tree verification.
+"""Graph of Qwen3-Omni's language model (dense), for prefill, decode and tree verification.
 
-The operators are those that both ONNX Runtime and TensorRT's parser take: 4D Attention with an explicit mask
-and one output, TensorScatter into a cache of fixed capacity, RotaryEmbedding with the cos and sin rows of
-each token. What differs between phases (positions, who sees whom, where the cache is written, which rows are
-wanted) comes in as tensors.
+The operators are those that both ONNX Runtime and TensorRT's parser support: 4D Attention with an explicit
+mask and one output, TensorScatter into a cache of fixed capacity, RotaryEmbedding with cos and sin rows of
+each token. What differs between phases is an input: positions, mask, where the cache is written, which rows
+become logits.
 
 Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeThinkerTextModel.
 """
@@ -26,24 +26,26 @@ EMBEDDING = "model.embed_tokens.weight"
 #                    |  |      |      |  |      |             |  |   |
 #                   caches  deepstack_0     deepstack_1      caches  last_token_ids
 def build_llm(architecture: TextArchitecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
-    """The graph of `llm/model.onnx`: B sequences, S new tokens and N wanted rows of each, C = `capacity`.
+    """Build `llm/model.onnx`.
+
+    B sequences, S new tokens and N rows of logits of each, C = capacity.
 
     Inputs, of the precision's type unless said otherwise:
     - inputs_embeds [B,S,H]
     - rope_cos, rope_sin [B,S,D/2] fp32: one row per token
     - kv_write_index [B] i64: cache row of a sequence's first new token; its last must be below C
-    - attention_mask [B,1,S,C] bool: true where a token sees a cache row; no row may be all false
-    - last_token_ids [B,N] i64: the tokens (0..S-1) whose logits are wanted
+    - attention_mask [B,1,S,C] bool: true where a token attends to a cache row; no row may be all false
+    - last_token_ids [B,N] i64: the tokens (0..S-1) to compute logits of
     - key_cache_i, value_cache_i [B,Hkv,C,D]
     - deepstack_embeds_i [B,S,H]: added after layer i; zero where there is no image
-    - with `lora`, per linear layer <module>.lora_A.weight [K,r], <module>.lora_B.weight [r,N]: see `lora.py`
+    - LoRA inputs, if `options.lora`: see engine_directory/lora_inputs.py
     - lm_head.weight [H,V] if the head is an input
 
     Outputs:
     - logits [B,N,V] fp32
     - present_key_i, present_value_i [B,Hkv,C,D], to be bound to the memory of key_cache_i and value_cache_i
-    - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: what comes out
-      of the i-th layer (from 1), before deepstack; the last layer's after the final norm
+    - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: the output
+      of layer i (from 1) before deepstack; of the last layer after the final norm
     """
     graph = ModelBuilder("llm", weights, options.precision, options.lora)
     runner, epsilon = architecture.runner, architecture.rms_norm_eps
@@ -90,7 +92,10 @@ def build_llm(architecture: TextArchitecture, weights: Weights, options: LLMOpti
 def _attention(
     graph: ModelBuilder, architecture: TextArchitecture, inputs: LLMInputs, x: ir.Value, cache: Cache
 ) -> tuple[ir.Value, Cache]:
-    """Add grouped-query attention over the cache: x and result in the layout of the layers; updated cache."""
+    """Add grouped-query attention over the cache.
+
+    x and the result are in the layout of the layers. Returns the updated cache too.
+    """
     runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
     hidden, head_dim = runner.hidden_size, runner.head_dim
     heads, kv_heads = runner.num_attention_heads, runner.num_key_value_heads

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language model's graph again, for ONNX Runtime's CUDA provider: the same weights, fewer kernels.
+"""Graph of the language model for ONNX Runtime's CUDA provider: the same weights, fewer kernels.
 
-Beside ONNX's operators it has two of ONNX Runtime's own (domain com.microsoft), which TensorRT does not know:
+Beside ONNX's operators it uses two of ONNX Runtime's own (domain com.microsoft), which TensorRT lacks:
 
-- GroupQueryAttention, in half precision: norms and rotates queries and keys, writes the new rows into the
-  cache and attends to it. There is no such kernel for fp32, which takes `Attention` with lengths.
+- GroupQueryAttention, in half precision: normalises and rotates queries and keys, writes the new rows into
+  the cache and attends to it. The kernel does not support fp32, which uses `Attention` with lengths.
 - SkipSimplifiedLayerNormalization: a sum and its RMSNorm in one kernel.
 
-Tokens of all sequences lie in one matrix [B*S,H] between the layers.
+Between the layers the tokens of all sequences are the rows of one matrix [B*S,H].
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ ORT_DOMAIN = "com.microsoft"
 
 
 def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
-    """The graph of `llm/model.cuda.onnx`: inputs and outputs are those of `build_llm`, but for some.
+    """Build `llm/model.cuda.onnx`.
+
+    It has the inputs and outputs of `build_llm`, except for these.
 
     - rope_cos, rope_sin [P,D/2] fp32: a table, P at least C, of which each token takes row position_ids [B,S]
       i64; the tokens of a sequence take rows that follow each other
-    - kv_length [B] i64 in place of attention_mask and kv_write_index: the cache rows that are filled once the
-      new tokens are written, which are the last ones of them; each token sees those up to its own
+    - kv_length [B] i64 in place of attention_mask and kv_write_index: filled cache rows once the new tokens
+      are written, which are the last of these rows; each token attends up to its own
     - B = 1 if S > 1: several tokens of one sequence, or one token of several
-    - embedding [V,H] if the head is the embedding table, which is on the device already
+    - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
     """
     graph = ModelBuilder("llm", weights, options.precision, options.lora)
     runner, epsilon = architecture.runner, architecture.rms_norm_eps
@@ -74,7 +76,7 @@ def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LL
 
 
 class _Step:
-    """What all layers share: the inputs that say where tokens stand, and how they lie.
+    """What all layers share: positions, lengths and the layout of tokens.
 
     `last_row`, `longest`: as GroupQueryAttention takes lengths; `write_index`: as TensorScatter does.
     """
@@ -98,14 +100,14 @@ class _Step:
             with graph.scope("lengths"):
                 last = graph.op("Sub", self.kv_length, graph.constant(1))
                 self.last_row = graph.op("Cast", last, to=int(INT32))
-            # ONNX Runtime reads it on the host, where nobody knows the lengths: the most that they can be.
+            # ONNX Runtime reads this bound on the host, where the lengths are not known: the largest length.
             self.longest = graph.constant(capacity, INT32)
 
 
 def _add_norm(
     graph: ModelBuilder, name: str, x: ir.Value, update: ir.Value | None, size: int, epsilon: float
 ) -> tuple[ir.Value, ir.Value]:
-    """The sum x + update and its RMSNorm, both [B*S,size]."""
+    """Add x + update and its RMSNorm, both [B*S,size]."""
     if update is None:
         return x, graph.rms_norm(name, x, size, epsilon)
     with graph.module(name):
@@ -128,7 +130,10 @@ def _head_widths(architecture: TextArchitecture) -> dict[str, int]:
 
 # x -- qkv_proj -- GroupQueryAttention (norms, RoPE, caches, attention) -- o_proj -->
 def _fused_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
-    """Grouped-query attention over the cache in half precision: x [B*S,H] -> the same."""
+    """Add grouped-query attention over the cache in half precision.
+
+    x [B*S,H] -> [B*S,H].
+    """
     graph, architecture = step.graph, step.architecture
     runner, bias = architecture.runner, architecture.attention_bias
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
@@ -160,7 +165,7 @@ def _fused_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, 
 #                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter -- Attention -- o_proj -->
 #                 +-- v ------------------------------- TensorScatter -----+
 def _plain_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
-    """The same in fp32, of ONNX's operators."""
+    """Add the same attention in fp32, of ONNX's operators."""
     graph, architecture = step.graph, step.architecture
     runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
