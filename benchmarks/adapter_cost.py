@@ -5,7 +5,8 @@ Regime: decoding only, in this process, engines loaded and warm, ONNX Runtime wi
 checkpoint is exported twice, without and with LoRA inputs; adapters of rank 8 and 16 on all layers
 have random weights. An answer of --tokens tokens (drawn at a high temperature, so that it does not end) is
 decoded in turns by all of them, alone and in batches of three: with one adapter, and with three. Times are
-per decode step; the ratios are medians over the turns, each against the engine without LoRA inputs in its turn.
+per decode step; the ratios are medians over the turns, each against the engine without LoRA inputs in its
+turn.
 
 A switch: `switch_lora_weights`, and what the first step after it takes longer because it binds other
 addresses.

@@ -116,7 +116,8 @@ class LoraAdapters:
     def add(self, name: str, directory: str | Path) -> LoraAdapter:
         """Load a PEFT adapter under a new name.
 
-        Reads, checks and hashes on the host, then queues one upload per input; never waits for the device.
+        Reads, checks and hashes on the host, then queues one upload per input; reads nothing back. May take
+        as long as its files take to be read: not for a callback that must not block.
         ValueError or FileNotFoundError: then nothing has changed.
         """
         check_name(name)
