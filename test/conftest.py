@@ -5,17 +5,14 @@ tests: a tiny one with random weights, and the demo's.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import on_device
 import pytest
-from on_device import DEVICES, for_runtime, open_for_tests
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.kernels import Kernels, load_kernels
-
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("builder", "data", "engine", "replay")]
+from fixtures import on_device
+from fixtures.on_device import DEVICES, for_runtime, open_for_tests
 
 
 def pytest_addoption(parser) -> None:
@@ -71,7 +68,7 @@ def kernels(device) -> Kernels:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory) -> Path:
-    from tiny_checkpoint import write_tiny_checkpoint
+    from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
     return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
@@ -98,9 +95,8 @@ def tiny_lora_engine(tiny_checkpoint, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def deaf_engine(tmp_path_factory) -> Path:
     """Of a checkpoint that has a config of an audio tower but no weights."""
-    from tiny_checkpoint import write_tiny_checkpoint
-
     from edgellm_ros.builder import export
+    from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
     directory = tmp_path_factory.mktemp("deaf")
     export(write_tiny_checkpoint(directory / "checkpoint", audio_weights=False), directory / "engine")

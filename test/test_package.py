@@ -156,3 +156,11 @@ def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
         assert "edgellm = edgellm_ros.cli:main" in archive.read(entry_points).decode()
         (metadata,) = (name for name in names if name.endswith("METADATA"))
         assert "rclpy" not in archive.read(metadata).decode()
+
+
+def test_no_test_imports_a_test():
+    """Shared code is in test/fixtures and test/doubles."""
+    for path in (ROOT / "test").rglob("*.py"):
+        for name in imported(path):
+            is_test = any(part.startswith("test_") for part in name.split("."))
+            assert not is_test, f"{path.relative_to(ROOT)} imports {name}"

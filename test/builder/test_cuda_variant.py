@@ -7,23 +7,15 @@ import json
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from on_device import put
 from safetensors.numpy import load_file, save_file
-from test_graph_contract import llm_inputs
-from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
-
-FIRST_WITH_LENGTHS = (1, 28)
-VERSION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-knows_lengths = pytest.mark.skipif(
-    VERSION < FIRST_WITH_LENGTHS,
-    reason="this ONNX Runtime aligns causal attention over a longer cache in another way",
-)
+from fixtures.exported_graphs import knows_lengths, llm_inputs
+from fixtures.on_device import put
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
 from edgellm_ros.builder.families.qwen3_omni import config as qwen3_omni_config
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 PARTS = ("llm", "visual", "audio", "action")
 LIMITS = {"max_batch_size": 2, "max_input_len": 48, "max_kv_cache_capacity": 64}
@@ -42,7 +42,8 @@ def test_directory_holds_what_its_config_lists(tiny_checkpoint, tmp_path):
     assert EngineConfig.load(tmp_path, verify=True) == written
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     graphs = {f"{part}/model.onnx{end}" for part in PARTS for end in ("", ".data")}
-    others = {"tokenizer.json", "chat_template.jinja", "embedding.safetensors", "llm/model.cuda.onnx"}
+    others = {"tokenizer.json", "chat_template.jinja", "special_tokens_map.json"}
+    others |= {"embedding.safetensors", "llm/model.cuda.onnx"}
     assert {entry.path for entry in written.files} == graphs | others
     assert found == graphs | others | {"config.json"}
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from tiny_adapter import write_adapter
 
 from edgellm_ros.builder.export_cache import export_if_needed
 from edgellm_ros.runtime.lora import find_adapters
+from fixtures.tiny_adapter import write_adapter
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 
 @pytest.fixture

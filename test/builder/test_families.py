@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from llama_family import LLAMA, write_llama_checkpoint
-from tiny_adapter import write_adapter
-from tiny_checkpoint import write_json
 
 from edgellm_ros.builder import export, inspect
 from edgellm_ros.builder.families import families, registered
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.llama_family import LLAMA, write_llama_checkpoint
+from fixtures.tiny_adapter import write_adapter
+from fixtures.tiny_checkpoint import write_json
 
 
 @pytest.fixture(scope="module")

@@ -11,37 +11,8 @@ import onnxruntime
 import pytest
 
 from edgellm_ros.engine.onnxruntime_session import open_session
+from fixtures.exported_graphs import CAPACITY, HEAD_DIM, KV_HEADS, LAYERS, OPERATORS, llm_inputs
 
-OPERATORS = {  # all of them in TensorRT's list of supported ONNX operators
-    "Add",
-    "Attention",
-    "Concat",
-    "Conv",
-    "Cos",
-    "Expand",
-    "Gather",
-    "GatherElements",
-    "Gelu",
-    "Gemm",
-    "LayerNormalization",
-    "Less",
-    "MatMul",
-    "Mul",
-    "RMSNormalization",
-    "ReduceSum",
-    "Reshape",
-    "RotaryEmbedding",
-    "Shape",
-    "Sigmoid",
-    "Sin",
-    "Softmax",
-    "Split",
-    "TensorScatter",
-    "Transpose",
-    "Unsqueeze",
-    "Where",
-}
-HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, CAPACITY = 16, 48, 2, 3, 448
 PARTS = ("llm", "visual", "audio", "action")
 
 
@@ -55,31 +26,6 @@ def graphs(tiny_engine):
 @pytest.fixture(scope="module")
 def sessions(tiny_engine):
     return {part: open_session(tiny_engine / part / "model.onnx") for part in PARTS}
-
-
-def llm_inputs(batch, tokens, start, seed=0):
-    """Random rows after `start` random cache rows, causal."""
-    rng = np.random.default_rng(seed)
-
-    def random(*shape):
-        return rng.standard_normal(shape).astype(np.float32)
-
-    angle = random(batch, tokens, HEAD_DIM // 2)
-    visible = np.arange(CAPACITY) <= start + np.arange(tokens)[:, None]
-    inputs = {
-        "inputs_embeds": random(batch, tokens, HIDDEN),
-        "rope_cos": np.cos(angle),
-        "rope_sin": np.sin(angle),
-        "kv_write_index": np.full(batch, start),
-        "attention_mask": np.broadcast_to(visible, (batch, 1, tokens, CAPACITY)),
-        "last_token_ids": np.full((batch, 1), tokens - 1),
-        "deepstack_embeds_0": random(batch, tokens, HIDDEN),
-        "deepstack_embeds_1": random(batch, tokens, HIDDEN),
-    }
-    for i in range(LAYERS):
-        inputs[f"key_cache_{i}"] = random(batch, KV_HEADS, CAPACITY, HEAD_DIM)
-        inputs[f"value_cache_{i}"] = random(batch, KV_HEADS, CAPACITY, HEAD_DIM)
-    return inputs
 
 
 def action_inputs(batch, samples, seed=0):

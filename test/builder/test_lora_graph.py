@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_graph_contract import HIDDEN, LAYERS, OPERATORS, llm_inputs
 
 from edgellm_ros.builder import export, inspect, render
 from edgellm_ros.engine.onnxruntime_session import open_session
+from fixtures.exported_graphs import HIDDEN, LAYERS, OPERATORS, llm_inputs
 
 INNER, QUERY, KEY = 80, 64, 32
 MODULES = {  # fan in, fan out

@@ -5,12 +5,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from graphs import BOOL, FLOAT, INT64, helper, linear_with_cache, make_model
 from onnx import TensorProto
 
 from edgellm_ros.builder import exporter
 from edgellm_ros.builder.families import qwen3_omni
 from edgellm_ros.builder.tensorrt_operators import check_operators, unsupported
+from fixtures.graphs import BOOL, FLOAT, INT64, helper, linear_with_cache, make_model
 
 FLOAT16, DOUBLE, UINT8 = TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UINT8
 QKV = {name: (FLOAT16, ["B", 2, size, 8]) for name, size in (("q", "S"), ("k", 16), ("v", 16))}

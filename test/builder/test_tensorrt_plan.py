@@ -6,9 +6,9 @@ import shutil
 import sys
 
 import pytest
-import tensorrt_double
-from deferred_device import DeferredDevice
 
+from doubles import tensorrt_double
+from doubles.deferred_device import DeferredDevice
 from edgellm_ros.builder import export, inspect
 from edgellm_ros.builder.profiles import Range, input_shapes, make_profiles, one
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans

@@ -9,9 +9,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from command_run import Run
 
 from edgellm_ros.cli import main
+from fixtures.command_run import Run
 
 EXECUTES = ("generate", "bench")  # the commands that execute engines
 

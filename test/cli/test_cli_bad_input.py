@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from on_device import error_without_gpu
-from refusal import assert_refused
 from safetensors.numpy import save_file
-from tiny_adapter import write_adapter
+
+from fixtures.on_device import error_without_gpu
+from fixtures.refusal import assert_refused
+from fixtures.tiny_adapter import write_adapter
 
 
 def test_engine_directory_that_is_not_there(edgellm):

@@ -13,10 +13,10 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiny_adapter import write_adapter
 
 from edgellm_ros.cli import make_parser
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.tiny_adapter import write_adapter
 
 REQUEST = ["--prompt", "go to the red box", "--max-tokens", 8]
 

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_bags import ARENA, copy_bag
+
+from fixtures.made_bags import ARENA, copy_bag
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")

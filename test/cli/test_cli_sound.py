@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from reference_inputs import make_sound
-from refusal import assert_refused
 
 from edgellm_ros.cli.sound_file import read_sound
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.reference_inputs import make_sound
+from fixtures.refusal import assert_refused
 
 SAMPLES = make_sound(1.2, 22050)
 

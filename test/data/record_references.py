@@ -16,15 +16,6 @@ import numpy as np
 import soxr
 import torch
 import transformers
-from reference_inputs import (
-    BANDS,
-    FRAMES,
-    IMAGE_TOKEN,
-    VISION_START,
-    make_image,
-    make_sound,
-    prompt_ids,
-)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
@@ -33,8 +24,18 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     _get_feat_extract_output_lengths,
 )
 
-sys.path.append(str(Path(__file__).parents[1] / "builder"))
-from tiny_checkpoint import write_tiny_checkpoint
+sys.path.append(str(Path(__file__).parents[1]))
+
+from fixtures.reference_inputs import (
+    BANDS,
+    FRAMES,
+    IMAGE_TOKEN,
+    VISION_START,
+    make_image,
+    make_sound,
+    prompt_ids,
+)
+from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
 REFERENCES = Path(__file__).with_name("transformers_references.json")
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_adapter import write_adapter
+
+from fixtures.tiny_adapter import write_adapter
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")

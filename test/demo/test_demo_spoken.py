@@ -100,7 +100,7 @@ def test_over_topics_the_robot_hears_and_answers_exactly_as_in_process(spoken):
 
 
 def test_a_model_that_cannot_hear_is_not_spoken_to(tmp_path):
-    from tiny_checkpoint import write_tiny_checkpoint
+    from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", audio_weights=False)
     done = demo(checkpoint, tmp_path, "--spoken")

@@ -3,10 +3,10 @@
 
 import numpy as np
 import pytest
-from graphs import BOOL, FLOAT, helper, save_model
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
+from fixtures.graphs import BOOL, FLOAT, helper, save_model
 
 pytestmark = pytest.mark.only_on("cpu", reason="GPU libraries choose by the shapes how they add")
 DEVICE = CpuDevice()

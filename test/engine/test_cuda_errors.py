@@ -8,11 +8,11 @@ import sys
 
 import numpy as np
 import pytest
-from on_device import put
 
 from edgellm_ros.engine.errors import DeviceMemoryError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.on_device import put
 
 pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the host's memory has no such limits")
 TOO_MUCH = 1 << 50  # bytes
@@ -153,7 +153,7 @@ def test_a_command_whose_device_is_lost_ends_with_one_line(device, tiny_engine):
 answer = LLMInferenceRuntime.handle_request
 
 def lose_and_answer(runtime, request):
-    lose(runtime._pipeline.device)
+    lose(runtime.pipeline.device)
     return answer(runtime, request)
 
 LLMInferenceRuntime.handle_request = lose_and_answer

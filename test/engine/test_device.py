@@ -3,9 +3,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from on_device import error_without_gpu, put
 
 from edgellm_ros.engine.device import ALIGNMENT, open_device
+from fixtures.on_device import error_without_gpu, put
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.bool_])

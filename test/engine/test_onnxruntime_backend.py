@@ -5,13 +5,13 @@ import time
 
 import numpy as np
 import pytest
-from graphs import helper, save_model
 from onnx import TensorProto
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime_session import available_cores, open_session
+from fixtures.graphs import helper, save_model
 
 ONNX_RUNTIME = pytest.mark.only_on("cpu", "cuda", reason="TensorRT loads plans")
 

@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from graphs import linear_with_cache
 from onnx import numpy_helper
 
 from edgellm_ros.engine.opset23 import lower_to_opset23
+from fixtures.graphs import linear_with_cache
 
 
 @pytest.fixture

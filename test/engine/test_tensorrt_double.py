@@ -6,15 +6,15 @@ import sys
 import numpy as np
 import onnx
 import pytest
-import tensorrt_double as trt
-from deferred_device import DeferredDevice
-from graphs import linear_with_cache
-from on_device import put
 
+from doubles import tensorrt_double as trt
+from doubles.deferred_device import DeferredDevice
 from edgellm_ros.builder.profiles import Range, one
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensorrt_library import library_log
+from fixtures.graphs import linear_with_cache
+from fixtures.on_device import put
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 USER_MANAGED = trt.ExecutionContextAllocationStrategy.USER_MANAGED

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from device_under_test import Side
+
+from fixtures.device_under_test import Side
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ and the same tokens have to be drawn. Where there is no GPU, the sources are com
 import ml_dtypes
 import numpy as np
 import pytest
-from device_under_test import Side, host_side
 
 from edgellm_ros.kernels import RopeTable, StopState
 from edgellm_ros.kernels.random import MAX_SEED
+from fixtures.device_under_test import Side, host_side
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.float32, np.float16, BFLOAT16]
@@ -19,7 +19,7 @@ VOCABULARY = 151936  # of Qwen3
 @pytest.fixture(scope="session")
 def double(tmp_path_factory):
     pytest.importorskip("cuda.core", reason="the CUDA wheels are not installed (requirements-test.txt)")
-    from cuda_double import build
+    from doubles.cuda_double import build
 
     return build(tmp_path_factory.mktemp("cuda_double"))
 
@@ -29,7 +29,7 @@ def side(request, device) -> Side:
     """The device under test; where that is the host, the CUDA kernels on a GPU of five multiprocessors."""
     if device.memory == "cuda":
         return Side(device, request.getfixturevalue("kernels"))
-    from cuda_double import double_side
+    from doubles.cuda_double import double_side
 
     return double_side(request.getfixturevalue("double"), multiprocessors=5)
 
@@ -129,26 +129,28 @@ def test_caches(agree, rng, dtype, head_size):
         place.kernels.copy_cache_rows(source, (2, 3), target, (1, 7), 17)
         place.kernels.copy_cache_rows(source, (0, 0), target, (2, 39), 1)
         place.kernels.copy_cache_rows(source, (0, 0), target, (0, 0), 0)
-        place.kernels.rotate_sequences(source, 0, 3, 20)
-        place.kernels.rotate_sequences(target, 1, 2, 40)
-        place.kernels.rotate_sequences(target, 1, 1, 40)
-        place.kernels.rotate_sequences(target, 0, 2, 0)
         return source, target
 
     agree(run)
 
 
-def test_what_counts_decode_steps(agree, rng):
-    lengths, steps_left, final_token = (rng.integers(low, 5, 300) for low in (0, -1, -1))
-    tokens, stop_ids = rng.integers(-1, 9, 300), np.array([2, 3, -1])
+@pytest.mark.parametrize("width", [1, 4])
+def test_what_a_step_commits(agree, rng, width):
+    lengths, tokens_left, trigger_token = (rng.integers(low, 7, 300) for low in (0, -1, -1))
+    tokens, offered = rng.integers(-1, 9, (300, width)), rng.integers(0, width + 1, 300)
+    stop_ids = np.array([2, 3, -1])
 
     def run(place: Side):
-        state = StopState(*(place.tensor(values) for values in (steps_left, stop_ids, final_token)))
-        device_lengths, mapped = place.tensor(lengths), place.tensor(np.zeros(300, np.int64))
-        place.kernels.advance(device_lengths, state)
-        place.kernels.stop_test(place.tensor(tokens), state)
-        place.kernels.map_tokens(place.tensor(tokens), place.tensor(np.arange(9) * 11 % 9), mapped)
-        return device_lengths, state.steps_left, mapped
+        stops = StopState(*(place.tensor(values) for values in (tokens_left, trigger_token, stop_ids)))
+        state = place.sampling_state(300, 9)
+        device_lengths, counts = place.tensor(lengths), place.tensor(np.zeros(300, np.int64))
+        device_tokens, mapped = place.tensor(tokens), place.tensor(np.zeros_like(tokens))
+        place.kernels.count_tokens(device_tokens, place.tensor(offered), stops, counts)
+        last = place.tensor(np.full(300, 5))
+        place.kernels.commit_tokens(device_tokens, place.tensor(tokens + 100), counts, state, last)
+        place.kernels.commit_rows(device_lengths, counts)
+        place.kernels.map_tokens(device_tokens, place.tensor(np.arange(9) * 11 % 9), mapped)
+        return device_lengths, counts, stops.tokens_left, state.position, state.seen, last, mapped
 
     agree(run)
 
@@ -171,7 +173,7 @@ def draws(
     """Tokens [steps][B], then what the state has become."""
     state = place.sampling_state(*logits.shape, seen, **parameters)
     tokens = [place.sample(logits, state) for _ in range(steps)]
-    return tokens, place.read(state.step).tolist(), place.read(state.seen).tobytes()
+    return tokens, place.read(state.position).tolist(), place.read(state.seen).tobytes()
 
 
 def assert_same_draws(
@@ -209,7 +211,7 @@ RULES = [
 def test_the_same_tokens_are_drawn(side, rng, vocabulary, rules):
     logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
     seen = rng.random((2, vocabulary)) < 0.1
-    assert_same_draws(side, logits, 3, seen, seed=[3, MAX_SEED], step=[0, 1000], **rules)
+    assert_same_draws(side, logits, 3, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
@@ -238,9 +240,21 @@ def test_rows_of_a_batch_follow_their_own_rules(side, rng):
         side, logits, 3, rng.random(logits.shape) < 0.01,
         temperature=[0.0, 1.0, 0.7, 1.0, 0.0, 1.2, 0.0, 0.9], top_k=[0, 0, 20, 0, 5, 900, 0, 0],
         top_p=[1.0, 0.9, 1.0, 1.0, 0.5, 0.95, 1.0, 1.0], min_p=[0, 0, 0, 0, 0, 0, 0, 0.1],
-        repetition_penalty=[1.0, 1.2, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0], seed=list(range(8)), step=list(range(8)),
+        repetition_penalty=[1.0, 1.2, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0], seed=list(range(8)),
+        position=list(range(8)),
     )  # fmt: skip
     assert all(row[3] == row[6] == -1 for row in tokens)
+
+
+def test_several_tokens_of_a_sequence_have_the_numbers_of_their_positions(side, rng):
+    """Row n of a step samples what step n would have sampled, where nothing is penalised."""
+    logits = (rng.standard_normal((3, 4, 500)) * 2).astype(np.float32)
+    rules = {"temperature": [0.0, 1.0, 0.7], "top_p": 0.9, "seed": [1, 2, 3]}
+    tokens = side.tensor(np.zeros((3, 4), np.int64))
+    side.kernels.sample(side.tensor(logits), side.sampling_state(3, 500, **rules), tokens)
+    state = host_side().sampling_state(3, 500, **rules)
+    one_by_one = [host_side().sample(logits[:, place], state) for place in range(4)]
+    np.testing.assert_array_equal(side.read(tokens).T, one_by_one)
 
 
 def test_more_rows_than_before_are_sampled_rightly(side, rng):
@@ -252,7 +266,7 @@ def test_more_rows_than_before_are_sampled_rightly(side, rng):
 @pytest.mark.only_on("cpu", reason="a GPU has as many multiprocessors as it has")
 @pytest.mark.parametrize("multiprocessors", [1, 2, 17, 132])
 def test_the_same_tokens_are_drawn_however_many_blocks_work_on_a_row(double, rng, multiprocessors):
-    from cuda_double import double_side
+    from doubles.cuda_double import double_side
 
     logits = (rng.standard_normal((1, 40_000)) * 2).astype(np.float32)
     gpu = double_side(double, multiprocessors)

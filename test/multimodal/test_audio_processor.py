@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_inputs import BANDS, FRAMES, make_sound
 
 from edgellm_ros.multimodal import audio_processor
 from edgellm_ros.multimodal.audio_processor import AudioProcessor
 from edgellm_ros.multimodal.config import AudioConfig
 from edgellm_ros.multimodal.sound import Sound
+from fixtures.reference_inputs import BANDS, FRAMES, make_sound
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
 CONFIG = AudioConfig(

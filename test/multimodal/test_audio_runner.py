@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from reference_inputs import make_sound
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.executor import EngineExecutor
@@ -14,6 +13,7 @@ from edgellm_ros.engine.opset23 import lower_to_opset23
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.audio_runner import AudioRunner, split_chunks, window_mask
 from edgellm_ros.multimodal.sound import Sound
+from fixtures.reference_inputs import make_sound
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
 

@@ -8,32 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_inputs import make_image
 
 from edgellm_ros.multimodal.config import VisionConfig
 from edgellm_ros.multimodal.image_processor import ImageProcessor, smart_resize
+from fixtures.reference_inputs import make_image
+from fixtures.vision_config import CONFIG
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
-
-CONFIG = VisionConfig(
-    hidden_size=192,
-    num_heads=3,
-    depth=6,
-    out_hidden_size=256,
-    in_channels=3,
-    patch_size=16,
-    temporal_patch_size=2,
-    spatial_merge_size=2,
-    num_position_embeddings=576,
-    deepstack_visual_indexes=(1, 3),
-    rope_theta=10000.0,
-    min_pixels=71680,
-    max_pixels=71680,
-    resample=3,
-    rescale_factor=1 / 255,
-    image_mean=(0.5, 0.4, 0.3),
-    image_std=(0.5, 0.25, 0.2),
-)
 
 
 def within(low: int, high: int) -> VisionConfig:

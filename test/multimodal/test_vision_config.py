@@ -2,7 +2,8 @@
 import dataclasses
 
 import pytest
-from test_image_processor import CONFIG
+
+from fixtures.vision_config import CONFIG
 
 
 @pytest.mark.parametrize(

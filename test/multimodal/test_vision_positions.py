@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
-from test_image_processor import CONFIG
 
 from edgellm_ros.multimodal.vision_positions import vision_positions
+from fixtures.vision_config import CONFIG
 
 GRIDS = [(14, 20), (2, 2), (2, 36), (24, 24), (46, 30)]
 

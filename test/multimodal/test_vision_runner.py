@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
-from reference_inputs import make_image
 
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal import vision_runner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
+from fixtures.reference_inputs import make_image
 
 
 @pytest.fixture(scope="module")

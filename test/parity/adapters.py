@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiny_adapter import write_adapter
+from fixtures.tiny_adapter import write_adapter
 
 PROMPT = "What do you see?"
 MAX_TOKENS = 24

@@ -32,7 +32,7 @@ def recorded_references() -> Path:
 def checkpoint(request, tmp_path_factory) -> Path:
     if request.param == "trained":
         return request.getfixturevalue("trained_checkpoint")
-    from tiny_checkpoint import write_tiny_checkpoint
+    from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
     return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 

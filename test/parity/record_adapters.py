@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records what PEFT answers with adapters on the tests' tiny checkpoint, for machines without it.
 
-    python test/parity/record_adapters.py            # after test/builder/tiny_*.py have changed
+    python test/parity/record_adapters.py            # after test/fixtures/tiny_*.py have changed
 
 Writes test/data/lora_references.json, which test_recorded_adapters.py holds the runtime against.
 """
@@ -16,11 +16,12 @@ from tempfile import TemporaryDirectory
 import peft
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent), str(ROOT / "test" / "builder")]
+sys.path[:0] = [str(ROOT), str(ROOT / "test"), str(Path(__file__).parent)]
 
 from adapters import LOGPROBS, MAX_TOKENS, PROMPT, write_adapters  # noqa: E402
 from peft_reference import PeftReference  # noqa: E402
-from tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
+
+from fixtures.tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
 
 FILE = ROOT / "test" / "data" / "lora_references.json"
 

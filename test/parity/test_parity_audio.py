@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference_inputs import make_image, make_sound
+
+from fixtures.reference_inputs import make_image, make_sound
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
@@ -14,7 +15,6 @@ transformers = pytest.importorskip("transformers")
 import soxr  # noqa: E402
 from engine_graphs import Encoders, LanguageModel  # noqa: E402
 from thinker_reference import Prompt, ThinkerReference  # noqa: E402
-from tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
@@ -27,6 +27,7 @@ from edgellm_ros.multimodal.config import AudioConfig  # noqa: E402
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from fixtures.tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
 
 FEATURES_TOLERANCE = 1e-4
 TOLERANCE = 1e-3
@@ -213,7 +214,7 @@ def both(request, thinker, image):
 
 def test_prompt_and_positions_are_the_reference_s(thinker, runtime, both):
     prompt, request = both
-    (sequence,) = runtime._pipeline.preparer.admit([request], 0)
+    (sequence,) = runtime.pipeline.preparer.prepare([request], 0)
     positions, delta = thinker.positions(prompt)
     assert sequence.token_ids == prompt.input_ids[0].tolist()
     np.testing.assert_array_equal(sequence.positions, positions[:, 0])

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_inputs import make_image
 from safetensors.numpy import load_file, save_file
+
+from fixtures.reference_inputs import make_image
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
@@ -17,12 +18,12 @@ pytest.importorskip("transformers")
 
 from engine_graphs import Encoders, LanguageModel  # noqa: E402
 from thinker_reference import ThinkerReference  # noqa: E402
-from tiny_checkpoint import write_json, write_tiny_checkpoint  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.multimodal.image_processor import ImageProcessor  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint  # noqa: E402
 
 TOLERANCE = 1e-3
 

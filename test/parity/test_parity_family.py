@@ -10,12 +10,11 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from llama_family import LLAMA, write_llama_checkpoint  # noqa: E402
-
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.builder.families import registered  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from fixtures.llama_family import LLAMA, write_llama_checkpoint  # noqa: E402
 
 TOKENS = 16
 

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_bags import ARENA, copy_bag, string, write_bag
 
 from edgellm_ros.replay.bag import Bag, BagError
+from fixtures.made_bags import ARENA, copy_bag, string, write_bag
 
 STORAGES = ("MCAP", "SQLITE3")
 

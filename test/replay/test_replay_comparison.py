@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import pytest
-from made_bags import ARENA, serialized
-from made_outputs import NOTHING, STAMP, answer, chunk, frame, path, record, utterance
 from rosbags.typesys import Stores, get_typestore
 
 from edgellm_ros.replay import recording
@@ -14,6 +12,8 @@ from edgellm_ros.replay.comparison import Comparison, compare, read_output_bag
 from edgellm_ros.replay.inputs import InputMessage
 from edgellm_ros.replay.message_types import typestore
 from edgellm_ros.replay.recording import OUTPUT_TYPES
+from fixtures.made_bags import ARENA, serialized
+from fixtures.made_outputs import NOTHING, STAMP, answer, chunk, frame, path, record, utterance
 
 LATER = STAMP + 8 * 10**8
 DONE = {"plans_completed": 1}

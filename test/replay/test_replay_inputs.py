@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_bags import ARENA, copy_bag, header, make, string, write_bag
 
 from edgellm_ros.replay.bag import Bag, BagError
 from edgellm_ros.replay.inputs import COMPRESSED, InputMessage, find_inputs, parse_remappings
+from fixtures.made_bags import ARENA, copy_bag, header, make, string, write_bag
 
 STRING = "std_msgs/msg/String"
 COMMAND = ("/edgellm/command", STRING, 6, string("go"))

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import pytest
-from command_run import Run
-from made_bags import ARENA, EXPECTED, ROOT, copy_bag, make, string, write_bag
 from safetensors.numpy import load_file, save_file
-from tiny_adapter import write_adapter
 
 from edgellm_ros.builder import export
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 from edgellm_ros.replay.bag import Bag, BagMessage
 from edgellm_ros.replay.inputs import COMPRESSED
+from fixtures.command_run import Run
+from fixtures.made_bags import ARENA, EXPECTED, ROOT, copy_bag, make, string, write_bag
+from fixtures.tiny_adapter import write_adapter
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")

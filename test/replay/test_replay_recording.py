@@ -7,12 +7,12 @@ import hashlib
 import json
 
 import pytest
-from made_bags import serialized
-from made_outputs import NOTHING, STAMP, TEXT, answer, chunk, frame, record
 from rosbags.serde import SerdeError
 
 from edgellm_ros.replay.bag import Bag
 from edgellm_ros.replay.recording import OUTPUT_TYPES
+from fixtures.made_bags import serialized
+from fixtures.made_outputs import NOTHING, STAMP, TEXT, answer, chunk, frame, record
 
 LATER = STAMP + 8 * 10**8
 DONE = {"plans_completed": 1}

@@ -36,7 +36,7 @@ def pytest_pycollect_makemodule(module_path, parent) -> pytest.Module | None:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Scene:
     """What the robot sees, and a command that makes it drive."""
 
     pixels: np.ndarray
@@ -44,12 +44,12 @@ class Sight:
 
 
 @pytest.fixture(scope="session")
-def sight() -> Sight:
+def sight() -> Scene:
     from edgellm_ros.arena.episode import make_episode
     from edgellm_ros.arena.renderer import render
 
     episode = make_episode(1)
-    return Sight(render(episode.scene, episode.start, np.random.default_rng(0)), episode.command.text)
+    return Scene(render(episode.scene, episode.start, np.random.default_rng(0)), episode.command.text)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def domain() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def peer(domain) -> Iterator[object]:
-    from peer import RobotPeer
+    from fixtures.peer import RobotPeer
 
     peer = RobotPeer(domain)
     yield peer

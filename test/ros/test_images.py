@@ -6,11 +6,11 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from peer import image_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
 from edgellm_ros.ros.node.images import decode_image, encode_image
+from fixtures.peer import image_message
 
 RGB = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
 ALPHA = np.full((6, 8, 1), 77, np.uint8)

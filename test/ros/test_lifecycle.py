@@ -11,9 +11,10 @@ import cv2
 import pytest
 from edgellm_ros.action import Plan
 from lifecycle_msgs.srv import GetAvailableTransitions
-from peer import RobotPeer, image_message
 from rcl_interfaces.srv import DescribeParameters, ListParameters
 from sensor_msgs.msg import CompressedImage
+
+from fixtures.peer import RobotPeer, image_message
 
 R = Plan.Result
 

@@ -9,12 +9,12 @@ import shutil
 import pytest
 from edgellm_ros.action import Plan
 from edgellm_ros.srv import ListLoras, SwitchLora
-from peer import image_message
-from tiny_adapter import write_adapter
 
 from edgellm_ros.ros.node.loras import change_loras
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.peer import image_message
+from fixtures.tiny_adapter import write_adapter
 
 R = Plan.Result
 MAX_TOKENS = 24

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import AudioChunk, SamplingParams
-from peer import image_message
 
 from edgellm_ros.ros.processes import ros_environment
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.request import SamplingParams as RuntimeSamplingParams
+from fixtures.peer import image_message
 
 R = Plan.Result
 
@@ -254,7 +255,7 @@ BAD_GOALS = {
     "negative tokens": (bad_sampling(max_tokens=-1), "max_tokens must be an integer from 1"),
     "negative temperature": (bad_sampling(temperature=-0.5), "temperature must be a number from 0"),
     "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be a number from 0"),
-    "top_p above 1": (bad_sampling(top_p=1.5), "top_p must be a number from 0 to 1"),
+    "top_p above 1": (bad_sampling(top_p=1.5), "top_p must be a number from 1e-30 to 1"),
     "empty stop string": (bad_sampling(stop=[""]), "stop must be a sequence of non-empty strings"),
 }
 
@@ -303,7 +304,7 @@ class TestBadInput:
     def test_a_client_that_vanishes_leaves_nothing_but_a_finished_goal(self, node, peer, domain, goal):
         script = (
             "import os, sys, rclpy; sys.path.insert(0, sys.argv[1])\n"
-            "from peer import RobotPeer, image_message\n"
+            "from fixtures.peer import RobotPeer, image_message\n"
             "from edgellm_ros.action import Plan; import numpy as np\n"
             "image = image_message(np.zeros((224, 320, 3), np.uint8))\n"
             "peer = RobotPeer(int(os.environ['ROS_DOMAIN_ID']))\n"
@@ -311,7 +312,7 @@ class TestBadInput:
             "call.ask_for_result(); call.wait_for_stage('prefill'); os._exit(9)"
         )
         done = subprocess.run(
-            [sys.executable, "-c", script, str(__file__).rpartition("/")[0]],
+            [sys.executable, "-c", script, str(Path(__file__).parents[1])],
             env=ros_environment(domain), timeout=60, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 9, done.stderr

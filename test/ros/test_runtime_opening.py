@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tiny_adapter import write_adapter
-
 from edgellm_ros.ros.node.node import _open_runtime
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.tiny_adapter import write_adapter
 
 
 def test_decode_steps_are_recorded_with_the_adapters_that_the_parameters_name(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from edgellm_ros.action import Plan
 from edgellm_ros.msg import AudioChunk
-from peer import image_message
 from rclpy.clock import Clock
 from rclpy.logging import get_logger
 
@@ -24,6 +23,7 @@ from edgellm_ros.ros.node.speech_input import Hearing, audio_type
 from edgellm_ros.ros.stamps import to_nanoseconds, to_time
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.peer import image_message
 
 RATE = 16000
 PIECE = 1600  # samples

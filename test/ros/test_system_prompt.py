@@ -8,12 +8,12 @@ import shutil
 import pytest
 from edgellm_ros.action import Plan
 from edgellm_ros.srv import SaveSystemPrompt
-from peer import image_message
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.ros.node.services import Services
 from edgellm_ros.ros.node.worker import PlanWorker
+from fixtures.peer import image_message
 
 R = Plan.Result
 SYSTEM = "you are a polite robot and you answer in one short sentence"

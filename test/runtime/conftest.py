@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from requests_for_tests import IMAGE, request
 
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.requests_for_tests import IMAGE, request
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ log-probabilities.
 
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, OTHER_IMAGE, request
+
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, request
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, assert_same_answer, assert_same_bits, request
-from test_shrinking_batch import random_request
-from tiny_adapter import write_adapter
 
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.random_requests import random_request
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, assert_same_bits, request
+from fixtures.tiny_adapter import write_adapter
 
 pytestmark = pytest.mark.only_on("cuda", "tensorrt", "tensorrt-double", reason="the CPU has no graphs")
 LONG = {"max_tokens": 20, "repetition_penalty": 1.3}

@@ -7,14 +7,14 @@ import shutil
 import numpy as np
 import onnx
 import pytest
-from requests_for_tests import IMAGE, SOUND, request
 from safetensors.numpy import load_file, save_file
-from test_cuda_variant import knows_lengths
-from tiny_adapter import write_adapter
-from tiny_checkpoint import write_json, write_tiny_checkpoint
 
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.exported_graphs import knows_lengths
+from fixtures.requests_for_tests import IMAGE, SOUND, request
+from fixtures.tiny_adapter import write_adapter
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 pytestmark = [pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway"), knows_lengths]
 REQUESTS = [
@@ -51,7 +51,7 @@ def engines(request, tmp_path_factory):
 def test_an_engine_that_takes_lengths_reads_each_prompt_in_a_run_of_its_own(engines, monkeypatch):
     with LLMInferenceRuntime(engines[1], "cpu") as runtime:
         runs = []
-        executor = runtime._pipeline.runner._executor
+        executor = runtime.pipeline.runner._prefill
         prepare = executor.prepare
         monkeypatch.setattr(
             executor,

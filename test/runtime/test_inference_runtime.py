@@ -9,8 +9,15 @@ import threading
 
 import numpy as np
 import pytest
-from on_device import error_without_gpu
-from requests_for_tests import (
+from safetensors.numpy import load_file, save_file
+
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import list_files
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.on_device import error_without_gpu
+from fixtures.requests_for_tests import (
     IMAGE,
     OTHER_IMAGE,
     OTHER_SOUND,
@@ -19,13 +26,6 @@ from requests_for_tests import (
     assert_same_bits,
     request,
 )
-from safetensors.numpy import load_file, save_file
-
-from edgellm_ros.engine.errors import DeviceLostError, EngineError
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import list_files
-from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 DIFFERENT_REQUESTS = [
     request(images=(IMAGE,), action_samples=3, noise_seed=5, max_tokens=30),
@@ -223,10 +223,19 @@ class TestActions:
         assert answer.actions is None
         assert answer.paths is None
 
-    def test_the_announcing_token_is_in_the_cache_before_the_head_reads_it(self, acting_runtime, device):
+    def test_the_trigger_token_is_in_the_cache_before_the_head_reads_it(
+        self, acting_runtime, device, monkeypatch
+    ):
+        action, lengths = acting_runtime.pipeline.action, []
+        execute = action.execute
+
+        def watched(cache, *rest):
+            lengths.extend(device.download(cache.length).tolist())
+            return execute(cache, *rest)
+
+        monkeypatch.setattr(action, "execute", watched)
         answer = self.act(acting_runtime, action_samples=1)
-        sequence = acting_runtime._pipeline.runner.kv_cache.sequence(0)
-        assert device.download(sequence.length).tolist() == [answer.prompt_tokens + len(answer.token_ids)]
+        assert lengths == [answer.prompt_tokens + len(answer.token_ids)]
 
 
 class TestCancel:
@@ -412,7 +421,7 @@ class TestEnginesWithoutSomething:
 
 def test_what_is_raised_when_the_device_is_lost_is_what_lost_it(tiny_engine, monkeypatch):
     with LLMInferenceRuntime(tiny_engine) as runtime:
-        pipeline = runtime._pipeline
+        pipeline = runtime.pipeline
 
         def lose(*_: object) -> None:
             raise DeviceLostError("the GPU is gone")

@@ -7,7 +7,6 @@ import json
 
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
@@ -15,6 +14,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
 MATRIX = "lm_head.weight"
 REQUESTS = [
@@ -107,7 +107,7 @@ class TestReducedVocabulary:
             len(letters),
             len(letters),
         )
-        assert reduced._pipeline.runner.config.output_vocab_size == len(letters)
+        assert reduced.pipeline.runner.config.output_vocab_size == len(letters)
 
     def test_more_log_probabilities_than_tokens_are_refused(
         self, tiny_checkpoint, tmp_path, runtime, exported

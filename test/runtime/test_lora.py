@@ -11,9 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 from safetensors.numpy import load_file, save_file
-from tiny_adapter import write_adapter
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
@@ -21,6 +19,8 @@ from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.lora import LoraAdapters
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+from fixtures.tiny_adapter import write_adapter
 
 LONG = {"max_tokens": 30, "images": (IMAGE,)}
 
@@ -384,7 +384,7 @@ class TestEngineDirectory:
 
 class TestDigest:
     def test_it_tells_contents_apart_not_names(self, fresh, directories):
-        loras = fresh._pipeline.loras
+        loras = fresh.pipeline.loras
         loras.add("copy", directories["a"])
         digests = {name: loras.get(name).digest for name in ("", "a", "b", "copy")}
         assert digests["a"] == digests["copy"]
@@ -397,4 +397,4 @@ class TestDigest:
         config = json.loads((other / "adapter_config.json").read_text())
         (other / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 9}))
         fresh.add_lora("other", other)
-        assert fresh._pipeline.loras.get("other").digest != fresh._pipeline.loras.get("a").digest
+        assert fresh.pipeline.loras.get("other").digest != fresh.pipeline.loras.get("a").digest

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
-from tiny_adapter import PREFIX, module_shapes, write_adapter
 
 from edgellm_ros.engine_directory.peft_adapter import read_peft_adapter
+from fixtures.tiny_adapter import PREFIX, module_shapes, write_adapter
 
 Q, DOWN = "layers.1.self_attn.q_proj", "layers.1.mlp.down_proj"
 

@@ -8,30 +8,16 @@ import threading
 
 import numpy as np
 import pytest
-from on_device import edited
-from requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
-from tiny_adapter import write_adapter
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache
-
-SYSTEM = "you are a small robot on a floor with coloured solids. " * 2
-REQUESTS = [
-    request("go to the red box", system_prompt=SYSTEM, max_tokens=8, logprobs=3),
-    request("go to the blue box", system_prompt=SYSTEM, temperature=1.2, seed=3, max_tokens=10),
-    request(images=(IMAGE,), action_samples=2, noise_seed=5, max_tokens=30),
-    request("what do you see?", system_prompt=SYSTEM, images=(IMAGE,), max_tokens=6, logprobs=1),
-    request("what do you see?", system_prompt=SYSTEM, images=(OTHER_IMAGE, IMAGE), max_tokens=6),
-    request("", system_prompt=SYSTEM, images=(IMAGE,), audio=(SOUND,), max_tokens=6, logprobs=2),
-    request("", system_prompt=SYSTEM, images=(IMAGE,), audio=(OTHER_SOUND,), max_tokens=6),
-    request("and now?", audio=(SOUND,), temperature=1.0, seed=5, max_tokens=12, repetition_penalty=1.4),
-    request(images=(IMAGE,), action_samples=1, noise_seed=9, temperature=0.1, max_tokens=30),
-    request("x" * 200, max_tokens=5),
-    request("x" * 210 + "y", max_tokens=5, logprobs=1),
-]
+from fixtures.on_device import edited
+from fixtures.prefix_requests import REQUESTS, SYSTEM
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, OTHER_SOUND, SOUND, assert_same_answer, request
+from fixtures.tiny_adapter import write_adapter
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +189,7 @@ class TestWhatIsReused:
 
     def test_prompts_of_an_adapter_that_was_removed_make_room(self, lora_engine, tmp_path, runtime_device):
         with LLMInferenceRuntime(lora_engine, runtime_device) as runtime:
-            prefixes = runtime._pipeline.prefixes
+            prefixes = runtime.pipeline.prefixes
             runtime.handle_request(REQUESTS[0])
             kept = prefixes.used_bytes
 
@@ -226,7 +212,7 @@ class TestWhatIsReused:
 
     def test_nothing_of_an_answer_is(self, reusing):
         answer = reusing.handle_request(REQUESTS[2])
-        pages = [page for _, page in reusing._pipeline.prefixes.pages()]
+        pages = [page for _, page in reusing.pipeline.prefixes.pages()]
         assert sum(len(page.keys) for page in pages) == answer.prompt_tokens
 
     def test_hidden_states_are_those_of_the_whole_prompt(self, reusing, anew, device):
@@ -327,7 +313,7 @@ class TestOnDisk:
 def test_rows_that_are_not_finite_fail_one_request_and_are_forgotten(lora_engine, anew, device):
     with LLMInferenceRuntime(lora_engine, device) as runtime:
         runtime.handle_request(REQUESTS[0])
-        with edited(device, runtime._pipeline.prefixes.pool) as rows:
+        with edited(device, runtime.pipeline.prefixes.pool) as rows:
             rows[:] = np.nan
         with pytest.raises(EngineError, match="not finite"):
             runtime.handle_request(REQUESTS[0])
@@ -347,7 +333,7 @@ class FailingCopies:
 
 def test_a_system_prompt_whose_rows_were_not_copied_is_not_kept(lora_engine, device, monkeypatch):
     with LLMInferenceRuntime(lora_engine, device) as runtime:
-        prefixes = runtime._pipeline.prefixes
+        prefixes = runtime.pipeline.prefixes
         monkeypatch.setattr(prefixes, "_kernels", FailingCopies())
         with pytest.raises(EngineError, match="the copy failed"):
             runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
@@ -355,7 +341,7 @@ def test_a_system_prompt_whose_rows_were_not_copied_is_not_kept(lora_engine, dev
 
 
 def test_pages_of_a_file_whose_rows_were_not_copied_are_not_kept(reusing, tmp_path):
-    pipeline = reusing._pipeline
+    pipeline = reusing.pipeline
     reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
     reusing.save_prefix_cache(tmp_path / "prompts")
     with pytest.raises(EngineError, match="the copy failed"):

@@ -4,11 +4,11 @@
 import dataclasses
 
 import pytest
-from deferred_runtime import WatchedDevice, queueing, used
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
+from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
 pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
 ACTING = request(images=(IMAGE,), max_tokens=30, action_samples=2, denoise_steps=4)
@@ -49,9 +49,9 @@ def test_euler_steps_send_nothing(acting_runtime, deferred):
     deferred.handle_request(ACTING)
     for steps in (1, 4, 40):
         one = dataclasses.replace(ACTING, denoise_steps=steps)
-        deferred._pipeline.device.calls.clear()
+        deferred.pipeline.device.calls.clear()
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
-        sent.append(deferred._pipeline.device.calls["upload"])
+        sent.append(deferred.pipeline.device.calls["upload"])
     assert sent == sent[:1] * 3
 
 

@@ -1,49 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences that end leave the batch, and nobody can tell from the answers."""
 
-import dataclasses
-import threading
-
 import numpy as np
 import pytest
-from requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
-PROMPTS = ["go to the red box", "", "what do you see in front of you?", "stop"]
-
-
-def cancelled_at(one, stage: str, step: int):
-    """The same request, cancelled when it reports this step of a stage; to be used once."""
-    cancel = threading.Event()
-
-    def on_progress(progress):
-        if (progress.stage, progress.step) == (stage, step):
-            cancel.set()
-
-    return dataclasses.replace(one, on_progress=on_progress, cancel=cancel)
-
-
-def random_request(rng: np.random.Generator):
-    """A request that ends at any time, drawn by its own rules; one in three draws trajectories, if it
-    announces them.
-    """
-    greedy = rng.random() < 0.4
-    one = request(
-        PROMPTS[rng.integers(4)],
-        images=[(), (IMAGE,), (OTHER_IMAGE,), (IMAGE, OTHER_IMAGE)][rng.integers(4)],
-        max_tokens=int(rng.integers(1, 40)),
-        temperature=0.0 if greedy else float(rng.uniform(0.3, 1.5)),
-        top_k=int(rng.integers(0, 50)),
-        repetition_penalty=float(rng.choice([1.0, 1.2])),
-        seed=int(rng.integers(1000)),
-        logprobs=int(rng.choice([0, 0, 3])),
-        stop=("a",) if rng.random() < 0.3 else (),
-    )
-    if rng.random() < 0.33:  # what the model is known to announce trajectories for
-        one = request(images=(IMAGE,), max_tokens=30, action_samples=2, noise_seed=int(rng.integers(100)))
-    stage, step = str(rng.choice(["decode", "decode", "action"])), int(rng.integers(0, 12))
-    if rng.random() < 0.3:
-        return lambda: cancelled_at(one, stage, step)
-    return lambda: one
+from fixtures.random_requests import cancelled_at, random_request
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -70,7 +32,7 @@ def test_the_random_requests_cover_every_way_to_end(acting_runtime):
 
 def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypatch):
     sizes = []
-    runner = acting_runtime._pipeline.runner
+    runner = acting_runtime.pipeline.runner
     step = runner.execute_vanilla_decoding_step
 
     def watched(embeds, logits, adapters):
@@ -84,11 +46,11 @@ def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypat
     )
     # First tokens come out of the prefill; the second, fifth and ninth step are the last of a sequence each.
     # That one is cancelled after the fourth is known only when the fifth is queued, where steps run ahead.
-    fifth = 3 if acting_runtime._pipeline.device.max_queued_steps else 2
+    fifth = 3 if acting_runtime.pipeline.device.max_queued_steps else 2
     assert sizes == [4, 4, 3, 3, fifth, 1, 1, 1, 1]
 
 
-def test_words_do_not_wait_for_another_sequence_s_trajectory(acting_runtime):
+def test_trajectories_do_not_wait_for_another_sequence_s_words(acting_runtime):
     seen = []
 
     def watch(name):
@@ -99,5 +61,6 @@ def test_words_do_not_wait_for_another_sequence_s_trajectory(acting_runtime):
     answers = acting_runtime.handle_request([acting, talking])
     assert answers[0].actions is not None
     assert len(answers[1].token_ids) > len(answers[0].token_ids)
-    last_words = max(index for index, entry in enumerate(seen) if entry == ("talking", "decode"))
-    assert seen.index(("acting", "action")) > last_words
+    last_action = max(index for index, entry in enumerate(seen) if entry == ("acting", "action"))
+    words_after = seen[last_action:].count(("talking", "decode"))
+    assert words_after == len(answers[1].token_ids) - len(answers[0].token_ids) - 1

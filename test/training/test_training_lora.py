@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from training_command import REPOSITORY, run_python
+
+from fixtures.training_command import REPOSITORY, run_python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from training_command import run_python
+
+from fixtures.training_command import run_python
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.parity

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from device_under_test import Side
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda import layout
 from edgellm_ros.kernels.cuda.kernels import CudaKernels
+from fixtures.device_under_test import Side
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 

@@ -2,9 +2,9 @@
 """A stand-in for the module `tensorrt`: ONNX Runtime on the CPU computes, behind the rules of TensorRT.
 
 What TensorRT documents as an error is one here: it is logged and the call returns False or None, as there.
-The device is test/deferred_device.py, so a run that was enqueued happens when somebody waits for it. Names
-and arguments of everything public are those of the real bindings, and arguments of a wrong type are refused
-as pybind11 refuses them.
+The device is test/doubles/deferred_device.py, so a run that was enqueued happens when the caller waits for
+it. Names and arguments of everything public are those of the real bindings, and arguments of a wrong type are
+refused as pybind11 refuses them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import deferred_device
 import numpy as np
 import onnx_ir as ir
 
+from doubles import deferred_device
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deferred_device import DeferredDevice, DeferredGraph, DeferredReading, QueuedKernels
 
+from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredReading, QueuedKernels
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import host
@@ -90,7 +90,7 @@ def queueing() -> Iterator[None]:
 
 def used(runtime: LLMInferenceRuntime, *requests: LLMGenerationRequest) -> tuple[int, int]:
     """Graphs launched and recorded on a WatchedDevice while a batch was answered."""
-    calls = runtime._pipeline.device.calls
+    calls = runtime.pipeline.device.calls
     calls.clear()
     runtime.handle_request(list(requests))
     return calls["launch"], calls["capture"]

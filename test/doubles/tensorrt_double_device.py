@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pytest --device tensorrt-double`: the TensorRT backend on an asynchronous device in host memory.
 
-test/engine/tensorrt_double.py stands in for TensorRT. Plans are built when a test first opens a graph, by the
-code of `edgellm build`.
+test/doubles/tensorrt_double.py stands in for TensorRT. Plans are built when a test first opens a graph, by
+the code of `edgellm build`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import tensorrt_double
-from deferred_device import DeferredDevice, QueuedKernels
-
+from doubles import tensorrt_double
+from doubles.deferred_device import DeferredDevice, QueuedKernels
 from edgellm_ros.builder.profiles import Profile, Range, make_profiles
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
-from edgellm_ros.engine import tensorrt_executor
+from edgellm_ros.engine import tensorrt_backend
 from edgellm_ros.engine.onnx_bindings import read_bindings
 from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
@@ -31,7 +30,7 @@ def open_double() -> DeferredDevice:
     tensorrt_double.install()
     host_kernels = host.HostKernels
     host.HostKernels = lambda: QueuedKernels(host_kernels())
-    tensorrt_executor.find_plan = _find_or_build
+    tensorrt_backend.find_plan = _find_or_build
     return DeferredDevice("tensorrt")
 
 
