@@ -96,14 +96,20 @@ def _problems(node: ir.Node, values: Values) -> Iterator[str]:
         names = ", ".join(sorted(each.name for each in SUPPORTED[node.op_type]))
         yield f"data of type {kind.name}, supported are {names}"
     for operator, index, name in CONSTANT_INPUTS:
-        if node.op_type == operator and _has(node, index) and node.inputs[index].const_value is None:
-            yield f"{name} must be a constant"
+        if node.op_type == operator:
+            operand = _input(node, index)
+            if operand is not None and operand.const_value is None:
+                yield f"{name} must be a constant"
     if node.op_type in RULES:
         yield from RULES[node.op_type](node, values)
 
 
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if len(node.inputs) > index else None
+
+
 def _has(node: ir.Node, index: int) -> bool:
-    return len(node.inputs) > index and node.inputs[index] is not None
+    return _input(node, index) is not None
 
 
 def _int(node: ir.Node, name: str, default: int) -> int:
@@ -153,14 +159,16 @@ def _tensor_scatter(node: ir.Node, values: Values) -> Iterator[str]:
 def _top_k(node: ir.Node, values: Values) -> Iterator[str]:
     if not _int(node, "sorted", 1):
         yield "sorted must be 1"
-    k = node.inputs[1].const_value
+    operand = _input(node, 1)
+    k = None if operand is None else operand.const_value
     if k is not None and int(k.numpy().reshape(-1)[0]) > LARGEST_K:
         yield f"K must be at most {LARGEST_K}, is {int(k.numpy().reshape(-1)[0])}"
 
 
 def _rotary_embedding(node: ir.Node, values: Values) -> Iterator[str]:
-    if _has(node, 3) and values.type(node.inputs[3]) not in (None, Type.INT64):
-        yield f"position_ids must be INT64, is {values.type(node.inputs[3]).name}"
+    kind = values.type(_input(node, 3))
+    if kind not in (None, Type.INT64):
+        yield f"position_ids must be INT64, is {kind.name}"
     yield from _four_dimensions("X", values.rank(node.inputs[0]))
 
 

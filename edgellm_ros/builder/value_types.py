@@ -62,28 +62,30 @@ class Values:
 
     def _result_rank(self, node: ir.Node) -> int | None:
         ranks = [self.rank(value) for value in node.inputs]
+        first = ranks[0] if ranks else None
+        operand = node.inputs[1] if len(node.inputs) > 1 else None
         if node.op_type in ("Reshape", "Expand"):
-            shape = node.inputs[1]
-            if shape.const_value is not None:
-                return shape.const_value.size
-            return self._length(shape)
+            return None if operand is None else self._length(operand)
         if node.op_type in ("Unsqueeze", "Squeeze"):
-            axes = node.inputs[1].const_value if len(node.inputs) > 1 else None
-            if ranks[0] is None or axes is None:
+            axes = None if operand is None else operand.const_value
+            if first is None or axes is None:
                 return None
-            return ranks[0] + axes.size * (1 if node.op_type == "Unsqueeze" else -1)
+            return first + axes.size * (1 if node.op_type == "Unsqueeze" else -1)
         if node.op_type == "Gather":
-            return None if None in ranks[:2] else ranks[0] + ranks[1] - 1
+            second = ranks[1]
+            return None if first is None or second is None else first + second - 1
         if node.op_type.startswith("Reduce"):
             keeps = node.attributes.get("keepdims")
-            return ranks[0] if keeps is None or keeps.as_int() else None
+            return first if keeps is None or keeps.as_int() else None
         if node.op_type in ("Shape", "Size"):
             return 1
         known = [rank for rank in ranks if rank is not None]
-        return max(known) if len(known) == len(ranks) and known else (ranks[0] if ranks else None)
+        return max(known) if len(known) == len(ranks) and known else first
 
-    def _length(self, value: ir.Value) -> int | None:
+    def _length(self, value: ir.Value | None) -> int | None:
         """Count the elements of a vector made of constants and shapes; None if unknown."""
+        if value is None:
+            return None
         if value.const_value is not None:
             return value.const_value.size
         maker = value.producer()
@@ -91,7 +93,8 @@ class Values:
             return self.rank(maker.inputs[0])
         if maker is not None and maker.op_type == "Concat":
             lengths = [self._length(part) for part in maker.inputs]
-            return None if None in lengths else sum(lengths)
+            known = [length for length in lengths if length is not None]
+            return sum(known) if len(known) == len(lengths) else None
         return None
 
 

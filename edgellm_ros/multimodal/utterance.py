@@ -82,6 +82,7 @@ class UtteranceCutter:
         self.settings = settings
         self.dropped = 0
         self._voice = voice
+        self._rest: np.ndarray = np.zeros(0, np.float32)
         self._restart()
 
     @property

@@ -40,9 +40,8 @@ def _merge_order(grid_height: int, grid_width: int, merge: int) -> tuple[np.ndar
     """List row and column of every patch, [P] float32 each."""
     rows, columns = np.meshgrid(np.arange(grid_height), np.arange(grid_width), indexing="ij")
     blocks = (grid_height // merge, merge, grid_width // merge, merge)
-    return tuple(
-        axis.reshape(blocks).transpose(0, 2, 1, 3).reshape(-1).astype(np.float32) for axis in (rows, columns)
-    )
+    ordered = [axis.reshape(blocks).transpose(0, 2, 1, 3).reshape(-1) for axis in (rows, columns)]
+    return ordered[0].astype(np.float32), ordered[1].astype(np.float32)
 
 
 def _interpolation(
