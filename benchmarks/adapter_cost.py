@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What places for LoRA adapters cost while none is bound, what adapters cost, and what a switch costs.
+"""What LoRA inputs cost without an adapter, what adapters cost, and what a switch costs.
 
 Regime: decoding only, in this process, engines loaded and warm, ONNX Runtime with one thread per core. The
-checkpoint is exported twice, without and with places for adapters; adapters of rank 8 and 16 on all layers
+checkpoint is exported twice, without and with LoRA inputs; adapters of rank 8 and 16 on all layers
 have random weights. An answer of --tokens tokens (drawn at a high temperature, so that it does not end) is
 decoded in turns by all of them, alone and in batches of three: with one adapter, and with three. Times are
-per decode step; the ratios are medians over the turns, each against the engine without places in its turn.
+per decode step; the ratios are medians over the turns, each against the engine without LoRA inputs in its
+turn.
 
 A switch: `switch_lora_weights`, and what the first step after it takes longer because it binds other
 addresses.
@@ -27,8 +28,8 @@ from safetensors.numpy import save_file
 from benchmarks import common
 from benchmarks.shrinking_batch import endless_request
 from edgellm_ros.builder import export, inspect
+from edgellm_ros.engine_directory.lora_inputs import lora_inputs, lora_targets
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.lora import adapter_targets
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 RANKS = (8, 16)
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 def compare(
     plain: LLMInferenceRuntime, adapted: LLMInferenceRuntime, tokens: int, runs: int
 ) -> dict[str, Any]:
-    """Milliseconds per decode step, and ratios to the engine without places at the same batch size."""
+    """Milliseconds per decode step, and ratios to the engine without LoRA inputs at the same batch size."""
     one = endless_request(plain, tokens)
     requests = {"": one}
     for name in "abc":
@@ -104,11 +105,11 @@ def switch(runtime: LLMInferenceRuntime, runs: int = 200) -> tuple[float, float]
 
 
 def write_adapter(directory: Path, engine: Path, rank: int) -> None:
-    """A PEFT adapter on all layers that an engine has places for, with small random weights."""
+    """Write a PEFT adapter on all layers with LoRA inputs, with small random weights."""
     rng = np.random.default_rng(rank)
     inputs = {binding.name: binding.shape for binding in inspect(engine).parts[0].inputs}
     tensors = {}
-    for module, (fan_in, fan_out) in adapter_targets(inputs).items():
+    for module, (fan_in, fan_out) in lora_targets(lora_inputs(inputs)).items():
         for matrix, shape in (("A", (rank, fan_in)), ("B", (fan_out, rank))):
             values = 0.05 * rng.standard_normal(shape)
             tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = values.astype(np.float32)

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from edgellm_ros.builder.architecture import MODEL_TYPE
+from edgellm_ros.builder.families.qwen3_omni.config import MODEL_TYPE
 from edgellm_ros.builder.graph import DTYPES
 
 NEVER = "<|endoftext|>"  # the stop token; its logit is always 0, which is not the greatest

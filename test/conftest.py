@@ -84,7 +84,7 @@ def tiny_engine(tiny_checkpoint, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_lora_engine(tiny_checkpoint, tmp_path_factory) -> Path:
-    """The tiny engine again, with places for adapters of up to rank 8."""
+    """The tiny engine again, with LoRA inputs of up to rank 8."""
     from edgellm_ros.builder import export
 
     directory = tmp_path_factory.mktemp("lora_engine")

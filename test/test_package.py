@@ -24,7 +24,7 @@ LAYERS = {
     "diffusion": {"engine", "kernels"},
     "engine_directory": {"multimodal", "diffusion"},
     "runtime": {"engine", "kernels", "multimodal", "diffusion", "engine_directory"},
-    "builder": {"engine", "multimodal", "diffusion", "engine_directory", "runtime"},
+    "builder": {"engine", "multimodal", "diffusion", "engine_directory"},
     "arena": {"multimodal"},
     "replay": set(),
     "ros": {

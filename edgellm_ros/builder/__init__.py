@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a Hugging Face checkpoint to an engine directory, and a look into one; no PyTorch needed."""
+"""Exports Hugging Face checkpoints to engine directories and inspects them; needs no PyTorch."""
 
 from edgellm_ros.builder.exporter import export
 from edgellm_ros.builder.inspection import EngineReport, inspect, render

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters that come with a checkpoint, in its folder `lora`: checked against the graph and copied."""
+"""LoRA adapters in the folder `lora` of a checkpoint: checked against the graph, and copied."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgellm_ros.engine_directory.adapter_folder import FOLDER, check_name
+from edgellm_ros.engine_directory.lora_inputs import lora_inputs, lora_targets
 from edgellm_ros.engine_directory.peft_adapter import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     PeftAdapter,
     read_peft_adapter,
 )
-from edgellm_ros.runtime.lora import FOLDER, adapter_targets, check_name
 
 
 def read_adapters(
     adapters: Mapping[str, Path], inputs: Mapping[str, Sequence[Any]], max_rank: int | None
 ) -> dict[str, PeftAdapter]:
-    """The adapters, name -> directory, read for a language model with these inputs, name -> shape.
+    """Read adapters for a language model.
 
-    max_rank None = any. Errors as of `read_peft_adapter`, ValueError for a name that no adapter can have.
+    adapters: name -> directory; inputs: name -> shape. max_rank None = any. Errors as of `read_peft_adapter`;
+    ValueError for a name that no adapter may have.
     """
     for name in adapters:
         check_name(name)
-    targets = adapter_targets(inputs)
+    targets = lora_targets(lora_inputs(inputs))
     return {
         name: read_peft_adapter(path, targets, max_rank or sys.maxsize) for name, path in adapters.items()
     }
 
 
 def copy_adapters(adapters: Mapping[str, Path], engine: Path) -> None:
-    """Put the adapters into the engine directory, in place of others of the same names."""
+    """Copy adapters to the engine directory, replacing adapters of the same names."""
     for name, path in adapters.items():
         target = engine / FOLDER / name
         shutil.rmtree(target, ignore_errors=True)

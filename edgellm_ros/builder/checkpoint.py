@@ -16,9 +16,10 @@ FLOAT_DTYPES = ("F16", "BF16", "F32")
 
 
 class Weights:
-    """The tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` lists.
+    """The tensors of a checkpoint.
 
-    Only the headers are read at first; `read` loads one tensor at a time.
+    They are in `model.safetensors`, or in the shards that `model.safetensors.index.json` lists. Only the
+    headers are read at first; `read` loads one tensor at a time.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -37,12 +38,18 @@ class Weights:
             if name not in self._files:
                 raise ValueError(f"{directory / file}: tensor {name!r} is missing, but {index.name} lists it")
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
     def has_module(self, name: str) -> bool:
-        """Whether there are tensors of the module `name`, whatever they are."""
+        """Tell whether the checkpoint has any tensor of the module `name`."""
         return any(tensor.startswith(f"{name}.") for tensor in self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one tensor. ValueError if there is none of this name or if it holds no floats."""
+        """Return the shape of a tensor.
+
+        ValueError if the tensor is missing or holds no floats.
+        """
         if name not in self._files:
             raise ValueError(f"{self.directory}: tensor {name!r} is missing")
         entry = self._files[name].get_slice(name)
@@ -53,7 +60,7 @@ class Weights:
         return tuple(entry.get_shape())
 
     def require(self, name: str, shape: Sequence[int]) -> None:
-        """ValueError unless the tensor is there with this shape."""
+        """Check that a tensor has this shape. ValueError otherwise."""
         found = list(self.shape(name))
         if found != list(shape):
             raise ValueError(
@@ -61,7 +68,7 @@ class Weights:
             )
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor in its stored type."""
+        """Read one tensor in its stored type."""
         return self._files[name].get_tensor(name)
 
 

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values out of a checkpoint's JSON files, with errors that name file, key, value and what would do."""
+"""Reads values of a checkpoint's JSON files; errors name file, key, value and what was expected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+from edgellm_ros.engine_directory.schema import read_json
 
 T = TypeVar("T")
 
 
 class ConfigSection:
-    """One object of a checkpoint's configuration; `where` is its path in errors ("config.json: text_config").
+    """One object of a checkpoint's configuration.
 
-    Checkpoints carry many keys that do not concern inference; keys that nobody asks for are ignored.
+    `where` is its path in errors ("config.json: text_config"). Checkpoints carry many keys that do not
+    concern inference; keys that are not read are ignored.
     """
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
@@ -20,64 +24,67 @@ class ConfigSection:
         self.where = where
 
     def fail(self, key: str, reason: str) -> ValueError:
-        """The error to raise for the value of `key`."""
+        """Make the error to raise for the value of `key`."""
         return ValueError(f"{self.where}: {key} {self.data.get(key)!r}: {reason}")
 
     def has(self, key: str) -> bool:
-        """True if the key is there with a value other than null."""
+        """Tell whether the key is present with a value other than null."""
         return self.data.get(key) is not None
 
     def section(self, key: str) -> ConfigSection:
-        """The object at `key`."""
+        """Read the object at `key`."""
         value = self._get(key, Mapping, "an object")
         return ConfigSection(value, f"{self.where}.{key}" if ": " in self.where else f"{self.where}: {key}")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The integer at `key`; `default` stands in for a missing one."""
+        """Read the integer at `key`, or return `default` if the key is missing."""
         if default is not None and not self.has(key):
             return default
         return self._get(key, int, "an integer")
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive integer at `key`; `default` stands in for a missing one."""
+        """Read a positive integer at `key`, or return `default` if the key is missing."""
         value = self.integer(key, default)
         if value < 1:
             raise self.fail(key, "expected at least 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The number at `key` as a float; `default` stands in for a missing one."""
+        """Read the number at `key` as a float, or return `default` if the key is missing."""
         if default is not None and not self.has(key):
             return default
         return float(self._get(key, (int, float), "a number"))
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false at `key`; `default` stands in for a missing one."""
+        """Read true or false at `key`, or return `default` if the key is missing."""
         return self._get(key, bool, "true or false") if self.has(key) else default
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """The list of integers at `key`."""
+        """Read the list of integers at `key`."""
         values = self._get(key, list, "a list of integers")
         if not all(type(value) is int for value in values):
             raise self.fail(key, "expected a list of integers")
         return tuple(values)
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """The list of numbers at `key` as floats."""
+        """Read the list of numbers at `key` as floats."""
         values = self._get(key, list, "a list of numbers")
         if not all(type(value) in (int, float) for value in values):
             raise self.fail(key, "expected a list of numbers")
         return tuple(float(value) for value in values)
 
     def one_of(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
-        """The value, which must be among `supported`; `default` stands in for a missing one."""
+        """Read a value that must be among `supported`; a missing key means `default`."""
         value = self.data.get(key, default)
         if value not in supported:
             raise self.fail(key, f"supported: {', '.join(map(str, supported))}")
         return value
 
     def make(self, cls: Callable[..., T], **values: Any) -> T:
-        """Make a dataclass of values that were read here; what it finds wrong is reported with our path."""
+        """Make a dataclass of values read here.
+
+        Its ValueErrors get the path of this section.
+        """
         try:
             return cls(**values)
         except ValueError as error:
@@ -90,3 +97,11 @@ class ConfigSection:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.fail(key, f"expected {expected}")
         return value
+
+
+def read_section(path: Path) -> ConfigSection:
+    """Read a JSON file of a checkpoint.
+
+    FileNotFoundError, or ValueError if it holds no JSON object.
+    """
+    return ConfigSection(read_json(path), str(path))

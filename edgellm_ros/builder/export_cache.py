@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Export only when it is needed: an engine directory remembers the hash of all that it was made from."""
+"""Exports only when needed: an engine directory keeps the hash of everything it was made from."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ARENA_CHECKPOINT = PACKAGE.parent / "models" / "arena"
 def export_if_needed(
     checkpoint_dir: str | Path, engine_dir: str | Path, before_export: Callable[[], None] = lambda: None
 ) -> EngineConfig:
-    """The engine directory of a checkpoint, exported with default limits unless it is there, whole and up to
-    date.
+    """Export a checkpoint with default limits, if needed.
 
-    It is up to date if neither the checkpoint nor the builder's code has changed since. Errors as of
-    `export`.
+    Nothing is done if the engine directory is complete and up to date. The directory is up to date if neither
+    the checkpoint nor the builder's code has changed since its export. `before_export` is called if an export
+    is needed. Errors as of `export`.
     """
     checkpoint, engine = Path(checkpoint_dir), Path(engine_dir)
     if not (checkpoint / "config.json").is_file():
@@ -42,11 +42,18 @@ def export_if_needed(
 
 
 def source_hash(checkpoint: Path) -> str:
-    """SHA-256 of all that an exported engine follows from: the checkpoint's files, the builder's code, the
-    config's classes.
+    """Hash everything an exported engine follows from.
+
+    That is the checkpoint's files, the code of the builder and of the engine directory, and the config
+    classes. Returns the SHA-256 in hex.
     """
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-    code = [*sorted((PACKAGE / "builder").glob("*.py")), *sorted(PACKAGE.glob("*/config.py"))]
+    code = [
+        path
+        for folder in ("builder", "engine_directory")
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+    ]
+    code += [PACKAGE / folder / "config.py" for folder in ("diffusion", "multimodal")]
     names = [path.relative_to(checkpoint) for path in files] + [path.relative_to(PACKAGE) for path in code]
     digest = hashlib.sha256()
     for name, path in zip(names, files + code, strict=True):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action expert: one velocity of the flow that turns noise into a trajectory, given the KV cache.
+"""Graph of the action expert: the velocity of a flow from noise to a trajectory, given the KV cache.
 
-Layer i attends to what layer i of the language model left in its cache, and to the trajectory itself. The
-caches are read where they are, never copied or joined: scores over the cache and scores over the trajectory
-are two products, one softmax makes them one distribution, and two products bring the values back. All n
-trajectories of a request share its cache and its positions, so they are stacked along the query rows and the
-cache is read once for all of them.
+Layer i attends to the KV cache of layer i of the language model, and to the trajectory itself. The caches are
+read in place, never copied or concatenated: scores over the cache and over the trajectory are two products,
+one softmax normalises both, and two products apply the values. All n trajectories of a request share its
+cache and its positions; their queries are stacked, so that the cache is read once for all of them.
 
 Source of the method: flow matching (arXiv 2210.02747) with an expert beside a language model, as in pi0
 (arXiv 2410.24164) and Alpamayo-R1 (arXiv 2511.00088).
@@ -18,10 +17,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import ExpertArchitecture
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.expert_config import ExpertArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
 
 MASKED = -6e4  # added to a score, makes its share of the softmax exactly 0 in every precision; fits fp16
 
@@ -32,7 +32,9 @@ MASKED = -6e4  # added to a score, makes its share of the softmax exactly 0 in e
 def build_expert(
     architecture: ExpertArchitecture, weights: Weights, precision: str, capacity: int
 ) -> ModelBuilder:
-    """The graph of `action/model.onnx`: B requests, n trajectories of each, T steps, A values per step.
+    """Build `action/model.onnx`.
+
+    B requests, n trajectories of each, T steps, A values per step.
 
     Inputs:
     - trajectory [B*n,T,A] fp32: the trajectories of one request lie next to each other
@@ -51,10 +53,10 @@ def build_expert(
         architecture.head_dim,
     )
 
-    trajectory = graph.input("trajectory", FLOAT, ["Bn", space.horizon, space.dim])
-    time = graph.input("time", FLOAT, [1])
+    trajectory = graph.input(names.TRAJECTORY, FLOAT, ["Bn", space.horizon, space.dim])
+    time = graph.input(names.TIME, FLOAT, [1])
     cos_sin = graph.rope_rows(space.horizon, head_dim // 2)
-    length = graph.input("kv_length", INT64, ["B"])
+    length = graph.input(names.KV_LENGTH, INT64, ["B"])
     caches = graph.caches(layers, kv_heads, capacity, head_dim)
 
     x = graph.linear("in_proj", graph.from_fp32(trajectory), space.dim, hidden, bias=True)
@@ -69,14 +71,17 @@ def build_expert(
             x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
     x = graph.rms_norm("norm", x, hidden, epsilon)
     velocity = graph.to_fp32(graph.linear("out_proj", x, hidden, space.dim, bias=True))
-    graph.output(velocity, "velocity", FLOAT, ["Bn", space.horizon, space.dim])
+    graph.output(velocity, names.VELOCITY, FLOAT, ["Bn", space.horizon, space.dim])
     return graph
 
 
 # time -- Mul 2*pi/period --+-- Sin --+
 #                           +-- Cos -- Concat -- time_mlp.0 -- SiLU -- time_mlp.2 -->
 def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time: ir.Value) -> ir.Value:
-    """Time [1] -> [1,hidden]. The angles and their sines and cosines are fp32 in every precision."""
+    """Embed time [1] -> [1,hidden].
+
+    Angles, sines and cosines are fp32 in every precision.
+    """
     hidden, size = architecture.hidden_size, architecture.time_embedding_dim
     low, high = architecture.time_min_period, architecture.time_max_period
     frequency = 2 * math.pi / (low * (high / low) ** np.linspace(0.0, 1.0, size // 2))
@@ -90,7 +95,10 @@ def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time:
 
 
 def _cache_bias(graph: ModelBuilder, length: ir.Value, capacity: int) -> ir.Value:
-    """Length [B] -> [B,1,1,C] to be added to scores: 0 for cache rows below it, MASKED for the others."""
+    """Make a bias of scores [B,1,1,C] from lengths [B].
+
+    It is 0 for filled cache rows and MASKED for the others.
+    """
     with graph.scope("cache_bias"):
         length = graph.op("Unsqueeze", length, graph.constant([1, 2, 3]))
         filled = graph.op("Less", graph.constant(np.arange(capacity)), length)
@@ -114,10 +122,10 @@ def _attention(
     batch: ir.Value,
     capacity: int,
 ) -> ir.Value:
-    """Attention of all steps to the cache and to each other, x [B*n,T,hidden] -> the same.
+    """Add attention of all steps to the cache and to each other.
 
-    G query heads share a key head. Rows that share keys lie next to each other, so that each product is one
-    MatMul, whatever n is.
+    x [B*n,T,hidden] -> the same shape. G query heads share a key head. Rows that share keys lie next to each
+    other, so that each product is one MatMul, whatever n is.
     """
     hidden, head_dim, epsilon = architecture.hidden_size, architecture.head_dim, architecture.rms_norm_eps
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small writer of ONNX graphs: named nodes, weights that are read when the file is written, external data.
+"""Writes ONNX graphs: named nodes, weights that are read when the file is written, external data.
 
 Every node is named after the module it comes from (`/layers.0/attn/qkv_proj/MatMul`) and its result after the
 node, so that a profile of ONNX Runtime or TensorRT reads like the model. Weights keep their tensors' names.
@@ -28,7 +28,10 @@ Dim = int | str
 
 
 class GraphBuilder:
-    """Grows one ONNX graph from its inputs to its outputs. `dtype` is the type of weights and activations."""
+    """Builds one ONNX graph from inputs to outputs.
+
+    `dtype` is the type of weights and activations.
+    """
 
     def __init__(self, name: str, precision: str) -> None:
         self.dtype = DTYPES[precision]
@@ -50,7 +53,10 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Nodes made inside are named `/<outer>/<name>/<operator>`; an empty name adds nothing."""
+        """Name nodes made inside `/<outer>/<name>/<operator>`.
+
+        An empty name adds nothing.
+        """
         self._scope.append(name)
         yield
         self._scope.pop()
@@ -77,7 +83,7 @@ class GraphBuilder:
         return node.outputs
 
     def weight(self, name: str, shape: Sequence[int], read: Callable[[], np.ndarray]) -> ir.Value:
-        """A weight in the graph's dtype.
+        """Add a weight in the graph's dtype.
 
         `read` is called when the file is written and not before, so that weights need not fit in memory.
         """
@@ -89,7 +95,10 @@ class GraphBuilder:
         return self._initializer(ir.LazyTensor(load, dtype=dtype, shape=ir.Shape(shape), name=name))
 
     def constant(self, value: Any, dtype: ir.DataType = INT64) -> ir.Value:
-        """A small constant tensor (a shape, axes, a factor); equal ones are shared."""
+        """Add a small constant tensor (a shape, axes, a factor).
+
+        Equal constants are shared.
+        """
         array = np.asarray(value, dtype.numpy())
         key = (dtype.name, array.tobytes(), array.shape)
         if key not in self._constants:
@@ -98,11 +107,11 @@ class GraphBuilder:
         return self._constants[key]
 
     def reshape(self, x: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """0 keeps a dimension, -1 infers one."""
+        """Reshape x; 0 keeps a dimension, -1 infers one."""
         return self.op("Reshape", x, self.constant(shape))
 
     def transpose(self, x: ir.Value, *perm: int) -> ir.Value:
-        """Dimension i of the result is dimension perm[i] of x."""
+        """Transpose x: dimension i of the result is dimension perm[i] of x."""
         return self.op("Transpose", x, perm=list(perm))
 
     def split(self, x: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
@@ -118,7 +127,10 @@ class GraphBuilder:
         return x if self.dtype == FLOAT else self.op("Cast", x, to=int(FLOAT))
 
     def save(self, path: Path) -> list[Path]:
-        """Write the graph to `path` and its weights beside it in `<path>.data`; returns both."""
+        """Write the graph to `path` and its weights beside it in `<path>.data`.
+
+        Returns both.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.with_name(path.name + ".data")
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="edgellm_ros")
@@ -126,7 +138,7 @@ class GraphBuilder:
         return [path, data]
 
     def save_variant(self, path: Path, original: Path) -> Path:
-        """Write the graph to `path`, which lies beside a saved graph `original` and shares its weights.
+        """Write the graph beside a saved graph `original`, sharing its weights.
 
         ValueError for a weight that the original does not have.
         """
@@ -149,10 +161,9 @@ class GraphBuilder:
 
 
 def _row_major(array: np.ndarray) -> np.ndarray:
-    """The array itself or, of a transposed matrix, a copy in row-major order.
+    """Return the array in row-major order: itself, or a copy of a transposed matrix.
 
-    In strips, of which a cache holds all that is read: in NumPy's own order it took three to five times as
-    long.
+    The copy is made in strips that fit the CPU's cache: 3 to 5 times as fast as NumPy's own order.
     """
     if array.flags.c_contiguous or array.ndim != 2:
         return np.ascontiguousarray(array)

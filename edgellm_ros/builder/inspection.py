@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look into an engine directory: what it is, what each graph takes and gives, how much memory it needs."""
+"""Inspects an engine directory: model, inputs and outputs of each graph, memory."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.lora import find_adapters
+from edgellm_ros.engine_directory.lora_inputs import lora_inputs
 
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
 PARTS = ("llm", "visual", "audio", "action")
@@ -31,7 +33,7 @@ class BindingReport:
 
 @dataclass(frozen=True)
 class PartReport:
-    """One graph. `variants` are graphs for other devices with its weights, `plans` TensorRT's, beside it."""
+    """One graph of the engine directory."""
 
     name: str
     opset: int
@@ -40,15 +42,16 @@ class PartReport:
     inputs: tuple[BindingReport, ...]
     outputs: tuple[BindingReport, ...]
     weight_bytes: int
-    variants: tuple[str, ...]
-    plans: tuple[str, ...]
+    variants: tuple[str, ...]  # graphs for other devices with the same weights
+    plans: tuple[str, ...]  # TensorRT's
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes. The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences.
+    """Memory in bytes.
 
-    The prefix cache is as large, unless the runtime is told otherwise.
+    The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences. The prefix cache
+    has the same size unless the runtime is told otherwise.
     """
 
     weights: int
@@ -62,17 +65,20 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class AdapterReport:
-    """One adapter in the engine directory: how many layers it changes, its matrices' bytes when loaded."""
+    """One adapter of the engine directory."""
 
     name: str
     rank: int
-    modules: int
-    bytes: int
+    modules: int  # linear layers that the adapter changes
+    bytes: int  # of its tensors when loaded
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Everything that `edgellm inspect` shows. `verified`: not only sizes but also SHA-256 were compared."""
+    """Everything that `edgellm inspect` shows.
+
+    `verified`: SHA-256 were compared, not only sizes.
+    """
 
     directory: str
     config: EngineConfig
@@ -83,9 +89,10 @@ class EngineReport:
 
 
 def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
-    """Read an engine directory and check its files: presence and size, with `verify` their SHA-256 too.
+    """Read an engine directory and check its files.
 
-    FileNotFoundError or ValueError, naming file and key, for a directory that is incomplete or damaged.
+    Presence and sizes are checked, with `verify` also SHA-256. FileNotFoundError or ValueError, naming file
+    and key, for a directory that is incomplete or damaged.
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine, verify)
@@ -96,7 +103,7 @@ def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
 
 
 def render(report: EngineReport) -> str:
-    """The report as text: a table of the model, one of memory, one of each graph's bindings."""
+    """Render the report as tables: the model, memory, each graph's bindings."""
     config, llm = report.config, report.config.llm
     builder = config.builder
     answers = f", {llm.reduced_vocab_size} to answer with" if llm.reduced_vocab_size else ""
@@ -181,7 +188,8 @@ def _adapters(engine: Path, config: EngineConfig, llm: PartReport) -> tuple[Adap
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     reports = []
     for name, adapter in read_adapters(find_adapters(engine), inputs, config.builder.max_lora_rank).items():
-        values = sum(adapter.rank * (len(a) + b.shape[1]) for a, b in adapter.weights.values())
+        adapted = [entry for entry in lora_inputs(inputs) if entry.is_adapted(adapter.weights)]
+        values = sum(math.prod(shape) for entry in adapted for shape in entry.shapes(adapter.rank))
         reports.append(AdapterReport(name, adapter.rank, len(adapter.weights), values * itemsize))
     return tuple(reports)
 
@@ -219,7 +227,10 @@ def _memory_rows(report: EngineReport) -> list[tuple[str, str]]:
 
 
 def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[str, ...]]:
-    """One row per binding; those that differ only in the name's first number (the layer's) share one."""
+    """Make one row per binding.
+
+    Bindings that differ only in the first number of their name (the layer) share a row.
+    """
     numbers: dict[tuple[str, ...], list[str]] = {}
     for binding in bindings:
         stem, number, rest = _FIRST_NUMBER.fullmatch(binding.name).groups()  # type: ignore[union-attr]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph builder that knows a checkpoint: each layer takes its weights from the module that it names."""
+"""Layers of models: a graph builder whose layers take their weights from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,14 +11,17 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import FLOAT, Dim, GraphBuilder
-from edgellm_ros.builder.lora import TARGETS, add_adapter
+from edgellm_ros.builder.lora import TARGETS, add_lora_inputs
+from edgellm_ros.engine_directory import binding_names as names
+
+Cache = tuple[ir.Value, ir.Value]  # keys and values of one layer
 
 
 class ModelBuilder(GraphBuilder):
     """Writes the graph of one model from the weights of one checkpoint.
 
     `module` enters a module: tensors and nodes get its name as prefix. Layer methods take a child's name.
-    With `lora`, linear layers that adapters are made for have a place for one.
+    With `lora`, the linear layers in `lora.TARGETS` get LoRA inputs.
     """
 
     def __init__(self, name: str, weights: Weights, precision: str, lora: bool = False) -> None:
@@ -29,51 +32,52 @@ class ModelBuilder(GraphBuilder):
 
     @contextmanager
     def module(self, name: str, nodes: str | None = None) -> Iterator[None]:
-        """Inside, tensors are `<outer>.<name>.<tensor>`, nodes `/<outer>/<name or nodes>/<operator>`."""
+        """Enter a module.
+
+        Inside, tensors are `<outer>.<name>.<tensor>`, nodes `/<outer>/<name or nodes>/<operator>`.
+        """
         self._prefix.append(name)
         with self.scope(name if nodes is None else nodes):
             yield
         self._prefix.pop()
 
     def tensor(self, name: str, *shape: int) -> ir.Value:
-        """The tensor `name` of this module as it is; it must have this shape."""
+        """Add the tensor `name` of this module unchanged; it must have this shape."""
         full = self.full_name(name)
         self.weights.require(full, shape)
         return self.weight(full, shape, lambda: self.weights.read(full))
 
     def linear(self, name: str, x: ir.Value, fan_in: int, fan_out: int, bias: bool = False) -> ir.Value:
-        """Linear layer, x [..., fan_in] -> [..., fan_out]; with a place for an adapter x must be a matrix."""
-        with self.module(name):
-            full = self.full_name("weight")
+        """Add a linear layer, x [..., fan_in] -> [..., fan_out].
+
+        With LoRA inputs, x must be 2-D.
+        """
+        with self.scope(name):
+            full = self.full_name(f"{name}.weight")
             matrix = self.weight(full, (fan_in, fan_out), self._matrix(full, fan_in, fan_out))
             y = self.op("MatMul", x, matrix)
             if bias:
-                y = self.op("Add", y, self.tensor("bias", fan_out))
-            return self._adapted(x, y, fan_in, fan_out)
+                y = self.op("Add", y, self.tensor(f"{name}.bias", fan_out))
+            return self._with_lora({name: fan_out}, x, y, fan_in)
 
     # x -- MatMul [first | second | ...] -- Split --+-- first -->
     #                                               +-- second -->
     def linears(
         self, name: str, parts: Mapping[str, int], x: ir.Value, fan_in: int, bias: bool = False
-    ) -> list[ir.Value]:
-        """Linear layers that read the same x [..., fan_in], name -> fan_out, as one product named `name`.
+    ) -> Sequence[ir.Value]:
+        """Add linear layers that read the same x [..., fan_in], as one product.
 
-        On a GPU a decode step of Qwen3-1.7B takes 0.91 of the time that it takes with one product each (H200,
-        fp16, batch 1, ONNX Runtime 1.31). On two cores the arena's prompt of 103 tokens takes 1.05, because
-        the parts are copied, and a decode step as long as before; TensorRT does it by itself. Each layer
-        keeps its own place for an adapter.
+        parts: name -> fan_out; `name` names the product. On a GPU a decode step of Qwen3-1.7B takes 0.91 of
+        the time that it takes with one product each (H200, fp16, batch 1, ONNX Runtime 1.31). On two cores
+        the arena's prompt of 103 tokens takes 1.05, because the parts are copied, and a decode step as long
+        as before; TensorRT joins the products by itself.
         """
-        results = self.split(self.joined_linears(name, parts, x, fan_in, bias), list(parts.values()), axis=-1)
-        adapted = []
-        for (part, fan_out), result in zip(parts.items(), results, strict=True):
-            with self.module(part):
-                adapted.append(self._adapted(x, result, fan_in, fan_out))
-        return adapted
+        return self.split(self.joined_linears(name, parts, x, fan_in, bias), list(parts.values()), axis=-1)
 
     def joined_linears(
         self, name: str, parts: Mapping[str, int], x: ir.Value, fan_in: int, bias: bool = False
     ) -> ir.Value:
-        """The product of `linears` before it is split, [..., sum of fan_outs]; no places for adapters."""
+        """Add `linears` without the split: [..., fan_in] -> [..., sum of fan_outs]."""
         weights = {part: self.full_name(f"{part}.weight") for part in parts}
         reads = [self._matrix(full, fan_in, parts[part]) for part, full in weights.items()]
         with self.scope(name):
@@ -83,12 +87,13 @@ class ModelBuilder(GraphBuilder):
                 lambda: np.concatenate([read() for read in reads], axis=1),
             )
             y = self.op("MatMul", x, matrix)
-            return self.op("Add", y, self._joined_biases(name, parts)) if bias else y
+            y = self.op("Add", y, self._joined_biases(name, parts)) if bias else y
+            return self._with_lora(parts, x, y, fan_in)
 
     def _matrix(self, full: str, fan_in: int, fan_out: int) -> Callable[[], np.ndarray]:
-        """How to read a weight as MatMul takes it, [fan_in, fan_out].
+        """Make a function that reads a weight as MatMul takes it, [fan_in, fan_out].
 
-        The checkpoint keeps [fan_out, fan_in], more dimensions for a convolution that sees each patch once.
+        The checkpoint has [fan_out, fan_in], or more dimensions for a convolution whose stride is its size.
         """
         stored = self.weights.shape(full)
         if (stored[0], int(np.prod(stored[1:]))) != (fan_out, fan_in):
@@ -105,26 +110,29 @@ class ModelBuilder(GraphBuilder):
             lambda: np.concatenate([self.weights.read(full) for full in names]),
         )
 
-    def _adapted(self, x: ir.Value, y: ir.Value, fan_in: int, fan_out: int) -> ir.Value:
-        """The result y of this module's layer, with a place for an adapter if there are any."""
-        if not self.lora or self._prefix[-1] not in TARGETS:
+    def _with_lora(self, parts: Mapping[str, int], x: ir.Value, y: ir.Value, fan_in: int) -> ir.Value:
+        """Add LoRA inputs for layers (name -> fan_out), if the graph has any."""
+        if not self.lora or not set(parts) <= set(TARGETS):
             return y
-        return add_adapter(self, ".".join(self._prefix), x, y, fan_in, fan_out)
+        return add_lora_inputs(self, ".".join(self._prefix), parts, x, y, fan_in)
 
     def conv2d(self, name: str, x: ir.Value, fan_in: int, fan_out: int) -> ir.Value:
-        """3 x 3 convolution of stride 2, x [N, fan_in, H, W] -> [N, fan_out, ceil(H/2), ceil(W/2)]."""
+        """Add a 3 x 3 convolution of stride 2.
+
+        x [N, fan_in, H, W] -> [N, fan_out, ceil(H/2), ceil(W/2)].
+        """
         with self.module(name):
             kernel, bias = self.tensor("weight", fan_out, fan_in, 3, 3), self.tensor("bias", fan_out)
             return self.op("Conv", x, kernel, bias, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
 
     def rms_norm(self, name: str, x: ir.Value, size: int, epsilon: float) -> ir.Value:
-        """Over the last dimension; the mean square is taken in fp32 whatever the type of x."""
+        """Add an RMSNorm over the last dimension; the mean square is computed in fp32."""
         with self.module(name):
             scale = self.tensor("weight", size)
             return self.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon, stash_type=1)
 
     def layer_norm(self, name: str, x: ir.Value, size: int, epsilon: float) -> ir.Value:
-        """Over the last dimension; mean and variance are taken in fp32 whatever the type of x."""
+        """Add a LayerNorm over the last dimension; mean and variance are computed in fp32."""
         with self.module(name):
             scale, shift = self.tensor("weight", size), self.tensor("bias", size)
             return self.op("LayerNormalization", x, scale, shift, axis=-1, epsilon=epsilon, stash_type=1)
@@ -133,36 +141,59 @@ class ModelBuilder(GraphBuilder):
     #                     |          +----------- Mul --+
     #                     +-- up -------------------- Mul -- down_proj -->
     def swiglu(self, name: str, x: ir.Value, size: int, inner: int) -> ir.Value:
-        """Feed-forward block of Llama and Qwen, x [..., size] -> [..., size]."""
+        """Add the feed-forward block of Llama and Qwen, x [..., size] -> [..., size]."""
         with self.module(name):
             gate, up = self.linears("gate_up_proj", {"gate_proj": inner, "up_proj": inner}, x, size)
             silu = self.op("Mul", gate, self.op("Sigmoid", gate))
             return self.linear("down_proj", self.op("Mul", silu, up), inner, size)
 
     def rope_rows(self, length: int | str, pairs: int) -> tuple[ir.Value, ir.Value]:
-        """Inputs rope_cos and rope_sin [B, length, pairs] fp32, one row per token, cast to the graph's dtype.
+        """Add inputs rope_cos and rope_sin [B, length, pairs] fp32.
 
-        The caller makes the rows, so that plain RoPE and mRoPE are the same graph.
+        Returns them in the graph's dtype. One row per token. The runtime computes the rows, so that plain
+        RoPE and mRoPE are the same graph.
         """
-        cos, sin = (self.input(name, FLOAT, ["B", length, pairs]) for name in ("rope_cos", "rope_sin"))
+        cos, sin = (
+            self.input(name, FLOAT, ["B", length, pairs]) for name in (names.ROPE_COS, names.ROPE_SIN)
+        )
         with self.scope("rope"):
             return self.from_fp32(cos), self.from_fp32(sin)
 
-    def caches(
-        self, layers: int, kv_heads: int, capacity: int, head_dim: int
-    ) -> list[tuple[ir.Value, ir.Value]]:
-        """Inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim] in the graph's dtype."""
+    def caches(self, layers: int, kv_heads: int, capacity: int, head_dim: int) -> list[Cache]:
+        """Add inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim]."""
         shape: list[Dim] = ["B", kv_heads, capacity, head_dim]
         return [
             (
-                self.input(f"key_cache_{i}", self.dtype, shape),
-                self.input(f"value_cache_{i}", self.dtype, shape),
+                self.input(names.key_cache(i), self.dtype, shape),
+                self.input(names.value_cache(i), self.dtype, shape),
             )
             for i in range(layers)
         ]
 
+    # k -- TensorScatter (key_cache) ---- present_key ----+
+    # v -- TensorScatter (value_cache) -- present_value --+
+    # q --------------------------------------------- Attention (mask) -->
+    def cached_attention(
+        self,
+        q: ir.Value,
+        k: ir.Value,
+        v: ir.Value,
+        cache: Cache,
+        write_index: ir.Value,
+        mask: ir.Value,
+        scale: float,
+    ) -> tuple[ir.Value, Cache]:
+        """Write new keys and values to the cache and attend to it.
+
+        q [B,heads,S,D]; k, v [B,Hkv,S,D]; cache [B,Hkv,C,D] each; write_index [B]; mask [B,1,S,C]. Returns
+        [B,heads,S,D] and the updated cache.
+        """
+        keys = self.op("TensorScatter", cache[0], k, write_index, axis=-2, mode="linear")
+        values = self.op("TensorScatter", cache[1], v, write_index, axis=-2, mode="linear")
+        return self.op("Attention", q, keys, values, mask, scale=scale), (keys, values)
+
     def rows(self, x: ir.Value, index: ir.Value, size: int) -> ir.Value:
-        """Wanted rows: x [B,S,size], index [B,N] -> [B,N,size].
+        """Select rows: x [B,S,size], index [B,N] -> [B,N,size].
 
         Not GatherND: ONNX Runtime's CUDA kernel copies from host memory that a CUDA graph would find
         overwritten.
@@ -173,5 +204,5 @@ class ModelBuilder(GraphBuilder):
             return self.op("GatherElements", x, index, axis=1)
 
     def full_name(self, name: str) -> str:
-        """A tensor of this module as the checkpoint calls it."""
+        """Return the checkpoint's name of a tensor of this module."""
         return ".".join([*self._prefix, name])

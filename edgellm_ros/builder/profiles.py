@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimization profiles: how large each dimension of a graph may be, and for which size TensorRT tunes it."""
+"""TensorRT's optimization profiles: the range of each dimension, and the size to tune for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.batch.input_embedder import MIN_PREFILL
+from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
+from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 
-VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the one that they follow
+VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the token before it
 
 
 @dataclass(frozen=True)
 class Range:
-    """Smallest size of a dimension, the one to tune for, and the largest."""
+    """Smallest, tuned and largest size of a dimension."""
 
     low: int
     tuned: int
@@ -29,22 +29,23 @@ Profile = Mapping[str, Range]  # by the dimension's symbol
 
 
 def one(size: int) -> Range:
-    """A dimension with only one size."""
+    """Make a range of one size."""
     return Range(size, size, size)
 
 
 def up_to(high: int, low: int = 1) -> Range:
-    """From `low` to `high`, tuned for the latter."""
+    """Make a range from `low` to `high`, tuned for `high`."""
     return Range(low, high, high)
 
 
 def make_profiles(
     config: EngineConfig, verification_tokens: int = VERIFICATION_TOKENS
 ) -> dict[str, list[Profile]]:
-    """Profiles of each graph of an engine directory, in the order in which the runtime numbers them.
+    """Make the profiles of each graph of an engine directory.
 
-    The language model has three: prefill 0, decode 1 (tuned for one sequence, as a robot has it),
-    verification of up to `verification_tokens` drafted tokens 2. ValueError if those exceed the cache.
+    They are in the order in which the runtime numbers them. The language model has three: 0 prefill, 1 decode
+    (tuned for one sequence), 2 verification of up to `verification_tokens` drafted tokens. ValueError if
+    these tokens exceed the KV cache.
     """
     builder = config.builder
     if not 1 <= verification_tokens <= builder.max_kv_cache_capacity:
@@ -53,7 +54,8 @@ def make_profiles(
             f"{builder.max_kv_cache_capacity}"
         )
     batch = Range(1, 1, builder.max_batch_size)
-    rank = {"r": up_to(builder.max_lora_rank)} if builder.max_lora_rank else {}
+    lowest, largest = rank_sizes(1), rank_sizes(builder.max_lora_rank)
+    rank = {name: up_to(largest[name], low) for name, low in lowest.items() if builder.max_lora_rank}
     tree = up_to(verification_tokens)
     profiles: dict[str, list[Profile]] = {
         "llm": [
@@ -77,7 +79,10 @@ def make_profiles(
 def input_shapes(
     name: str, shape: tuple[int | str, ...], profile: Profile
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Smallest, tuned and largest shape of an input. ValueError for a symbol that has no range."""
+    """Compute the smallest, tuned and largest shape of an input.
+
+    ValueError for a symbol without a range.
+    """
     missing = [dim for dim in shape if isinstance(dim, str) and dim not in profile]
     if missing:
         raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a graph stays inside what TensorRT's ONNX parser documents, and which node does not.
+"""Checks that a graph stays within what TensorRT's ONNX parser documents.
 
 Source: the operator list of the parser (onnx-tensorrt, docs/operators.md) of release 10.15, the first with
 TensorScatter; and the documentation of the layers that Attention and TensorScatter become (IAttention,
@@ -27,8 +27,8 @@ def _table(*groups: tuple[frozenset[ir.DataType], str]) -> dict[str, frozenset[i
     return {operator: types for types, operators in groups for operator in operators.split()}
 
 
-# Operators and the types of their data. Loops, branches, quantisation and what our graphs have no use for
-# (recurrent layers, resizing, random numbers) are left out although the parser knows them.
+# Operators and the types of their data. Loops, branches, quantisation and operators that our graphs do not
+# use (recurrent layers, resizing, random numbers) are left out although the parser supports them.
 SUPPORTED = _table(
     (
         FLOATS,
@@ -66,14 +66,17 @@ CONSTANT_INPUTS = [
 
 
 def check_operators(graph: ir.Graph, name: str) -> None:
-    """ValueError that lists the nodes of a graph that TensorRT's parser would refuse, and why."""
+    """Check a graph.
+
+    ValueError lists the nodes that TensorRT's parser would refuse, and why.
+    """
     problems = list(unsupported(graph))
     if problems:
         raise ValueError(f"{name}: TensorRT cannot parse it: {'; '.join(problems)}")
 
 
 def unsupported(graph: ir.Graph) -> Iterator[str]:
-    """A text for each rule that is broken, which begins with the node's operator and name."""
+    """Yield a text for each broken rule, beginning with the node's operator and name."""
     opset = graph.opset_imports.get("", 0)
     if opset not in OPSETS:
         yield f"opset {opset}: supported are {OPSETS.start} to {OPSETS.stop - 1}"
@@ -93,14 +96,20 @@ def _problems(node: ir.Node, values: Values) -> Iterator[str]:
         names = ", ".join(sorted(each.name for each in SUPPORTED[node.op_type]))
         yield f"data of type {kind.name}, supported are {names}"
     for operator, index, name in CONSTANT_INPUTS:
-        if node.op_type == operator and _has(node, index) and node.inputs[index].const_value is None:
-            yield f"{name} must be a constant"
+        if node.op_type == operator:
+            operand = _input(node, index)
+            if operand is not None and operand.const_value is None:
+                yield f"{name} must be a constant"
     if node.op_type in RULES:
         yield from RULES[node.op_type](node, values)
 
 
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if len(node.inputs) > index else None
+
+
 def _has(node: ir.Node, index: int) -> bool:
-    return len(node.inputs) > index and node.inputs[index] is not None
+    return _input(node, index) is not None
 
 
 def _int(node: ir.Node, name: str, default: int) -> int:
@@ -150,14 +159,16 @@ def _tensor_scatter(node: ir.Node, values: Values) -> Iterator[str]:
 def _top_k(node: ir.Node, values: Values) -> Iterator[str]:
     if not _int(node, "sorted", 1):
         yield "sorted must be 1"
-    k = node.inputs[1].const_value
+    operand = _input(node, 1)
+    k = None if operand is None else operand.const_value
     if k is not None and int(k.numpy().reshape(-1)[0]) > LARGEST_K:
         yield f"K must be at most {LARGEST_K}, is {int(k.numpy().reshape(-1)[0])}"
 
 
 def _rotary_embedding(node: ir.Node, values: Values) -> Iterator[str]:
-    if _has(node, 3) and values.type(node.inputs[3]) not in (None, Type.INT64):
-        yield f"position_ids must be INT64, is {values.type(node.inputs[3]).name}"
+    kind = values.type(_input(node, 3))
+    if kind not in (None, Type.INT64):
+        yield f"position_ids must be INT64, is {kind.name}"
     yield from _four_dimensions("X", values.rank(node.inputs[0]))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX in, TensorRT plan out, for the GPU and the TensorRT of this machine.
+"""Builds TensorRT plans from ONNX graphs, for the GPU and the TensorRT version of this machine.
 
-Networks are strongly typed: TensorRT computes in the types that the graph says, and TF32 is off, so fp32 is
-fp32. Which kernels were fastest is kept in a timing cache: a second build of the same graph takes less long.
+Networks are strongly typed: TensorRT computes in the graph's types, and TF32 is off, so fp32 is fp32. Kernel
+timings are kept in a timing cache, which shortens later builds of the same graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How to build.
+    """Options of a build.
 
     workspace_bytes: memory that a kernel may use at build and run time, None = all. timing_cache: its file,
     None = one in the engine directory. version_compatible: the plan also loads in later TensorRTs and in the
@@ -53,7 +53,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """A plan that was written."""
+    """One plan on disk."""
 
     part: str
     path: Path
@@ -67,11 +67,11 @@ def build_plans(
     options: PlanOptions = PlanOptions(),
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[BuiltPlan]:
-    """Build the plan of every graph in an engine directory. `progress` is told what happens.
+    """Build the plan of every graph in an engine directory.
 
-    FileNotFoundError or ValueError for a directory that cannot be used, OSError for a timing cache that
-    cannot; EngineError without TensorRT or GPU, or if TensorRT refuses a graph. Plans are written whole, or
-    not at all.
+    `progress` gets a line for each step. FileNotFoundError or ValueError for a directory that cannot be used,
+    OSError for a timing cache that cannot; EngineError without TensorRT or GPU, or if TensorRT refuses a
+    graph. Plans are replaced atomically.
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine)
@@ -80,7 +80,7 @@ def build_plans(
     library = load_library(FULL)
     arch = open_device().arch
     cache = options.timing_cache or engine / f"{arch}-trt{library.__version__}.timing"
-    cache.parent.mkdir(parents=True, exist_ok=True)  # what fails there fails before minutes are spent
+    cache.parent.mkdir(parents=True, exist_ok=True)  # fail before the build, which takes minutes
     built = []
     for part, ranges in profiles.items():
         model = engine / part / "model.onnx"
@@ -95,7 +95,10 @@ def build_plans(
 
 
 def _check_alignment(config: EngineConfig) -> None:
-    """ValueError if the caches of a batch's sequences would not all begin where TensorRT wants tensors."""
+    """Check that the caches of all sequences are aligned as TensorRT needs.
+
+    ValueError otherwise.
+    """
     llm, capacity = config.llm, config.builder.max_kv_cache_capacity
     row_bytes = llm.num_key_value_heads * llm.head_dim * (4 if config.precision == "fp32" else 2)
     if capacity * row_bytes % ALIGNMENT:
@@ -109,7 +112,7 @@ def _check_alignment(config: EngineConfig) -> None:
 def build_plan(
     model: Path, profiles: Sequence[Profile], timing_cache: Path, options: PlanOptions, library: Library
 ) -> memoryview:
-    """The plan of one graph. EngineError with TensorRT's words."""
+    """Build the plan of one graph. EngineError with TensorRT's messages."""
     log, builder = library_log(library), start(library, library.Builder)
     # Not needed from TensorRT 11 on, where nothing else exists.
     network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -140,9 +143,9 @@ def build_plan(
 
 
 def _let_attention_decompose(library: Library, network: trt.INetworkDefinition) -> None:
-    """Where there is no fused kernel for an attention (a type, a head size), let TensorRT use several.
+    """Let TensorRT use several kernels for an attention that no fused kernel supports.
 
-    It refuses the network otherwise, and ONNX has no word for it.
+    TensorRT refuses the network otherwise, and ONNX has no attribute for it.
     """
     for i in range(network.num_layers):
         layer = network.get_layer(i)
@@ -165,13 +168,13 @@ def _set_shapes(
 
 
 def _parser_errors(parser: trt.OnnxParser) -> str:
-    """What the parser found, with the nodes' names."""
+    """Join the parser's errors, with the nodes' names."""
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     return "; ".join(f"{error.node_operator()} {error.node_name()}: {error.desc()}" for error in errors)
 
 
 def _write(path: Path, contents: memoryview) -> None:
-    """Replace the file in one step, so that nobody finds half of it."""
+    """Replace the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:

@@ -1,51 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tokens of a batch lie between the layers of a language model."""
+"""Layout of a batch's tokens between the layers of a language model: [B,S,H], or flat as [B*S,H]."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.graph import GraphBuilder
 
 
 class TokenLayout:
-    """[B,S,H]; in a graph with adapters [B*S,H], because Gemm takes matrices."""
+    """Converts values between the layout of the layers and [B,S,...].
 
-    def __init__(self, graph: ModelBuilder, per_sequence: ir.Value) -> None:
-        """per_sequence: any value [B]."""
+    - batched (`leading` None): layers see [B,S,H].
+    - flat: layers see the tokens of all sequences as the rows of one matrix, [B*S,H], as Gemm and ONNX
+      Runtime's fused kernels need it.
+    """
+
+    def __init__(self, graph: GraphBuilder, leading: ir.Value | None, inferred: tuple[int, ...] = ()) -> None:
+        """Make a layout; `leading` None is batched.
+
+        `leading` holds the sizes that `unflatten` begins with: [B,S], or [B] with `inferred` (-1,), which
+        leaves S open, so that the same layout serves S tokens and N selected rows of each sequence.
+        """
         self._graph = graph
-        self._batch = graph.op("Shape", per_sequence) if graph.lora else None
+        self._leading = leading
+        self._inferred = inferred
         self._shapes: dict[tuple[int, ...], ir.Value] = {}
 
-    def join(self, x: ir.Value, size: int) -> ir.Value:
-        """[B,S,size] as it lies between the layers."""
-        if self._batch is None:
+    def flatten(self, x: ir.Value, size: int) -> ir.Value:
+        """Convert [B,S,size] to the layout of the layers."""
+        if self._leading is None:
             return x
         with self._graph.scope("tokens"):
             return self._graph.reshape(x, [-1, size])
 
-    def part(self, x: ir.Value, size: int) -> ir.Value:
-        """As it lies between the layers to [B,S,size]."""
-        return x if self._batch is None else self._reshape(x, size)
-
-    def heads(self, x: ir.Value, count: int, head_dim: int) -> ir.Value:
-        """As it lies between the layers to [B,count,S,head_dim]."""
-        if self._batch is None:
-            x = self._graph.reshape(x, [0, 0, count, head_dim])
-        else:
-            x = self._reshape(x, count, head_dim)
-        return self._graph.transpose(x, 0, 2, 1, 3)
-
-    def join_heads(self, x: ir.Value, size: int) -> ir.Value:
-        """[B,heads,S,D], size = heads * D, as it lies between the layers."""
-        x = self._graph.transpose(x, 0, 2, 1, 3)
-        return self._graph.reshape(x, [0, 0, size] if self._batch is None else [-1, size])
-
-    def _reshape(self, x: ir.Value, *sizes: int) -> ir.Value:
-        """[B*S, product of sizes] to [B,S,*sizes]."""
+    def unflatten(self, x: ir.Value, *sizes: int) -> ir.Value:
+        """Convert [..., product of sizes] in the layout of the layers to [B,S,*sizes]."""
         graph = self._graph
+        if self._leading is None:
+            return x if len(sizes) == 1 else graph.reshape(x, [0, 0, *sizes])
         with graph.scope("tokens"):
             if sizes not in self._shapes:
-                parts = self._batch, graph.constant([-1, *sizes])
+                parts = self._leading, graph.constant([*self._inferred, *sizes])
                 self._shapes[sizes] = graph.op("Concat", *parts, axis=0)
             return graph.op("Reshape", x, self._shapes[sizes])
+
+    def split_heads(self, x: ir.Value, count: int, head_dim: int) -> ir.Value:
+        """Convert [..., count * head_dim] of the layers to [B,count,S,head_dim]."""
+        return self._graph.transpose(self.unflatten(x, count, head_dim), 0, 2, 1, 3)
+
+    def merge_heads(self, x: ir.Value, size: int) -> ir.Value:
+        """Convert [B,heads,S,D] to the layout of the layers, size = heads * D."""
+        x = self._graph.transpose(x, 0, 2, 1, 3)
+        return self._graph.reshape(x, [0, 0, size] if self._leading is None else [-1, size])

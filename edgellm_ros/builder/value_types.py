@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types and ranks of the values between the nodes of a graph, as far as rules about nodes need them."""
+"""Types and ranks of the values of a graph, as far as the rules about nodes need them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TO_INT64 = {"ArgMax", "ArgMin", "Shape", "Size"}
 
 
 class Values:
-    """Types and ranks of a graph's values, so far as its nodes were added."""
+    """Types and ranks of a graph's values; grows as nodes are added."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.inputs, self.outputs = set(graph.inputs), set(graph.outputs)
@@ -39,7 +39,7 @@ class Values:
         return None if value.shape is None else len(value.shape)
 
     def add(self, node: ir.Node) -> None:
-        """Types and ranks of a node's results, from those of its inputs."""
+        """Infer types and ranks of a node's results from those of its inputs."""
         kind = self._result_type(node)
         rank = self._result_rank(node)
         for value in node.outputs:
@@ -62,28 +62,30 @@ class Values:
 
     def _result_rank(self, node: ir.Node) -> int | None:
         ranks = [self.rank(value) for value in node.inputs]
+        first = ranks[0] if ranks else None
+        operand = node.inputs[1] if len(node.inputs) > 1 else None
         if node.op_type in ("Reshape", "Expand"):
-            shape = node.inputs[1]
-            if shape.const_value is not None:
-                return shape.const_value.size
-            return self._length(shape)
+            return None if operand is None else self._length(operand)
         if node.op_type in ("Unsqueeze", "Squeeze"):
-            axes = node.inputs[1].const_value if len(node.inputs) > 1 else None
-            if ranks[0] is None or axes is None:
+            axes = None if operand is None else operand.const_value
+            if first is None or axes is None:
                 return None
-            return ranks[0] + axes.size * (1 if node.op_type == "Unsqueeze" else -1)
+            return first + axes.size * (1 if node.op_type == "Unsqueeze" else -1)
         if node.op_type == "Gather":
-            return None if None in ranks[:2] else ranks[0] + ranks[1] - 1
+            second = ranks[1]
+            return None if first is None or second is None else first + second - 1
         if node.op_type.startswith("Reduce"):
             keeps = node.attributes.get("keepdims")
-            return ranks[0] if keeps is None or keeps.as_int() else None
+            return first if keeps is None or keeps.as_int() else None
         if node.op_type in ("Shape", "Size"):
             return 1
         known = [rank for rank in ranks if rank is not None]
-        return max(known) if len(known) == len(ranks) and known else (ranks[0] if ranks else None)
+        return max(known) if len(known) == len(ranks) and known else first
 
-    def _length(self, value: ir.Value) -> int | None:
-        """How many elements a vector has that was put together of constants and shapes."""
+    def _length(self, value: ir.Value | None) -> int | None:
+        """Count the elements of a vector made of constants and shapes; None if unknown."""
+        if value is None:
+            return None
         if value.const_value is not None:
             return value.const_value.size
         maker = value.producer()
@@ -91,11 +93,12 @@ class Values:
             return self.rank(maker.inputs[0])
         if maker is not None and maker.op_type == "Concat":
             lengths = [self._length(part) for part in maker.inputs]
-            return None if None in lengths else sum(lengths)
+            known = [length for length in lengths if length is not None]
+            return sum(known) if len(known) == len(lengths) else None
         return None
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """The input whose type is the operator's type."""
+    """Return the input whose type is the operator's type."""
     index = 1 if node.op_type == "Where" else 0
     return node.inputs[index] if len(node.inputs) > index else None

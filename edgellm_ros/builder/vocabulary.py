@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint says about its tokens: special ids, stop ids, recommended sampling, tokenizer files."""
+"""Reads what a checkpoint says about tokens: special and stop ids, sampling defaults, tokenizer files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from edgellm_ros.builder.architecture import ExpertArchitecture
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.engine_directory.config import GenerationDefaults, SpecialTokens
 from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
@@ -25,28 +24,31 @@ MULTIMODAL_TOKENS = ("image", "vision_start", "vision_end", "audio", "audio_star
 
 
 def read_generation_config(checkpoint: Path) -> ConfigSection:
-    """`generation_config.json`, or an empty section where the checkpoint has none."""
+    """Read `generation_config.json`.
+
+    An empty section if the checkpoint has no such file.
+    """
     path = checkpoint / "generation_config.json"
     return ConfigSection(read_json(path) if path.is_file() else {}, str(path))
 
 
-def special_tokens(thinker: ConfigSection, generation: ConfigSection) -> SpecialTokens:
-    """Ids from `config.json`; the pad id from `text_config` or `generation_config.json`, else 0.
+def special_tokens(config: ConfigSection, text: ConfigSection, generation: ConfigSection) -> SpecialTokens:
+    """Read special ids from `config.json`.
 
-    Padding is masked and never shows in a result: any id would do. ValueError for ids outside the vocabulary.
+    The pad id comes from the text section or `generation_config.json`, else it is 0; padding is masked, so
+    that any id gives the same results. ValueError for ids outside the vocabulary.
     """
-    text = thinker.section("text_config")
     padded = next((section for section in (text, generation) if section.has("pad_token_id")), None)
-    ids = {f"{name}_token_id": _token_id(thinker, f"{name}_token_id", text) for name in MULTIMODAL_TOKENS}
+    ids = {f"{name}_token_id": _token_id(config, f"{name}_token_id", text) for name in MULTIMODAL_TOKENS}
     pad = _token_id(padded, "pad_token_id", text) if padded else None
     return SpecialTokens(pad_token_id=pad or 0, **ids)
 
 
-def stop_token_ids(
-    thinker: ConfigSection, generation: ConfigSection, expert: ExpertArchitecture | None
-) -> tuple[int, ...]:
-    """Ids that end an answer: eos of `generation_config.json`, else of `text_config`, and the expert's."""
-    text = thinker.section("text_config")
+def stop_token_ids(text: ConfigSection, generation: ConfigSection) -> tuple[int, ...]:
+    """Read the ids that end an answer.
+
+    These are eos of `generation_config.json`, else of the text section.
+    """
     source = generation if generation.has("eos_token_id") else text
     if not source.has("eos_token_id"):
         raise ValueError(
@@ -56,8 +58,6 @@ def stop_token_ids(
     ids = list(source.integers("eos_token_id")) if several else [source.integer("eos_token_id")]
     if not all(0 <= token < text.size("vocab_size") for token in ids):
         raise source.fail("eos_token_id", f"outside the vocabulary of {text.size('vocab_size')}")
-    if expert is not None:
-        ids.append(expert.future_start_token_id)
     return tuple(dict.fromkeys(ids))
 
 
@@ -71,7 +71,10 @@ def _token_id(section: ConfigSection, key: str, text: ConfigSection) -> int | No
 
 
 def generation_defaults(generation: ConfigSection) -> GenerationDefaults:
-    """Sampling that `generation_config.json` recommends; missing keys as transformers takes them."""
+    """Read sampling defaults of `generation_config.json`.
+
+    Missing keys as in transformers.
+    """
     penalty = generation.number("repetition_penalty", 1.0)
     if not generation.flag("do_sample", False):
         return GenerationDefaults(repetition_penalty=penalty)
@@ -84,10 +87,10 @@ def generation_defaults(generation: ConfigSection) -> GenerationDefaults:
 
 
 def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -> np.ndarray:
-    """The tokens that a model may answer with, rising [V] int32, from the tensor `vocab_map` of a safetensors
-    file, which lists them in any order.
+    """Read the tokens that a model may answer with: [V] int32, ascending.
 
-    FileNotFoundError or ValueError that names the file, also if a stop token is missing: no answer would end.
+    The file is a safetensors file whose tensor `vocab_map` lists the tokens in any order. FileNotFoundError
+    or ValueError names the file, also if a stop token is missing, without which no answer would end.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found")
@@ -110,9 +113,9 @@ def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -
 
 
 def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
-    """Write `tokenizer.json`, the chat template and its special tokens; return the files' names.
+    """Write the tokenizer, the chat template and its special tokens; return file names.
 
-    The template is a file of the checkpoint, or stands in its `tokenizer_config.json`.
+    The template is a file of its own or in `tokenizer_config.json`.
     """
     tokenizer = checkpoint / TOKENIZER_FILE
     read_json(tokenizer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`config.json` of an engine directory: what the builder writes and the runtime believes."""
+"""`config.json` of an engine directory: written by the builder, read by the runtime."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from edgellm_ros.engine_directory.files import FileEntry, check_files
 from edgellm_ros.engine_directory.schema import from_dict, to_dict
 from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
+# A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on
+# how much of it was in the cache already (OnnxRuntimeBackend).
+MIN_PREFILL = 2
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding.
-
-    `mrope_section`: frequency pairs given to time, height and width; empty = plain RoPE.
-
-    `mrope_interleaved` as in Qwen3: frequencies take turns (t h w t h w ...) rather than standing in three
-    blocks.
-    """
+    """Rotary position embedding."""
 
     theta: float
-    mrope_section: tuple[int, ...]
-    mrope_interleaved: bool
+    mrope_section: tuple[int, ...]  # frequency pairs of time, height and width; empty = plain RoPE
+    mrope_interleaved: bool  # pairs take turns (t h w t h w ...) as in Qwen3, not in three blocks
 
     def __post_init__(self) -> None:
         if self.theta <= 0:
@@ -44,10 +41,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class LanguageModelConfig:
-    """Shape of the language model.
-
-    `reduced_vocab_size`: how many tokens it can answer with, those of `vocab_map.safetensors`; 0 = all.
-    """
+    """Shape of the language model."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -55,14 +49,14 @@ class LanguageModelConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    reduced_vocab_size: int
+    reduced_vocab_size: int  # logits are of the tokens in `vocab_map.safetensors` only; 0 = of all tokens
     max_position_embeddings: int
     num_deepstack_features: int
     rope: RopeConfig
 
     @property
     def output_vocab_size(self) -> int:
-        """How many logits there are."""
+        """Number of logits."""
         return self.reduced_vocab_size or self.vocab_size
 
     def __post_init__(self) -> None:
@@ -99,20 +93,18 @@ class LanguageModelConfig:
 
 @dataclass(frozen=True)
 class BuilderConfig:
-    """What was chosen at export: limits, which are the sizes of buffers and profiles, and extra bindings.
+    """Choices at export: limits and extra bindings.
 
-    Lengths are in tokens. `max_kv_cache_capacity` bounds prompt plus answer of one sequence (and is static in
-    the graph). `max_action_samples` bounds the trajectories of one request. `hidden_state_layers`: the layers
-    whose hidden states the language model puts out. `lm_head_input`: its last matrix is an input.
+    Limits are the sizes of buffers and profiles; lengths are in tokens.
     """
 
     max_batch_size: int = 4
-    max_input_len: int = 320
-    max_kv_cache_capacity: int = 448
-    max_lora_rank: int = 0
-    max_action_samples: int = 64
-    hidden_state_layers: tuple[int, ...] = ()
-    lm_head_input: bool = False
+    max_input_len: int = 320  # of a prompt
+    max_kv_cache_capacity: int = 448  # prompt plus answer of one sequence; static in the graph
+    max_lora_rank: int = 0  # 0 = no LoRA inputs
+    max_action_samples: int = 64  # trajectories of one request
+    hidden_state_layers: tuple[int, ...] = ()  # layers (from 1) whose hidden states are outputs
+    lm_head_input: bool = False  # the matrix of the LM head is an input
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_action_samples"):
@@ -134,7 +126,10 @@ class BuilderConfig:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids with a meaning. None where the checkpoint has no such token. The pad id fills rows of a batch."""
+    """Ids of special tokens; None if the checkpoint has no such token.
+
+    The pad id fills rows of a batch.
+    """
 
     pad_token_id: int
     image_token_id: int | None
@@ -147,7 +142,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling that the checkpoint recommends (generation_config.json).
+    """Sampling defaults of the checkpoint (generation_config.json).
 
     temperature 0 = greedy, top_k 0 = off.
     """
@@ -169,7 +164,7 @@ class GenerationDefaults:
 class EngineConfig:
     """Everything in `config.json`.
 
-    `vision`, `audio` and `action` are None where the checkpoint has no such part.
+    `vision`, `audio` and `action` are None if the checkpoint has no such part.
     """
 
     format_version: int
@@ -262,7 +257,7 @@ class EngineConfig:
 
     @classmethod
     def load(cls, engine_dir: str | Path, verify: bool = False) -> EngineConfig:
-        """Read and check `config.json`, and that the files it lists are there in full.
+        """Read and check `config.json`, and check that the files it lists are complete.
 
         `verify` compares their SHA-256 too. FileNotFoundError for a missing directory or file, ValueError for
         a wrong config or a file of the wrong size or content.

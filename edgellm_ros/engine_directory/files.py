@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of an engine directory, as `config.json` lists them, and whether they are whole and unaltered."""
+"""The files of an engine directory as listed in `config.json`, and checks of their integrity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class FileEntry:
 
 
 def list_files(engine_dir: str | Path, paths: Iterable[str | Path]) -> tuple[FileEntry, ...]:
-    """Entries for files of the engine directory, given relative to it, sorted by path."""
+    """Make entries for files of the engine directory, given relative to it.
+
+    Sorted by path.
+    """
     entries = []
     for relative in sorted(PurePosixPath(path).as_posix() for path in paths):
         path = Path(engine_dir) / relative
@@ -38,9 +41,9 @@ def list_files(engine_dir: str | Path, paths: Iterable[str | Path]) -> tuple[Fil
 
 
 def check_files(engine_dir: str | Path, files: Iterable[FileEntry], verify: bool = False) -> None:
-    """Check that files are there in full, and with `verify` that they are unaltered.
+    """Check that files exist and have their sizes, with `verify` also their SHA-256.
 
-    FileNotFoundError or ValueError for the first that is not.
+    FileNotFoundError or ValueError for the first file that fails.
     """
     for entry in files:
         path = Path(engine_dir) / entry.path

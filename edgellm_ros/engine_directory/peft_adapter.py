@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a LoRA adapter as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
 
-Plain LoRA on linear layers of the language model is all that the engines can do, so whatever would compute
-something else is an error that says what it was. A key of the configuration is understood, or known to be
-about training only, or must be empty.
+Engines support plain LoRA on linear layers of the language model. Anything else is an error that names it:
+each key of the configuration is either read, or known to concern training only, or must be empty.
 
 PEFT: github.com/huggingface/peft, `LoraConfig` and `LoraLayer.update_layer`.
 """
@@ -28,25 +27,25 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 UNDERSTOOD = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"
 }  # fmt: skip
-# What was trained and how: the tensors tell all that matters of it.
+# About training: what matters at inference is in the tensors.
 FOR_TRAINING = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
     "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "target_modules", "target_parameters", "task_type"
 }  # fmt: skip
-# Starting points that leave the base model's weights alone; others (PiSSA, OLoRA, LoftQ ...) change them.
+# Initialisations that do not change the base model's weights; others (PiSSA, OLoRA, LoftQ ...) do.
 PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 FLOAT_DTYPES = {"F16": np.float16, "BF16": np.uint16, "F32": np.float32, "F64": np.float64}
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<matrix>[AB])\.weight")
-# The decoder's layers, wherever the model that PEFT wrapped has them (alone, in a thinker, in the whole).
+# The decoder's layers in whatever model PEFT wrapped: the decoder alone, a thinker, or the whole model.
 _DECODER = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?P<module>layers\.\d+\..+)")
 
 
 @dataclass(frozen=True, eq=False)
 class PeftAdapter:
-    """An adapter in the engine's layout.
+    """An adapter in the engine's layout, module by module.
 
     weights: engine module ("model.layers.0.mlp.up_proj") -> A [K, r], B [r, N], float32; y = x W + (x A) B.
     The scaling (alpha / r, or alpha / sqrt(r)) is in B. `rank` is the largest r.
@@ -83,7 +82,7 @@ def read_peft_adapter(
                 )
         if rank > max_rank:
             raise ValueError(
-                f"{path}: {name} has rank {rank}; this engine takes at most {max_rank} (max_lora_rank)"
+                f"{path}: {name} has rank {rank}; this engine supports at most {max_rank} (max_lora_rank)"
             )
         a, b = (np.ascontiguousarray(array.T, np.float32) for array in (a, b))
         weights[module] = a, b * np.float32(scaling)
@@ -147,7 +146,10 @@ class _Config:
         )
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
-        """Of the module `name`, as PEFT chooses them: the first pattern that matches the end of the name."""
+        """Choose rank and scaling of the module `name` as PEFT does.
+
+        The first matching pattern decides.
+        """
         rank = self._choose("rank_pattern", name, self.rank)
         alpha = self._choose("alpha_pattern", name, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.rslora else rank)
@@ -197,7 +199,10 @@ def _to_array(path: Path, name: str, entry: Mapping[str, Any]) -> np.ndarray:
 def _pairs(
     path: Path, tensors: Mapping[str, np.ndarray]
 ) -> dict[tuple[str, str], tuple[np.ndarray, np.ndarray]]:
-    """(engine module, PEFT's name of it) -> lora_A [r, K], lora_B [N, r], sorted by module."""
+    """Pair the matrices of each module, sorted by module.
+
+    (engine module, PEFT's name of it) -> lora_A [r, K], lora_B [N, r].
+    """
     found: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for key, array in tensors.items():
         match = _TENSOR.fullmatch(key)
@@ -219,11 +224,11 @@ def _pairs(
 def _check_targets(path: Path, modules: list[str], targets: Mapping[str, tuple[int, int]]) -> None:
     unknown = [module for module in modules if module not in targets]
     if unknown:
-        places = sorted({re.sub(r"\d+", "*", module) for module in targets})
+        patterns = sorted({re.sub(r"\d+", "*", module) for module in targets})
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise ValueError(
-            f"{path}: this engine has no place for adapters on {', '.join(unknown[:3])}{more}; it has "
-            f"{', '.join(places) or 'none'}"
+            f"{path}: this engine has no LoRA inputs for {', '.join(unknown[:3])}{more}; it has them for "
+            f"{', '.join(patterns) or 'no module'}"
         )
     if len(set(modules)) < len(modules):
         raise ValueError(f"{path}: a module has more than one adapter")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON objects: read from files, and converted strictly from and to frozen dataclasses.
+"""Reads JSON objects, and converts them strictly from and to frozen dataclasses.
 
 A configuration file is written by one program and read by another, often much later. So nothing is guessed:
-every key must be there, no other key may be there, every value must have the declared type, and an error
+no key may be missing, no other key may be present, every value must have the declared type, and an error
 names the key by its full path.
 """
 
@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. FileNotFoundError, or ValueError if it is not valid JSON or no object."""
+    """Read the object in a JSON file.
+
+    FileNotFoundError, or ValueError if the file is not valid JSON or holds no object.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found")
     try:
@@ -33,7 +36,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def to_dict(value: Any) -> Any:
-    """JSON-compatible form of a dataclass made of dataclasses, tuples, numbers, strings and None."""
+    """Convert a dataclass to JSON's types.
+
+    Its values may be dataclasses, tuples, numbers, strings and None.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (tuple, list)):
@@ -45,7 +51,7 @@ def from_dict(cls: type[T], data: Any, where: str = "") -> T:
     """Build the dataclass `cls` from a JSON object.
 
     `where` is the path shown in errors ("config.json: llm.rope"). ValueError for unknown keys, missing keys
-    and wrong types; what `cls` itself checks in `__post_init__` is reported with the path too.
+    and wrong types; errors of `__post_init__` get the path too.
     """
     where = where or cls.__name__
     if not isinstance(data, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the safetensors files of the engine directory that hold one tensor."""
+"""Reads safetensors files of an engine directory that hold one tensor each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from edgellm_ros.engine_directory.config import LanguageModelConfig
 
 
 def read_tensor(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The tensor of this name, which must have this shape. ValueError names the file and what it holds."""
+    """Read the tensor of this name and shape.
+
+    ValueError names the file and what it holds.
+    """
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -25,7 +28,10 @@ def read_tensor(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def read_vocab_map(engine_dir: Path, config: LanguageModelConfig) -> np.ndarray:
-    """The token of each logit, rising [V] int64. ValueError if the file does not fit the configuration."""
+    """Read the token of each logit, ascending [V] int64.
+
+    ValueError if the file does not fit the config.
+    """
     path = engine_dir / "vocab_map.safetensors"
     ids = read_tensor(path, "vocab_map", (config.reduced_vocab_size,)).astype(np.int64)
     if (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= config.vocab_size:

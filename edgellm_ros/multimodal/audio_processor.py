@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From sound to log-mel features, as the checkpoint's own feature extractor makes them.
+"""Computes log-mel features of a sound as the checkpoint's own feature extractor does.
 
 Reference: transformers, WhisperFeatureExtractor (log of the power in mel bands, clamped to 80 dB below the
-sound's loudest value) as Qwen3OmniMoeProcessor calls it for one sound: nothing padded, nothing cut. The
-reference computes in float32 and this in float64, so that the two differ by the reference's rounding.
+sound's loudest value) as Qwen3OmniMoeProcessor calls it for one sound: without padding or truncation. The
+reference computes in float32, this module in float64; the two differ by the reference's rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 100  # frames that are analysed at once: few enough to stay in the cache
 
 
 class AudioProcessor:
-    """Resamples and analyses sounds as `config` says."""
+    """Resamples sounds and computes their features."""
 
     def __init__(self, config: AudioConfig) -> None:
         self._config = config
@@ -29,9 +29,10 @@ class AudioProcessor:
         self._filters = mel_filters(config.num_mel_bins, config.n_fft, config.sampling_rate)
 
     def num_frames(self, sound: Sound) -> int:
-        """Frames that a sound becomes, one per `hop_length` samples; known before any work is done.
+        """Compute the number of frames of a sound from its length.
 
-        ValueError for what is no Sound, or too short for one analysis window.
+        There is one frame per `hop_length` samples. ValueError if the argument is not a Sound, or too short
+        for one analysis window.
         """
         if not isinstance(sound, Sound):
             raise ValueError(f"audio must be Sound objects, got {type(sound).__name__}")
@@ -45,7 +46,7 @@ class AudioProcessor:
         return samples // config.hop_length
 
     def process(self, sound: Sound) -> np.ndarray:
-        """Log-mel features [mel bins, frames] float32. ValueError as `num_frames`."""
+        """Compute log-mel features [mel bins, frames] float32. ValueError as `num_frames`."""
         config, count = self._config, self.num_frames(sound)
         samples = sound.samples
         if sound.sample_rate != config.sampling_rate:
@@ -62,7 +63,10 @@ class AudioProcessor:
 
 
 def mel_filters(bins: int, n_fft: int, sampling_rate: int) -> np.ndarray:
-    """Triangles [bins, n_fft / 2 + 1] over the spectrum, evenly spaced in mel, all of one area (Slaney)."""
+    """Make triangular mel filters [bins, n_fft / 2 + 1].
+
+    They are evenly spaced in mel and of equal area (Slaney).
+    """
     edges = _mel_to_hertz(np.linspace(0.0, _hertz_to_mel(MAX_FREQUENCY), bins + 2))
     frequencies = np.linspace(0, sampling_rate // 2, n_fft // 2 + 1)
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AudioRunner: one sound through the audio encoder, into rows that the language model's embedding takes."""
+"""AudioRunner: one sound through the audio encoder, into rows of embeddings for the language model.
+
+Each sound is encoded on its own, so that its rows depend on that sound alone: the same bits alone and beside
+other sounds, and the prefix cache may tell sounds apart by their contents. transformers pads the sounds of a
+prompt to the longest one, which changes the rows of the shorter ones: by up to 0.4 where one of them is below
+1 s (its chunk is padded before the convolutions), and often their number, by one (the processor rounds up to
+a whole frame). test/parity/test_parity_audio.py compares both with transformers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ from edgellm_ros.multimodal.sound import Sound
 
 
 class AudioRunner:
-    """Owns the audio engine's inputs. One sound per run, so that a sound's rows depend on that sound alone.
+    """Owns the audio engine's inputs; one sound per run.
 
     `max_tokens`: the most rows that one sound may become (prompts cannot be longer).
     """
@@ -30,16 +37,17 @@ class AudioRunner:
         chunks = -(-max_tokens // config.chunk_tokens)
         self._features = device.empty((chunks, config.num_mel_bins, config.chunk_frames), np.float32)
         self._mask = device.empty((max_tokens, max_tokens), np.bool_)
-        # Only the last chunk of a sound is filled up, so its tokens are the first rows, whatever its length.
+        # Only the last chunk of a sound is padded, so its tokens are the first rows, whatever its length.
         self._token_index = device.empty((max_tokens,), np.int64)
         self._position_index = device.empty((max_tokens,), np.int64)
         device.upload(self._token_index, np.arange(max_tokens))
         device.upload(self._position_index, np.arange(max_tokens) % config.chunk_tokens)
 
     def num_tokens(self, sound: Sound) -> int:
-        """Rows that a sound becomes, known from its length.
+        """Compute the number of rows of a sound from its length.
 
-        ValueError if it is no Sound, too short for a frame of features, or becomes more than max_tokens.
+        ValueError if the argument is not a Sound, too short for one frame of features, or needs more than
+        max_tokens rows.
         """
         tokens = self._config.num_tokens(self._processor.num_frames(sound))
         if tokens > self._max_tokens:
@@ -50,7 +58,10 @@ class AudioRunner:
         return tokens
 
     def encode(self, sound: Sound, audio_rows: Tensor) -> None:
-        """Sound -> log-mel features -> audio encoder, which writes audio_rows [tokens, H]."""
+        """Encode a sound into audio_rows [tokens, H].
+
+        Sound -> log-mel features -> audio encoder.
+        """
         chunks = split_chunks(self._processor.process(sound), self._config.chunk_frames)
         tokens = audio_rows.shape[0]
         features = self._features.view(*chunks.shape)
@@ -70,9 +81,10 @@ class AudioRunner:
 
 
 def split_chunks(features: np.ndarray, chunk_frames: int) -> np.ndarray:
-    """Features [M, frames] to chunks [N, M, chunk_frames], the last one filled up with zeros.
+    """Split features [M, frames] into chunks [N, M, chunk_frames].
 
-    A single chunk keeps its own length, as in the reference: the convolutions see the difference.
+    The last chunk is padded with zeros. A single chunk keeps its own length, as in the reference: padding
+    would change what the convolutions give.
     """
     bins, frames = features.shape
     if frames <= chunk_frames:
@@ -83,7 +95,10 @@ def split_chunks(features: np.ndarray, chunk_frames: int) -> np.ndarray:
 
 
 def window_mask(tokens: int, config: AudioConfig) -> np.ndarray:
-    """Who sees whom, [tokens, tokens] bool: the tokens of one window of n_window_infer frames each other."""
+    """Make the attention mask [tokens, tokens] bool.
+
+    It is true inside a window of n_window_infer frames.
+    """
     window = config.chunk_tokens * (config.n_window_infer // config.chunk_frames)
     windows = np.arange(tokens) // window
     return windows[:, None] == windows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime must know about encoders and about the processors in front of them."""
+"""Configuration of encoders and their preprocessing, as far as the runtime needs it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ class VisionConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Values per patch: channels x patch x patch. The frames of a still image are all the same."""
+        """Values per patch: channels x patch x patch, of one frame.
+
+        A still image repeats the frame.
+        """
         return self.in_channels * self.patch_size**2
 
     @property
@@ -92,11 +95,11 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class AudioConfig:
-    """Audio encoder of Qwen3-Omni, with the feature extractor (Whisper's) in front of it.
+    """Audio encoder of Qwen3-Omni, with Whisper's feature extractor.
 
     Features have `num_mel_bins` values per frame, one frame per `hop_length` samples, `n_fft` samples each.
-    Chunks of 2 * `n_window` frames go through the convolutions on their own; the tokens of `n_window_infer`
-    frames see each other in the attention layers.
+    Chunks of 2 * `n_window` frames go through the convolutions separately; the tokens of `n_window_infer`
+    frames attend to each other.
     """
 
     d_model: int
@@ -141,17 +144,20 @@ class AudioConfig:
         return halved_three_times(self.chunk_frames)
 
     def num_tokens(self, frames: int) -> int:
-        """Tokens that a sound of so many frames becomes (transformers: _get_feat_extract_output_lengths)."""
+        """Compute the tokens of a sound of so many frames.
+
+        transformers: _get_feat_extract_output_lengths.
+        """
         chunks, rest = divmod(frames, self.chunk_frames)
         return chunks * self.chunk_tokens + halved_three_times(rest)
 
     def max_seconds(self, tokens: int) -> float:
-        """Every shorter sound becomes at most so many tokens, this one more."""
+        """Compute the duration below which every sound has at most so many tokens."""
         chunks, rest = divmod(tokens, self.chunk_tokens)
         frames = chunks * self.chunk_frames + 8 * rest
         return (frames + 1) * self.hop_length / self.sampling_rate
 
 
 def halved_three_times(size: int) -> int:
-    """Size after three convolutions of stride 2, each rounding up."""
+    """Compute the size after three convolutions of stride 2, each rounding up."""
     return -(-size // 8)

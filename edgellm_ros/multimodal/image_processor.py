@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a camera frame to normalised patches, bit for bit as the checkpoint's own processor makes them.
+"""Turns images into normalised patches, bit for bit as the checkpoint's own processor does.
 
 Reference: transformers, Qwen2VLImageProcessorPil (resize by Pillow, bicubic; then rescale, normalise, cut
 into patches).
@@ -22,17 +22,16 @@ MAX_ASPECT_RATIO = 200
 class ImagePatches:
     """Normalised patches of one image, merge block by merge block.
 
-    pixel_values [grid_height * grid_width, C*p*p] float32: of one of the T frames that the reference repeats;
-    grid sizes in patches.
+    The reference repeats a still image for T frames; these are the patches of one frame.
     """
 
-    pixel_values: np.ndarray
-    grid_height: int
+    pixel_values: np.ndarray  # [grid_height * grid_width, C*p*p] float32
+    grid_height: int  # in patches
     grid_width: int
 
 
 class ImageProcessor:
-    """Resizes, normalises and cuts images as `config` says."""
+    """Resizes and normalises images, and cuts them into patches."""
 
     def __init__(self, config: VisionConfig) -> None:
         self._config = config
@@ -43,7 +42,10 @@ class ImageProcessor:
         self._normalised = (levels[None, :] - mean[:, None]) / std[:, None]  # [C, 256]
 
     def process(self, image: np.ndarray) -> ImagePatches:
-        """Image [H, W, 3] uint8 RGB. ValueError for another shape or type, or a side ratio above 200."""
+        """Process an image [H, W, 3] uint8 RGB.
+
+        ValueError for another shape or type, or a side ratio above 200.
+        """
         check_image(image)
         height, width = smart_resize(image.shape[0], image.shape[1], self._config)
         if (height, width) != image.shape[:2]:
@@ -64,7 +66,10 @@ class ImageProcessor:
 
 
 def check_image(image: np.ndarray) -> None:
-    """ValueError unless image is [H, W, 3] uint8 with at least one pixel."""
+    """Check that an image is [H, W, 3] uint8 with at least one pixel.
+
+    ValueError otherwise.
+    """
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         described = (
             f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
@@ -75,11 +80,10 @@ def check_image(image: np.ndarray) -> None:
 
 
 def smart_resize(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """Height and width in pixels after resizing.
+    """Compute height and width in pixels after resizing.
 
-    Multiples of patch times merge size, with an area within the processor's bounds.
-
-    The aspect ratio is kept as closely as that allows. ValueError for a side ratio above 200.
+    Both are multiples of patch size times merge size, their product is within the processor's limits, and the
+    aspect ratio is kept as closely as that allows. ValueError for a side ratio above 200.
     """
     ratio = max(height, width) / min(height, width)
     if ratio > MAX_ASPECT_RATIO:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw sound, as drivers send it, to samples. Every claim of the sender is checked before it is believed."""
+"""Decodes raw sound as drivers send it; everything the sender says is checked."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ ENCODINGS: dict[str, tuple[np.dtype, float]] = {
 
 @dataclass(frozen=True)
 class PcmFormat:
-    """How raw bytes are to be read: encoding (a key of ENCODINGS), sample_rate in Hz, 1 or 2 channels.
+    """Format of raw sound. ValueError for a format that is not supported."""
 
-    ValueError for anything else.
-    """
-
-    encoding: str
-    sample_rate: int
-    channels: int
+    encoding: str  # a key of ENCODINGS
+    sample_rate: int  # Hz
+    channels: int  # 1 (mono) or 2 (stereo)
 
     def __post_init__(self) -> None:
         if self.encoding not in ENCODINGS:
@@ -46,9 +43,9 @@ class PcmFormat:
         return f"{self.encoding} at {self.sample_rate} Hz with {self.channels} channel(s)"
 
     def decode(self, data: Any) -> np.ndarray:
-        """Samples [N] float32, full scale -1..1, of raw bytes (any buffer); stereo is mixed down to its mean.
+        """Decode raw bytes (any buffer) to samples [N] float32, full scale -1..1.
 
-        ValueError for a part of a sample, for NaN or infinity, and for another scale.
+        Stereo is averaged. ValueError for an incomplete sample, NaN, infinity, or another scale.
         """
         dtype, full_scale = ENCODINGS[self.encoding]
         data = memoryview(data)
@@ -68,9 +65,9 @@ class PcmFormat:
 
 
 def join(pieces: Sequence[tuple[PcmFormat, Any]]) -> Sound:
-    """One sound of its pieces (format and raw bytes), in their order.
+    """Join pieces (format and raw bytes) to one sound.
 
-    ValueError for pieces of several formats, for one that cannot be read, and if there is nothing to hear.
+    ValueError for pieces of different formats, for a piece that cannot be decoded, and without any samples.
     """
     if not pieces:
         raise ValueError("a sound needs at least one piece")

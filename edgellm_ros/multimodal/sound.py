@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sound: what a microphone recorded, as every part of the runtime passes it on."""
+"""Sound: a recording, as all parts of the runtime use it."""
 
 from __future__ import annotations
 

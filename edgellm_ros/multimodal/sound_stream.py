@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of raw sound of any size, as a microphone's driver sends them, to utterances.
+"""Turns a microphone's stream, raw pieces of any size, into utterances.
 
     piece (bytes, format, stamp) -> samples, mono -> 16 kHz -> UtteranceCutter -> Utterance
 
-Utterances follow from the pieces and their stamps alone: no clock is read, and resampling is streaming, so
-that the same sound gives the same samples whatever its cutting into pieces.
+Utterances depend on the pieces and their stamps alone: no clock is read, and resampling is streaming, so that
+the same sound gives the same samples however it is cut into pieces.
 """
 
 from __future__ import annotations
@@ -21,28 +21,24 @@ from edgellm_ros.multimodal.utterance import Cut, UtteranceCutter, UtteranceSett
 from edgellm_ros.multimodal.voice_activity import VOICE_RATE
 
 NANOSECONDS = 1_000_000_000
-MAX_PIECE_S = 30.0  # work that a callback may be given at once: about 0.2 s
-# A piece's stamp may be off by so much from the end of the piece before; beyond it, another stream begins.
+MAX_PIECE_S = 30.0  # bounds the work of one callback to about 0.2 s
+# Largest difference between a piece's stamp and the end of the piece before; beyond it, a new stream begins.
 MAX_JUMP_NS = NANOSECONDS // 2
-MAX_LATENCY_NS = NANOSECONDS  # by which a piece may come later than other sensors' messages
+MAX_LATENCY_NS = NANOSECONDS  # most by which a piece may be later than other sensors' messages
 
 
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """What somebody said: the sound at 16 kHz, and why it ended (`silence`, `max_length` or `stream_end`).
+    """One utterance. Stamps are in nanoseconds, 0 if the stream is not stamped."""
 
-    stamp: of its first sample; until: of the end of the piece that ended it; both in nanoseconds, 0 if the
-    stream is not stamped.
-    """
-
-    sound: Sound
-    stamp: int
-    until: int
-    reason: str
+    sound: Sound  # at 16 kHz
+    stamp: int  # of the first sample
+    until: int  # of the end of the piece that ended the utterance
+    reason: str  # why it ended: `silence`, `max_length` or `stream_end`
 
 
 def utterances_in(recording: Sound, voice: VoiceDetector, settings: UtteranceSettings) -> list[Utterance]:
-    """What is said in a whole recording: what a microphone's stream with it gives, however it is cut."""
+    """Find the utterances of a recording, as in a microphone's stream of it."""
     stream = SoundStream(voice, settings)
     size = int(MAX_PIECE_S * recording.sample_rate)
     pieces = (recording.samples[start : start + size] for start in range(0, len(recording.samples), size))
@@ -51,7 +47,10 @@ def utterances_in(recording: Sound, voice: VoiceDetector, settings: UtteranceSet
 
 
 class SoundStream:
-    """One microphone. After a jump of the stamps and after an error the next piece begins a new stream."""
+    """One microphone.
+
+    After a jump of the stamps or an error, the next piece begins a new stream.
+    """
 
     def __init__(self, voice: VoiceDetector, settings: UtteranceSettings) -> None:
         self._cutter = UtteranceCutter(voice, settings)
@@ -59,7 +58,7 @@ class SoundStream:
 
     @property
     def settings(self) -> UtteranceSettings:
-        """When an utterance begins and ends; may be replaced at any time."""
+        """Settings of the cutter; may be replaced at any time."""
         return self._cutter.settings
 
     @settings.setter
@@ -68,21 +67,21 @@ class SoundStream:
 
     @property
     def patience(self) -> float:
-        """Seconds that a stream which just stopped is waited for, before what was said counts as complete."""
+        """Seconds without pieces after which an utterance counts as complete."""
         return self.settings.hang_over + 2 * MAX_LATENCY_NS / NANOSECONDS
 
     @property
     def dropped(self) -> int:
-        """Utterances with too little speech in them, so far."""
+        """Number of utterances so far with too little speech in them."""
         return self._cutter.dropped
 
     def add(self, encoding: str, sample_rate: int, channels: int, data: Any, stamp: int) -> list[Utterance]:
-        """The utterances that end with this piece; stamp in nanoseconds, 0 = not stamped.
+        """Add a piece and return the utterances that it ends.
 
-        A piece without data, whatever else it says, ends the stream: what was being said is complete.
-        ValueError for a piece that cannot be read, is too long, or differs in format from the one before: the
-        stream ends there, and an utterance that had begun is lost, because half a sentence may mean something
-        else.
+        Stamp in nanoseconds, 0 = not stamped. A piece without data ends the stream, and the utterance in
+        progress is complete. ValueError for a piece that cannot be decoded, is too long, or differs in format
+        from the one before: then the stream ends and the utterance in progress is dropped, because half a
+        sentence may mean something else.
         """
         if not len(data):
             return self._end()
@@ -109,10 +108,10 @@ class SoundStream:
         return ended + [self._utterance(cut) for cut in self._cutter.add(samples)]
 
     def time_passed(self, stamp: int) -> list[Utterance]:
-        """What was being said when the pieces stopped coming.
+        """Return the utterance in progress if the pieces have stopped coming.
 
-        `stamp` (ns) is another sensor's. Two in a row that are far beyond the newest piece tell that no more
-        will come; one alone may have overtaken pieces that wait.
+        `stamp` (ns) is another sensor's. Two stamps in a row far beyond the newest piece mean that no more
+        pieces will come; a single one may have overtaken pieces that still wait.
         """
         if not self._cutter.speaking or not self._until:
             return []
@@ -123,7 +122,7 @@ class SoundStream:
         return self._end() if overdue else []
 
     def forget(self) -> None:
-        """Start again, as if nothing had been heard."""
+        """Drop the stream and the utterance in progress."""
         self._break_off()
 
     def _begin(self, pcm: PcmFormat | None) -> None:
@@ -140,7 +139,7 @@ class SoundStream:
         return bool(stamp and self._until) and abs(stamp - self._until) > MAX_JUMP_NS
 
     def _end(self) -> list[Utterance]:
-        """What was being said when the stream ended."""
+        """End the stream and return the utterance in progress, if any."""
         cuts = []
         if self._resampler is not None and self._received:
             cuts = self._cutter.add(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
@@ -149,7 +148,7 @@ class SoundStream:
         return ended
 
     def _break_off(self) -> str:
-        """Forget the stream; says so if somebody was speaking."""
+        """Drop the stream; returns a note for the error if an utterance was in progress."""
         lost = self._cutter.drop()
         self._begin(None)
         return "; the utterance that it interrupts is dropped" if lost else ""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts what somebody says out of a stream of sound.
+"""Cuts utterances out of a stream of sound.
 
     speech       ______####_###_#####________________________
     utterance      [pre-roll  speech  pre-roll]
                                         ^ cut here, when the silence has lasted for the hang-over
 
-Only samples count, in frames of 32 ms from the stream's start: however the stream is cut into pieces, the
-same sound gives the same utterances.
+Time is counted in samples, in frames of 32 ms from the stream's start: the same sound gives the same
+utterances, however it is cut into pieces.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FRAME_S = FRAME / VOICE_RATE
 # in the arena's rooms (noise 6 to 35 dB below the voice) 991 to 994 are cut out whole; of 27 minutes of its
 # noises alone, only a motor at -6 dBFS is ever taken for speech.
 END_SHARE = 0.8
-# The detector starts afresh in longer silence: used to a noise, it gets hard of hearing (after 15 s of noise
-# it cut 4 of 100 sentences short, and missed one when it starts afresh).
+# The detector is reset in longer silence, because long noise makes it miss speech: after 15 s of noise it cut
+# 4 of 100 sentences short without resets, and missed one with them.
 AFRESH_S = 4.0
 # Why an utterance ended.
 SILENCE, MAX_LENGTH, STREAM_END = "silence", "max_length", "stream_end"
@@ -34,18 +34,13 @@ SILENCE, MAX_LENGTH, STREAM_END = "silence", "max_length", "stream_end"
 
 @dataclass(frozen=True)
 class UtteranceSettings:
-    """When an utterance begins and ends; times in seconds.
+    """When an utterance begins and ends; times in seconds."""
 
-    threshold: probability from which a frame is speech. pre_roll: sound kept before the first frame of
-    speech, and behind the last. hang_over: silence that ends an utterance. min_speech: with less of it, it
-    was a noise. max_length: an utterance is ended there, and what follows is skipped up to the next silence.
-    """
-
-    threshold: float = 0.35
-    pre_roll: float = 0.3
-    hang_over: float = 0.8
-    min_speech: float = 0.16
-    max_length: float = 10.0
+    threshold: float = 0.35  # probability from which a frame is speech
+    pre_roll: float = 0.3  # sound kept before the first and after the last frame of speech
+    hang_over: float = 0.8  # silence that ends an utterance
+    min_speech: float = 0.16  # an utterance with less speech is dropped as noise
+    max_length: float = 10.0  # an utterance ends here; the sound up to the next silence is skipped
 
     def __post_init__(self) -> None:
         limits = {  # the longest pre-roll leaves half of the shortest maximum to speech
@@ -62,17 +57,15 @@ class UtteranceSettings:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """One utterance: samples [N] float32 at 16 kHz, the index of the first one in the stream, and why it
-    ended.
-    """
+    """One utterance."""
 
-    samples: np.ndarray
-    start: int
-    reason: str
+    samples: np.ndarray  # [N] float32 at 16 kHz
+    start: int  # index of the first sample in the stream
+    reason: str  # why the utterance ended
 
 
 class VoiceDetector(Protocol):
-    """What says how probable speech is: `VoiceActivity`, in tests a script."""
+    """Estimates the probability of speech: `VoiceActivity`, or a script in tests."""
 
     def reset(self) -> None: ...
 
@@ -80,24 +73,25 @@ class VoiceDetector(Protocol):
 
 
 class UtteranceCutter:
-    """Takes a stream at 16 kHz piece by piece. `settings` may be replaced at any time.
+    """Cuts a stream at 16 kHz, piece by piece. `settings` may be replaced at any time.
 
-    `dropped` counts what was cut and had too little speech in it.
+    `dropped` counts utterances with too little speech in them.
     """
 
     def __init__(self, voice: VoiceDetector, settings: UtteranceSettings) -> None:
         self.settings = settings
         self.dropped = 0
         self._voice = voice
+        self._rest: np.ndarray = np.zeros(0, np.float32)
         self._restart()
 
     @property
     def speaking(self) -> bool:
-        """Whether an utterance has begun and not ended."""
+        """Whether an utterance is in progress."""
         return self._speaking
 
     def add(self, samples: np.ndarray) -> list[Cut]:
-        """The utterances that end within the next samples [N] float32."""
+        """Add samples [N] float32 and return the utterances that end within them."""
         if self._rest.size:
             samples = np.concatenate([self._rest, samples])
         whole = len(samples) // FRAME * FRAME
@@ -106,7 +100,7 @@ class UtteranceCutter:
         return [cut for cut in cuts if cut is not None]
 
     def end(self) -> list[Cut]:
-        """End the stream here: the utterance that has begun, if any. What comes next is another stream."""
+        """End the stream and return the utterance in progress, if any."""
         cut = None
         if self._speaking:
             if self._rest.size and self._silence <= self._padding:
@@ -116,14 +110,14 @@ class UtteranceCutter:
         return [] if cut is None else [cut]
 
     def drop(self) -> bool:
-        """Forget the stream. True if an utterance had begun, which is lost."""
+        """Drop the stream. True if an utterance was in progress, which is lost."""
         lost = self._speaking
         self._restart()
         return lost
 
     @property
     def _padding(self) -> int:
-        """Frames of the pre-roll."""
+        """Number of frames of the pre-roll."""
         return math.ceil(self.settings.pre_roll / FRAME_S)
 
     def _restart(self) -> None:
@@ -164,7 +158,10 @@ class UtteranceCutter:
         return cut
 
     def _finish(self, reason: str) -> Cut | None:
-        """The utterance so far, but for the silence behind it that is longer than the pre-roll."""
+        """Finish the utterance in progress.
+
+        Silence after it is kept for the length of the pre-roll.
+        """
         self._speaking = False
         if self._speech * FRAME_S < self.settings.min_speech:
             self.dropped += 1

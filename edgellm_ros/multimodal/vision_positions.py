@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions of an image's patches, as the vision tower's graph wants them. They depend on the grid only.
+"""Positions of an image's patches as inputs of the vision tower; they depend on the grid alone.
 
 Reference: transformers, Qwen3OmniMoeVisionEncoder (bilinear resampling of the learned position grid with
 aligned corners) and Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the head size for the row, a quarter for
@@ -17,19 +17,16 @@ from edgellm_ros.multimodal.config import VisionConfig
 
 @dataclass(frozen=True)
 class VisionPositions:
-    """Positions of P patches.
+    """Positions of P patches; fields are named as the graph's inputs."""
 
-    rope_cos, rope_sin [P, D/2] f32; pos_embed_index [4, P] i64; pos_embed_weight [4, P] f32.
-    """
-
-    rope_cos: np.ndarray
-    rope_sin: np.ndarray
-    pos_embed_index: np.ndarray
-    pos_embed_weight: np.ndarray
+    rope_cos: np.ndarray  # [P, D/2] float32
+    rope_sin: np.ndarray  # [P, D/2] float32
+    pos_embed_index: np.ndarray  # [4, P] int64
+    pos_embed_weight: np.ndarray  # [4, P] float32
 
 
 def vision_positions(grid_height: int, grid_width: int, config: VisionConfig) -> VisionPositions:
-    """Positions for a grid of patches, merge block by merge block."""
+    """Compute positions for a grid of patches, merge block by merge block."""
     rows, columns = _merge_order(grid_height, grid_width, config.spatial_merge_size)
     quarter = config.head_dim // 4
     exponents = np.arange(0, 2 * quarter, 2, dtype=np.float32) / np.float32(2 * quarter)
@@ -40,18 +37,20 @@ def vision_positions(grid_height: int, grid_width: int, config: VisionConfig) ->
 
 
 def _merge_order(grid_height: int, grid_width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of every patch, [P] float32 each."""
+    """List row and column of every patch, [P] float32 each."""
     rows, columns = np.meshgrid(np.arange(grid_height), np.arange(grid_width), indexing="ij")
     blocks = (grid_height // merge, merge, grid_width // merge, merge)
-    return tuple(
-        axis.reshape(blocks).transpose(0, 2, 1, 3).reshape(-1).astype(np.float32) for axis in (rows, columns)
-    )
+    ordered = [axis.reshape(blocks).transpose(0, 2, 1, 3).reshape(-1) for axis in (rows, columns)]
+    return ordered[0].astype(np.float32), ordered[1].astype(np.float32)
 
 
 def _interpolation(
     rows: np.ndarray, columns: np.ndarray, grid_height: int, grid_width: int, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices into the learned grid (side x side) around each patch and their weights, [4, P] each."""
+    """Compute the four grid indices around each patch, and their weights.
+
+    [4, P] each; side: side of the learned grid.
+    """
     (top, row_shares), (left, column_shares) = (
         _taps(rows, grid_height, side),
         _taps(columns, grid_width, side),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VisionRunner: one image through the vision tower, into rows that the language model's embedding takes."""
+"""VisionRunner: one image through the vision tower, into rows of embeddings for the language model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MAX_CACHED_GRIDS = 8
 
 
 class VisionRunner:
-    """Owns the vision engine's inputs. One image per run, so that an image's rows depend on that image alone.
+    """Owns the vision engine's inputs.
 
-    `max_tokens`: the most rows that one image may become (prompts cannot be longer).
+    One image per run, so that its rows depend on that image alone. `max_tokens`: the most rows that one image
+    may become (prompts cannot be longer).
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class VisionRunner:
         self._positions: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
     def token_grid(self, image: np.ndarray) -> tuple[int, int]:
-        """Rows and columns of tokens that an image [H, W, 3] uint8 RGB becomes.
+        """Compute rows and columns of tokens of an image [H, W, 3] uint8 RGB.
 
-        ValueError if it is no such image or becomes more than max_tokens.
+        ValueError for another shape or type, and for more than max_tokens tokens.
         """
         check_image(image)
         height, width = smart_resize(image.shape[0], image.shape[1], self._config)
@@ -54,7 +55,7 @@ class VisionRunner:
         return grid
 
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
-        """Image -> patches -> vision tower, which writes image_rows and deepstack_rows, [tokens, H] each."""
+        """Encode an image: patches -> vision tower, which writes the rows [tokens, H]."""
         patches = self._processor.process(image)
         pixel_values = self._pixel_values.rows(0, len(patches.pixel_values))
         self._device.upload(pixel_values, patches.pixel_values)
@@ -72,7 +73,10 @@ class VisionRunner:
         self._last_run = self._executor.snapshot
 
     def _grid_positions(self, grid_height: int, grid_width: int) -> dict[str, Tensor]:
-        """Position inputs of a grid. A camera's frames all have one grid: kept on the device."""
+        """Get the position inputs of a grid.
+
+        Cached on the device, because a camera has one grid.
+        """
         key = (grid_height, grid_width)
         if key in self._positions:
             self._positions.move_to_end(key)

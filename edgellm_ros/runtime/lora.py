@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters of a language model's engine: named sets of tensors to bind to its inputs.
+"""LoRA adapters of a language model's engine: named sets of tensors to bind to its LoRA inputs.
 
-An adapter is loaded once. To answer with it costs a binding, which is why the requests of one batch may each
-name their own, and why a switch is only a name.
+An adapter is loaded once. To answer with an adapter is to bind its tensors: the requests of a batch may each
+name their own, and a switch changes a name and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
+import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,38 +20,57 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.adapter_folder import (
+    BASE,
+    FOLDER,
+    canonical_name,
+    check_name,
+    find_adapter,
+    find_adapters,
+)
+from edgellm_ros.engine_directory.lora_inputs import is_lora_input, lora_inputs, lora_targets
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter, read_peft_adapter
 
-FOLDER = "lora"  # of an engine directory: one folder per adapter
-BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_INPUT = re.compile(r"(.+)\.lora_([AB])\.weight")
+__all__ = [
+    "BASE",
+    "FOLDER",
+    "LoraAdapter",
+    "LoraAdapters",
+    "canonical_name",
+    "find_adapter",
+    "find_adapters",
+]
 
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """What one adapter binds: `tensors` has every adapter input of the engine, at this rank.
+    """What one adapter binds.
 
-    `digest` is the SHA-256 of the contents: two adapters with the same one compute the same. The base model
-    is an adapter without a name, of the lowest rank, with the digest "".
+    The base model is an adapter without a name, of the lowest rank.
     """
 
-    name: str
+    name: str  # "" is the base model
     rank: int
-    digest: str
-    tensors: Mapping[str, Tensor]
+    digest: (
+        str  # SHA-256 of the contents: adapters with equal digests compute the same; "" for the base model
+    )
+    tensors: Mapping[str, Tensor]  # for every LoRA input of the engine, at this rank
 
     @property
     def key(self) -> str:
-        """Tells apart what was computed with different adapters: name and contents; "" for the base model."""
+        """Key of results that depend on the adapter: name and contents.
+
+        "" for the base model.
+        """
         return f"{self.name}:{self.digest}" if self.name else ""
 
 
 class LoraAdapters:
-    """The adapters of one engine, by name, and which of them is active: used by requests that name none.
+    """The adapters of one engine by name, and the active one.
 
-    Where the engine takes no empty tensors, the base model is an adapter of rank 1 that is zero. May be
-    called from any thread, also while a batch runs: a batch keeps the adapters that it began with.
+    Requests that name no adapter use the active one. All methods may be called from any thread, also while a
+    batch runs: the batch keeps the adapters that it began with. If the engine does not support empty tensors,
+    the base model is an adapter of rank 1 with zeros.
     """
 
     def __init__(
@@ -60,15 +78,16 @@ class LoraAdapters:
     ) -> None:
         self._device = device
         self._max_rank = max_rank
-        self._inputs = {binding.name: binding for binding in bindings if _INPUT.fullmatch(binding.name)}
-        self.targets = adapter_targets({name: binding.shape for name, binding in self._inputs.items()})
-        # Stands in for the modules that an adapter leaves alone.
-        widest = max((size for sizes in self.targets.values() for size in sizes), default=0)
-        dtype = next((binding.dtype for binding in self._inputs.values()), np.dtype(np.float32))
-        self._zeros = device.zeros((max(1, widest * max_rank),), dtype)
+        bound = {binding.name: binding for binding in bindings if is_lora_input(binding.name)}
+        self._inputs = lora_inputs({name: binding.shape for name, binding in bound.items()})
+        self.targets = lora_targets(self._inputs)
+        self._dtype = next((binding.dtype for binding in bound.values()), np.dtype(np.float32))
+        # Shared by all inputs whose layers an adapter does not change.
+        sizes = [math.prod(shape) for entry in self._inputs for shape in entry.shapes(max(1, max_rank))]
+        self._zeros = device.zeros((max(sizes, default=1),), self._dtype)
         self._lock = threading.Lock()
         rank = 0 if supports_empty_tensors else 1
-        self.base = LoraAdapter("", rank, "", self._bind(PeftAdapter(rank, {})))
+        self.base = LoraAdapter("", rank, "", self._upload({}, rank))
         self._adapters = {"": self.base}
         self._active = ""
 
@@ -83,38 +102,44 @@ class LoraAdapters:
             return sorted(name for name in self._adapters if name)
 
     def loaded(self) -> list[LoraAdapter]:
-        """The base model and all adapters."""
+        """List the base model and all adapters."""
         with self._lock:
             return list(self._adapters.values())
 
     def get(self, name: str) -> LoraAdapter:
-        """The adapter of this name, the active one for "", the base model for BASE.
+        """Find an adapter by name; "" is the active one, BASE the base model.
 
-        ValueError, with the names there are.
+        ValueError, which lists the loaded adapters, for an unknown name.
         """
         with self._lock:
             return self._adapters[self._check_loaded(name) if name else self._active]
 
     def add(self, name: str, directory: str | Path) -> LoraAdapter:
-        """Load a PEFT adapter. ValueError or FileNotFoundError; then everything is as before."""
+        """Load a PEFT adapter under a new name.
+
+        Reads, checks and hashes on the host, then queues one upload per input; reads nothing back. May take
+        as long as its files take to be read: not for a callback that must not block.
+        ValueError or FileNotFoundError: then nothing has changed.
+        """
         check_name(name)
         if not self.targets:
             raise ValueError(
-                f"adapter {quoted(name)}: this engine takes no adapters, export it with --max-lora-rank"
+                f"adapter {quoted(name)}: this engine has no LoRA inputs, export it with --max-lora-rank"
             )
         self._check_new(name)
         peft = read_peft_adapter(directory, self.targets, self._max_rank)
-        tensors = self._bind(peft)
-        adapter = LoraAdapter(name, peft.rank, self._digest(tensors), tensors)
+        arrays = self._pack(peft)
+        adapter = LoraAdapter(name, peft.rank, _digest(arrays), self._upload(arrays, peft.rank))
         with self._lock:
             self._check_new(name)
             self._adapters[name] = adapter
         return adapter
 
     def remove(self, *names: str) -> list[LoraAdapter]:
-        """Forget adapters, all or none; a batch that runs with one ends with it. Returns what was removed.
+        """Remove adapters, all or none, and return them.
 
-        ValueError for the active one and for unknown ones.
+        A batch in progress keeps those it began with. ValueError for the active adapter, the base model and
+        unknown names.
         """
         with self._lock:
             for name in names:
@@ -128,14 +153,15 @@ class LoraAdapters:
             return [self._adapters.pop(name) for name in dict.fromkeys(names)]
 
     def switch(self, name: str) -> None:
-        """Make an adapter the active one; "" or BASE is the base model. ValueError, and the old one stays
-        active.
+        """Set the active adapter; "" or BASE is the base model.
+
+        ValueError for an unknown name: then the old adapter stays active.
         """
         with self._lock:
             self._active = self._check_loaded(name)
 
     def _check_loaded(self, name: str) -> str:
-        """The adapter's canonical name. ValueError for an unknown one."""
+        """Return the adapter's canonical name. ValueError for an unknown name."""
         name = canonical_name(name)
         if name not in self._adapters:
             loaded = ", ".join(sorted(filter(None, self._adapters))) or "none"
@@ -146,82 +172,45 @@ class LoraAdapters:
         if name in self._adapters:
             raise ValueError(f"adapter {quoted(name)} is loaded already, remove it first")
 
-    def _bind(self, peft: PeftAdapter) -> dict[str, Tensor]:
-        """Tensors for every adapter input. Modules of a smaller rank are filled up with zeros: 0 is added."""
+    def _pack(self, peft: PeftAdapter) -> dict[str, np.ndarray]:
+        """Lay out an adapter for the inputs whose layers it changes, in the engine's type.
+
+        ValueError for values beyond the range of that type.
+        """
+        arrays = {}
+        for entry in self._inputs:
+            for module in entry.modules:
+                for matrix, values in zip("AB", peft.weights.get(module, ()), strict=False):
+                    if not np.isfinite(self._cast(values)).all():
+                        raise ValueError(f"lora_{matrix} of {module} exceeds the range of {self._dtype}")
+            if entry.is_adapted(peft.weights):
+                a, b = entry.pack(peft.weights, peft.rank)
+                arrays[entry.a_name], arrays[entry.b_name] = self._cast(a), self._cast(b)
+        return arrays
+
+    def _cast(self, values: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return values.astype(self._dtype)
+
+    def _upload(self, arrays: Mapping[str, np.ndarray], rank: int) -> dict[str, Tensor]:
+        """Make tensors for every LoRA input.
+
+        They hold the arrays on the device, zeros for the other inputs.
+        """
         tensors = {}
-        for name, binding in self._inputs.items():
-            module, matrix = _INPUT.fullmatch(name).groups()  # type: ignore[union-attr]
-            shape = tuple(dim if isinstance(dim, int) else peft.rank for dim in binding.shape)
-            if module not in peft.weights:
-                tensors[name] = self._zeros.view(*shape)
-                continue
-            values = np.zeros(shape, np.float32)
-            given = peft.weights[module]["AB".index(matrix)]
-            values[tuple(slice(size) for size in given.shape)] = given
-            with np.errstate(over="ignore"):
-                values = values.astype(binding.dtype)
-            if not np.isfinite(values).all():
-                raise ValueError(f"lora_{matrix} of {module} exceeds the range of {binding.dtype}")
-            tensors[name] = self._device.empty(shape, binding.dtype)
-            self._device.upload(tensors[name], values)
+        for entry in self._inputs:
+            for name, shape in zip((entry.a_name, entry.b_name), entry.shapes(rank), strict=True):
+                if name in arrays:
+                    tensors[name] = self._device.empty(shape, self._dtype)
+                    self._device.upload(tensors[name], arrays[name])
+                else:
+                    tensors[name] = self._zeros.view(*shape)
         return tensors
 
-    def _digest(self, tensors: Mapping[str, Tensor]) -> str:
-        digest = hashlib.sha256()
-        for name in sorted(tensors):
-            array = self._device.download(tensors[name])
-            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-            digest.update(array.tobytes())
-        return digest.hexdigest()
 
-
-def canonical_name(name: str) -> str:
-    """The name under which an adapter is kept and reported: "" for the base model, which BASE names too."""
-    return "" if name == BASE else name
-
-
-def check_name(name: str) -> None:
-    """ValueError for a name that an adapter cannot have."""
-    if not NAME.fullmatch(name):
-        raise ValueError(
-            f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {quoted(name)}"
-        )
-    if name == BASE:
-        raise ValueError(f"{BASE!r} is the name of the base model, an adapter needs another")
-
-
-def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
-    """Name -> directory of the adapters that lie in an engine directory, sorted."""
-    folder = Path(engine_dir) / FOLDER
-    if not folder.is_dir():
-        return {}
-    return {
-        path.name: path
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and not path.name.startswith(".")
-    }
-
-
-def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
-    """The directory of one of them; None for the base model ("" or BASE). ValueError, with the names there
-    are.
-    """
-    if not canonical_name(name):
-        return None
-    found = find_adapters(engine_dir)
-    if name not in found:
-        raise ValueError(
-            f"--lora {quoted(name)}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
-            f"{', '.join(found) or 'none'}"
-        )
-    return found[name]
-
-
-def adapter_targets(inputs: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Modules with a place for an adapter and their sizes (K, N), from the shapes of an engine's inputs."""
-    targets = {}
-    for name, shape in inputs.items():
-        match = _INPUT.fullmatch(name)
-        if match and match[2] == "A":
-            targets[match[1]] = (int(shape[0]), int(inputs[f"{match[1]}.lora_B.weight"][1]))
-    return targets
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
@@ -21,7 +21,10 @@ from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 @pytest.fixture(scope="module")
 def tied_checkpoint(tmp_path_factory):
     """The tiny checkpoint, but its last layer is the embedding table."""
-    checkpoint = write_tiny_checkpoint(tmp_path_factory.mktemp("tied"))
+    checkpoint = write_tiny_checkpoint(tmp_path_factory.mktemp("tied"), shards=1)
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, checkpoint / "model.safetensors")
     config = json.loads((checkpoint / "config.json").read_text())
     write_json(checkpoint / "config.json", config | {"tie_word_embeddings": True})
     return checkpoint

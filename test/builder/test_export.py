@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
+from edgellm_ros.builder.families.qwen3_omni import config as qwen3_omni_config
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
@@ -144,6 +145,57 @@ def test_tied_embeddings_serve_as_the_last_layer(tiny_checkpoint, tmp_path):
     np.testing.assert_array_equal(
         initialisers[0]["model.embed_tokens.weight"], initialisers[1]["lm_head.weight"]
     )
+
+
+def test_a_tied_checkpoint_with_a_matrix_of_its_own_uses_that_matrix(tmp_path):
+    """As transformers 5 does (test/parity/test_parity_checkpoints.py)."""
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", shards=1)
+    config = json.loads((checkpoint / "config.json").read_text())
+    write_json(checkpoint / "config.json", config | {"tie_word_embeddings": True})
+    export(checkpoint, tmp_path / "tied", **LIMITS)
+    write_json(checkpoint / "config.json", config | {"tie_word_embeddings": False})
+    export(checkpoint, tmp_path / "untied", **LIMITS)
+    for name in ("model.onnx", "model.onnx.data", "model.cuda.onnx"):
+        found, expected = (tmp_path / folder / "llm" / name for folder in ("tied", "untied"))
+        assert found.read_bytes() == expected.read_bytes()
+
+
+def test_layers_that_are_all_dense_need_no_num_experts_0(tiny_checkpoint, tmp_path):
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    config = json.loads((checkpoint / "config.json").read_text())
+    for dense in ({"mlp_only_layers": [2, 1, 0]}, {"decoder_sparse_step": 4}):
+        text = config["text_config"] | {"num_experts": 8} | dense
+        write_json(checkpoint / "config.json", config | {"text_config": text})
+        written = export(checkpoint, tmp_path / "engine", **LIMITS)
+        assert written.files == export(tiny_checkpoint, tmp_path / "plain", **LIMITS).files
+
+
+def test_min_pixels_and_max_pixels_take_precedence_over_size(tiny_checkpoint, tmp_path):
+    """As transformers does (test/parity/test_parity_checkpoints.py)."""
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    path = checkpoint / "preprocessor_config.json"
+    processor = json.loads(path.read_text())
+    size = {"shortest_edge": 1024, "longest_edge": 2048}
+    for limits, expected in (
+        ({"min_pixels": 4096, "max_pixels": 8192}, (4096, 8192)),
+        ({"max_pixels": 8192}, (1024, 8192)),
+        ({"min_pixels": None, "max_pixels": None}, (1024, 2048)),
+    ):
+        write_json(path, processor | {"size": size} | limits)
+        vision = export(checkpoint, tmp_path / "engine", **LIMITS).vision
+        assert (vision.min_pixels, vision.max_pixels) == expected
+
+
+@pytest.mark.parametrize("pairs", [8, 64, 128])
+def test_without_mrope_section_the_frequencies_are_those_of_the_model_code(pairs):
+    """Which of time, height and width each pair takes, by the loop of the model code with [24, 20, 20]."""
+    section = qwen3_omni_config._default_mrope_section(pairs)
+    axes, expected = np.zeros(pairs, int), np.zeros(pairs, int)
+    for axis in (1, 2):
+        expected[axis : 20 * 3 : 3] = axis
+        axes[axis : section[axis] * 3 : 3] = axis
+    assert sum(section) == pairs
+    np.testing.assert_array_equal(axes, expected)
 
 
 def test_fp16_engine_is_close_to_fp32(tiny_checkpoint, tmp_path):

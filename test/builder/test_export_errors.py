@@ -34,8 +34,8 @@ def change(path, keys, value):
 
 CONFIG_ERRORS = [
     ("model_type", "llama", "model_type 'llama': supported: qwen3_omni_moe_thinker"),
-    ("text_config.num_experts", 128, "num_experts 128: only dense checkpoints"),
-    ("text_config.num_experts", ..., "only dense checkpoints"),
+    ("text_config.num_experts", 128, "num_experts 128: only dense layers are supported; layer 0 has experts"),
+    ("text_config.num_experts", ..., "only dense layers"),
     ("text_config.hidden_act", "gelu", "hidden_act 'gelu': supported: silu"),
     ("text_config.sliding_window", 512, "sliding_window 512: only full attention"),
     ("text_config.hidden_size", ..., "text_config: key 'hidden_size' is missing"),
@@ -51,7 +51,7 @@ CONFIG_ERRORS = [
     ("text_config.rope_parameters.mrope_interleaved", False, "mrope_interleaved"),
     ("text_config.intermediate_size", 96, "model.layers.0.mlp.gate_proj.weight' has shape"),
     ("text_config.num_hidden_layers", 4, "num_hidden_layers 3: the language model"),
-    ("text_config.num_hidden_layers", 2, "num_hidden_layers 2: expected more than the 2 deepstack features"),
+    ("text_config.num_hidden_layers", 1, "num_hidden_layers 1: expected at least the 2 deepstack features"),
     ("vision_config.depth", 4, "tensor 'visual.blocks.3.norm1.weight' is missing"),
     ("vision_config.hidden_act", "relu", "hidden_act 'relu': supported: gelu_pytorch_tanh"),
     ("vision_config.depth", True, "depth True: expected an integer"),
@@ -77,6 +77,21 @@ CONFIG_ERRORS = [
 def test_config_value_that_is_not_supported(checkpoint, tmp_path, key, value, message):
     change(checkpoint / "config.json", key.split("."), value)
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        export(checkpoint, tmp_path / "engine")
+
+
+@pytest.mark.parametrize(
+    ("changes", "layer"),
+    [
+        ({"num_experts": 8, "mlp_only_layers": [0, 2]}, 1),
+        ({"num_experts": 8, "decoder_sparse_step": 2}, 1),
+        ({"num_experts": 8, "mlp_only_layers": [0, 1], "decoder_sparse_step": 3}, 2),
+    ],
+)
+def test_the_first_layer_with_experts_is_named(checkpoint, tmp_path, changes, layer):
+    for key, value in changes.items():
+        change(checkpoint / "config.json", ["text_config", key], value)
+    with pytest.raises(ValueError, match=f"num_experts 8: only dense layers .*; layer {layer} has experts"):
         export(checkpoint, tmp_path / "engine")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph with places for adapters: with none the bits of the base model, with one the adapted model."""
+"""A graph with LoRA inputs: with none the bits of the base model, with one the adapted model."""
 
 from __future__ import annotations
 
@@ -28,15 +28,40 @@ MODULES = {  # fan in, fan out
 TARGETS = {f"model.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in MODULES.items()}
 
 
-def adapter(rank, seed=0):
+# Layers that read the same x share one pair of inputs.
+JOINED = {
+    "self_attn.q_proj:64+k_proj:32+v_proj:32": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_proj:80+up_proj:80": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+
+
+def matrices(rank, seed=0):
     """Random A [K, rank] and B [rank, N] for every module, as large as the layers' own weights."""
     rng = np.random.default_rng(seed)
     weights = {}
     for module, (fan_in, fan_out) in TARGETS.items():
         a, b = rng.standard_normal((fan_in, rank)), rng.standard_normal((rank, fan_out))
-        weights[f"{module}.lora_A.weight"] = (a * fan_in**-0.5).astype(np.float32)
-        weights[f"{module}.lora_B.weight"] = (b * max(rank, 1) ** -0.5).astype(np.float32)
+        scaled = a * fan_in**-0.5, b * max(rank, 1) ** -0.5
+        weights[module] = tuple(matrix.astype(np.float32) for matrix in scaled)
     return weights
+
+
+def adapter(rank, seed=0):
+    """The same as LoRA inputs: A side by side, B on the diagonal."""
+    weights, inputs = matrices(rank, seed), {}
+    for i in range(LAYERS):
+        for name, modules in JOINED.items():
+            pairs = [weights[f"model.layers.{i}.{module}"] for module in modules]
+            b = np.zeros((len(pairs) * rank, sum(b.shape[1] for _, b in pairs)), np.float32)
+            column = 0
+            for j, (_, part) in enumerate(pairs):
+                b[j * rank : (j + 1) * rank, column : column + part.shape[1]] = part
+                column += part.shape[1]
+            inputs[f"model.layers.{i}.{name}.lora_A.weight"] = np.concatenate([a for a, _ in pairs], axis=1)
+            inputs[f"model.layers.{i}.{name}.lora_B.weight"] = b
+    return inputs
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +69,23 @@ def session(tiny_lora_engine):
     return open_session(tiny_lora_engine / "llm" / "model.onnx")
 
 
-def test_every_linear_layer_of_every_decoder_layer_has_two_inputs(tiny_lora_engine):
+def test_linear_layers_of_every_decoder_layer_have_lora_inputs(tiny_lora_engine):
     graph = onnx.load(tiny_lora_engine / "llm" / "model.onnx", load_external_data=False).graph
     found = {
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in graph.input
         if "lora" in value.name
     }
-    expected = {f"{module}.lora_A.weight": [k, "r"] for module, (k, _) in TARGETS.items()}
-    expected |= {f"{module}.lora_B.weight": ["r", n] for module, (_, n) in TARGETS.items()}
+    expected = {}
+    for i in range(LAYERS):
+        for name, modules in JOINED.items():
+            rank = "r" if len(modules) == 1 else f"{len(modules)}r"
+            prefix = f"model.layers.{i}.{name}"
+            expected[f"{prefix}.lora_A.weight"] = [MODULES[modules[0]][0], rank]
+            expected[f"{prefix}.lora_B.weight"] = [rank, sum(MODULES[module][1] for module in modules)]
     assert found == expected
     assert {node.op_type for node in graph.node} <= OPERATORS
-    assert "/layers.1/mlp/up_proj/lora/Gemm_1" in {node.name for node in graph.node}
+    assert "/layers.1/mlp/gate_up_proj/lora/Gemm_1" in {node.name for node in graph.node}
     onnx.checker.check_model(tiny_lora_engine / "llm" / "model.onnx", full_check=True)
 
 
@@ -67,7 +97,7 @@ def test_rank_0_in_the_exporter_leaves_the_graph_as_it_is(tiny_checkpoint, tiny_
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 1), (2, 7)])
-def test_without_an_adapter_it_has_the_bits_of_a_graph_without_places(
+def test_without_an_adapter_it_has_the_bits_of_a_graph_without_lora_inputs(
     session, tiny_engine, rank, batch, tokens
 ):
     """Rank 0 is no adapter; zeros of rank 1 are for executors that take no empty tensors."""
@@ -80,19 +110,20 @@ def test_without_an_adapter_it_has_the_bits_of_a_graph_without_places(
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
 def test_an_adapter_does_what_merging_it_into_the_weights_does(session, tiny_checkpoint, tmp_path, rank):
-    weights = adapter(rank)
+    weights = matrices(rank)
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     shards = json.loads((checkpoint / "model.safetensors.index.json").read_text())["weight_map"]
     for file in set(shards.values()):
         tensors = {name: array.astype(np.float32) for name, array in load_file(checkpoint / file).items()}
         for name in tensors.keys() & {f"{module}.weight" for module in TARGETS}:
             module = name.removesuffix(".weight")
-            tensors[name] += (weights[f"{module}.lora_A.weight"] @ weights[f"{module}.lora_B.weight"]).T
+            a, b = weights[module]
+            tensors[name] += (a @ b).T
         save_file(tensors, checkpoint / file)
     export(checkpoint, tmp_path / "merged")
     inputs = llm_inputs(2, 6, start=4)
     expected = open_session(tmp_path / "merged" / "llm" / "model.onnx").run(["logits"], inputs)[0]
-    found = session.run(["logits"], inputs | weights)[0]
+    found = session.run(["logits"], inputs | adapter(rank))[0]
     np.testing.assert_allclose(found, expected, atol=1e-4)
     plain = session.run(["logits"], inputs | adapter(0))[0]
     assert np.abs(found - plain).max() > 0.1

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from edgellm_ros.builder import exporter
+from edgellm_ros.builder.families import qwen3_omni
 from edgellm_ros.builder.tensorrt_operators import check_operators, unsupported
 from fixtures.graphs import BOOL, FLOAT, INT64, helper, linear_with_cache, make_model
 
@@ -236,8 +237,8 @@ def test_export_refuses_a_graph_before_it_writes_anything(tiny_checkpoint, tmp_p
         graph.op("NonZero", graph.graph.inputs[0])
         return graph
 
-    build_audio = exporter.build_audio
-    monkeypatch.setattr(exporter, "build_audio", with_another_node)
+    build_audio = qwen3_omni.build_audio
+    monkeypatch.setattr(qwen3_omni, "build_audio", with_another_node)
     with pytest.raises(ValueError, match=r"audio/model\.onnx: TensorRT cannot parse it: NonZero '/NonZero'"):
         exporter.export(tiny_checkpoint, tmp_path / "engine")
     assert not (tmp_path / "engine").exists()

@@ -58,8 +58,10 @@ def test_the_language_model_has_a_profile_for_prefill_decode_and_verification(en
     ]
     wanted = [profile["last_token_ids"][2] for profile in plan["profiles"]]
     assert wanted == [[4, 1], [4, 1], [4, 9]]
-    name = "model.layers.0.self_attn.q_proj.lora_A.weight"
-    assert plan["profiles"][1][name] == [[48, 1], [48, 8], [48, 8]]
+    lora = "model.layers.0.self_attn.{}.lora_A.weight"
+    assert plan["profiles"][1][lora.format("o_proj")] == [[64, 1], [64, 8], [64, 8]]
+    joined = lora.format("q_proj:64+k_proj:32+v_proj:32")
+    assert plan["profiles"][1][joined] == [[48, 3], [48, 24], [48, 24]]
 
 
 def test_caches_are_updated_in_place(engine):

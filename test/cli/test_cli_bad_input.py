@@ -154,14 +154,14 @@ def test_unknown_adapter(edgellm, tiny_engine):
 
 def test_adapter_for_an_engine_that_takes_none(edgellm, tiny_engine, tmp_path):
     run = edgellm("generate", tiny_engine, "--prompt", "go", "--lora", f"forest={tmp_path}")
-    assert_refused(run, "adapter 'forest': this engine takes no adapters", "--max-lora-rank")
+    assert_refused(run, "adapter 'forest': this engine has no LoRA inputs", "--max-lora-rank")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"r": 16}, "has rank 16; this engine takes at most 8 (max_lora_rank)"),
-        ({"prefix": "base_model.model.audio_tower."}, "no place for adapters on audio_tower.layers.0.mlp."),
+        ({"r": 16}, "has rank 16; this engine supports at most 8 (max_lora_rank)"),
+        ({"prefix": "base_model.model.audio_tower."}, "no LoRA inputs for audio_tower.layers.0.mlp."),
         ({"use_dora": True}, "use_dora True: not supported, only plain LoRA is"),
     ],
 )
@@ -175,7 +175,7 @@ def test_adapter_of_the_checkpoint_above_the_rank_that_was_asked_for(edgellm, ti
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     write_adapter(checkpoint / "lora" / "forest", checkpoint, r=6)
     run = edgellm("export", checkpoint, tmp_path / "engine", "--max-lora-rank", 5)
-    assert_refused(run, "lora/forest", "has rank 6; this engine takes at most 5 (max_lora_rank)")
+    assert_refused(run, "lora/forest", "has rank 6; this engine supports at most 5 (max_lora_rank)")
     assert not (tmp_path / "engine").exists()
 
 

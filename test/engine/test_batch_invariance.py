@@ -84,26 +84,33 @@ def test_a_row_times_two_activations_is_the_same_alone_and_among_others_in_gemm_
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize(("fan_in", "fan_out"), [(256, 1655), (48, 302), (2048, 400), (256, 3)])
-def test_two_rows_or_more_times_a_matrix_that_is_no_weight_are_the_same_in_any_number(
+@pytest.mark.parametrize(
+    ("fan_in", "fan_out"), [(256, 1655), (48, 302), (2048, 400), (256, 3), (200, 100), (16, 1)]
+)
+def test_a_row_times_a_matrix_that_is_no_weight_is_the_same_alone_and_among_others(
     tmp_path, threads, fan_in, fan_out
 ):
-    """A single row is not, so LMHead makes two of it."""
+    """How LMHead takes its matrix as an input; MatMul fails here."""
     rng = np.random.default_rng(0)
     path = save_model(
         tmp_path / "product.onnx",
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        {"x": (FLOAT, [2, "B", "N", fan_in]), "w": (FLOAT, [fan_in, fan_out])},
-        {"y": (FLOAT, [2, "B", "N", fan_out])},
+        [
+            helper.make_node("Transpose", ["x"], ["columns"], perm=[2, 0, 1]),
+            helper.make_node("Reshape", ["columns", "shape"], ["flat"]),
+            helper.make_node("Gemm", ["flat", "w"], ["y"], transA=1),
+        ],
+        {"x": (FLOAT, ["B", "N", fan_in]), "w": (FLOAT, [fan_in, fan_out])},
+        {"y": (FLOAT, ["T", fan_out])},
+        {"shape": np.array([fan_in, -1])},
     )
     executor = EngineExecutor.open(path, DEVICE, threads)
     weight = rng.standard_normal((fan_in, fan_out)).astype(np.float32)
     rows = rng.standard_normal((64, fan_in)).astype(np.float32)
 
     def product(batch, wanted):
-        x = np.stack([rows[: batch * wanted].reshape(batch, wanted, fan_in)] * 2)
-        shape = (2, batch, wanted, fan_out)
-        return run(executor, {"B": batch, "N": wanted}, {"x": x, "w": weight}, "y", shape)[0]
+        x = rows[: batch * wanted].reshape(batch, wanted, fan_in)
+        shape = (batch * wanted, fan_out)
+        return run(executor, {"B": batch, "N": wanted, "T": shape[0]}, {"x": x, "w": weight}, "y", shape)
 
     whole = product(8, 8).reshape(64, fan_out)
     for batch, wanted in [(1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (1, 5), (3, 7)]:
@@ -161,7 +168,7 @@ def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, th
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_attention_is_the_same_where_the_queries_of_a_head_go_in_as_several_heads(tmp_path, threads):
-    """How the vision tower gives its threads equal shares (builder/qwen3_omni_vision.py)."""
+    """How the vision tower gives its threads equal shares (builder/families/qwen3_omni/vision.py)."""
     heads, parts, patches, size = 3, 4, 280, 64
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, heads, patches, size)).astype(np.float32) for _ in "qkv")

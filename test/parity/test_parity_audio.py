@@ -14,7 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 import soxr  # noqa: E402
 from engine_graphs import Encoders, LanguageModel  # noqa: E402
-from thinker_reference import ThinkerReference  # noqa: E402
+from thinker_reference import Prompt, ThinkerReference  # noqa: E402
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
@@ -132,6 +133,53 @@ def test_the_runner_makes_the_reference_s_rows_of_a_sound(thinker, engine, secon
     runner.encode(one, rows)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(device.download(rows), expected, atol=TOLERANCE, rtol=0)
+
+
+def make_runner(engine):
+    device, config = CpuDevice(), EngineConfig.load(engine)
+    executor = EngineExecutor.open(engine / "audio" / "model.onnx", device)
+    return AudioRunner(executor, config.audio, device, config.builder.max_input_len), config, device
+
+
+def processed_together(thinker, sounds):
+    """Features, mask and rows as the checkpoint's own processor and encoder make them of several sounds."""
+    arguments = {"padding": True, "truncation": False, "return_attention_mask": True, "return_tensors": "pt"}
+    made = thinker.extractor(sounds, sampling_rate=16000, **arguments)
+    features, mask = made["input_features"], made["attention_mask"]
+    return mask, thinker.audio(Prompt(None, None, None, features, mask)).numpy()
+
+
+@pytest.mark.parametrize("lengths", [(0.9, 2.0), (1.1, 4.2), (0.4, 0.7)])
+def test_rows_of_a_sound_do_not_depend_on_other_sounds_of_the_prompt(thinker, engine, lengths):
+    """Our choice (multimodal/audio_runner.py): every sound as the reference makes it of that sound alone.
+
+    The reference pads the sounds of a prompt to the longest. Its own rows of the shorter one then differ from
+    what it makes of that sound alone, which is seen here; those of the longest do not.
+    """
+    runner, config, device = make_runner(engine)
+    sounds = [sound(seconds) for seconds in lengths]
+    _, together = processed_together(thinker, sounds)
+    start = 0
+    for samples in sounds:
+        _, alone = processed_together(thinker, [samples])
+        rows = device.empty((runner.num_tokens(Sound(samples, 16000)), config.llm.hidden_size), np.float32)
+        runner.encode(Sound(samples, 16000), rows)
+        np.testing.assert_allclose(device.download(rows), alone, atol=TOLERANCE, rtol=0)
+        changed = np.abs(together[start : start + len(alone)] - alone).max()
+        assert (changed > TOLERANCE) == (samples is sounds[0])
+        start += len(alone)
+
+
+def test_the_number_of_rows_of_a_sound_does_not_depend_on_other_sounds_either(thinker, engine):
+    """6401 samples are 40 frames, 5 rows; beside a longer sound the reference counts 41 frames, 6 rows."""
+    runner, *_ = make_runner(engine)
+    sounds = [sound(1.0)[:6401], sound(3.0)]
+    counts = omni._get_feat_extract_output_lengths
+    assert [runner.num_tokens(Sound(samples, 16000)) for samples in sounds] == [5, 39]
+    alone = [processed_together(thinker, [samples])[0].sum(-1) for samples in sounds]
+    assert [int(counts(frames, 50)) for frames in alone] == [5, 39]
+    together, _ = processed_together(thinker, sounds)
+    assert counts(together.sum(-1), 50).tolist() == [6, 39]
 
 
 @pytest.fixture(scope="module")

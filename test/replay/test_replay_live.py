@@ -315,7 +315,7 @@ class TestRefusedByTheNode:
         self.assert_refused(run, "plan_on must be one of command, image, got 'whistle'", tmp_path / "out")
 
     @pytest.mark.parametrize(
-        "lora, words", [("pirate", "'pirate'"), ("pirate=/nowhere", "takes no adapters")]
+        "lora, words", [("pirate", "'pirate'"), ("pirate=/nowhere", "has no LoRA inputs")]
     )
     def test_an_adapter_that_is_not_there(self, replay, short, tiny_engine, tmp_path, lora, words):
         run = replay(short, "--engine", tiny_engine, "--lora", lora)

@@ -37,7 +37,7 @@ def directories(tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(directories, tmp_path_factory):
-    """The demo's engines with places for adapters and `wild` inside, and no other adapter."""
+    """The demo's engines with LoRA inputs and `wild` inside, and no other adapter."""
     from edgellm_ros.builder import export
     from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 

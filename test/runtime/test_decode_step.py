@@ -26,7 +26,7 @@ def _queueing():
 
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint, tmp_path_factory):
-    """An engine for two sequences with places for adapters and another LM head."""
+    """An engine for two sequences with LoRA inputs and another LM head."""
     directory = tmp_path_factory.mktemp("engine")
     export(tiny_checkpoint, directory, max_batch_size=2, max_lora_rank=8, lm_head_input=True)
     for name in "ab":

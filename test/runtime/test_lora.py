@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.lora import LoraAdapters
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 from fixtures.tiny_adapter import write_adapter
 
@@ -43,7 +46,7 @@ def directories(tiny_checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(tiny_lora_engine, words, announcing, tmp_path_factory):
-    """The tiny engine with places for adapters, whose base model announces a trajectory (`acting_engine`)."""
+    """The tiny engine with LoRA inputs, whose base model announces a trajectory (`acting_engine`)."""
     directory = tmp_path_factory.mktemp("acting_lora") / "engine"
     shutil.copytree(tiny_lora_engine, directory)
     data = json.loads((directory / "config.json").read_text())
@@ -217,6 +220,19 @@ class TestAddAndRemove:
         one = request(lora="c", **LONG)
         assert_same_answer(fresh.handle_request(one), loaded.handle_request(one))
 
+    @pytest.mark.only_on("cpu", reason="about what is asked of a device, whichever it is")
+    def test_adding_an_adapter_reads_nothing_back_and_waits_for_nothing(self, engine, directories):
+        class WriteOnlyDevice(CpuDevice):
+            def download(self, source):
+                raise AssertionError("read back")
+
+            def synchronize(self):
+                raise AssertionError("waited")
+
+        bindings = EngineExecutor.open(engine / "llm" / "model.onnx", CpuDevice()).bindings.values()
+        adapters = LoraAdapters(WriteOnlyDevice(), bindings, max_rank=8)
+        assert len(adapters.add("a", directories["a"]).digest) == 64
+
     def test_an_adapter_that_was_removed_is_unknown(self, fresh, directories):
         fresh.remove_lora("a")
         assert fresh.lora_names() == ["b"]
@@ -357,8 +373,10 @@ class TestEngineDirectory:
         with pytest.raises(FileNotFoundError, match=r"lora/a/adapter_config\.json not found"):
             LLMInferenceRuntime(engine, runtime_device)
 
-    def test_an_engine_without_places_says_how_to_get_them(self, runtime, directories):
-        with pytest.raises(ValueError, match="this engine takes no adapters, export it with --max-lora-rank"):
+    def test_an_engine_without_lora_inputs_says_how_to_get_them(self, runtime, directories):
+        with pytest.raises(
+            ValueError, match="this engine has no LoRA inputs, export it with --max-lora-rank"
+        ):
             runtime.add_lora("a", directories["a"])
         assert runtime.lora_names() == []
         assert runtime.active_lora == ""

@@ -159,7 +159,7 @@ def test_modules_that_the_engine_lacks_are_named_and_those_it_has(write, targets
         for matrix in "AB":
             tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = np.ones((4, 4), np.float32)
 
-    message = rf"no place for adapters on {named}; it has model\.layers\.\*\.mlp\.down_proj, .*v_proj$"
+    message = rf"no LoRA inputs for {named}; it has them for model\.layers\.\*\.mlp\.down_proj, .*v_proj$"
     with pytest.raises(ValueError, match=message):
         read_peft_adapter(write(change), targets, max_rank=8)
 
@@ -174,7 +174,7 @@ def test_two_adapters_of_one_module_are_refused(write, targets):
 
 
 def test_a_rank_above_the_engine_s_names_both(write, targets):
-    with pytest.raises(ValueError, match=r"has rank 16; this engine takes at most 8 \(max_lora_rank\)"):
+    with pytest.raises(ValueError, match=r"has rank 16; this engine supports at most 8 \(max_lora_rank\)"):
         read_peft_adapter(write(r=16), targets, max_rank=8)
 
 

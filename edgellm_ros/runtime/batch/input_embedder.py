@@ -9,13 +9,9 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.engine_directory.tensor_file import read_tensor
 from edgellm_ros.kernels import Kernels
-
-# A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on
-# how much of it was there already (OnnxRuntimeBackend).
-MIN_PREFILL = 2
 
 
 class InputEmbedder:

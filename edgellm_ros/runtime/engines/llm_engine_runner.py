@@ -18,6 +18,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
@@ -246,8 +247,8 @@ class LLMEngineRunner:
             "B": batch,
             "S": tokens,
             "N": logits_per_sequence,
-            "r": adapter.rank,
             "P": tensors["rope_cos"].shape[0],
+            **rank_sizes(adapter.rank),
         }
         shared = {name: tensor for name, tensor in self._shared.items() if name in executor.bindings}
         bound = {**tensors, **shared, **adapter.tensors}

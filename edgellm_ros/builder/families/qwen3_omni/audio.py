@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audio encoder of Qwen3-Omni: the log-mel chunks of one sound to rows for the language model.
+"""Graph of Qwen3-Omni's audio encoder: log-mel chunks of one sound to embeddings for the LLM.
 
-Everything that depends only on the sound's length (which rows are sound and not padding, where each stands in
-its chunk, who sees whom) comes in as tensors, so that one graph serves all lengths.
+Everything that depends only on the sound's length (which rows are sound and not padding, their positions
+in the chunk, the attention mask) is an input, so that one graph serves all lengths.
 
 Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeAudioEncoder.
 """
@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import AudioArchitecture
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.families.qwen3_omni.config import AudioArchitecture
 from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.config import halved_three_times
 
 EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code leaves as it is
@@ -27,24 +28,24 @@ FP16_BOUND = 64504.0  # the model code keeps hidden states within this in fp16
 #                                    |                  |
 #                               token_index    positions of position_index
 def build_audio(architecture: AudioArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """The graph of `audio/model.onnx`: N chunks of T frames each, which hold A tokens.
+    """Build `audio/model.onnx`: N chunks of T frames each, which hold A tokens.
 
     Inputs:
-    - input_features [N,M,T] fp32: log-mel values; the last chunk is filled up with zeros
-    - token_index [A] i64: which of the N * ceil(T/8) rows after the convolutions stand for sound
-    - position_index [A] i64: place of each of these rows in its chunk
-    - attention_mask [1,1,A,A] bool: true where a token sees another
+    - input_features [N,M,T] fp32: log-mel values; the last chunk is padded with zeros
+    - token_index [A] i64: which of the N * ceil(T/8) rows after the convolutions are sound
+    - position_index [A] i64: position of each of these rows in its chunk
+    - attention_mask [1,1,A,A] bool: true where a token attends to another
 
     Output: audio_embeds [A,H] in the precision's type.
     """
     graph = ModelBuilder("audio", weights, precision)
     config, channels = architecture.config, architecture.downsample_hidden_size
     hidden, bands = config.d_model, halved_three_times(config.num_mel_bins)
-    features = graph.input("input_features", FLOAT, ["N", config.num_mel_bins, "T"])
+    features = graph.input(names.INPUT_FEATURES, FLOAT, ["N", config.num_mel_bins, "T"])
     token_index, position_index = (
-        graph.input(name, INT64, ["A"]) for name in ("token_index", "position_index")
+        graph.input(name, INT64, ["A"]) for name in (names.TOKEN_INDEX, names.POSITION_INDEX)
     )
-    mask = graph.input("attention_mask", BOOL, [1, 1, "A", "A"])
+    mask = graph.input(names.ATTENTION_MASK, BOOL, [1, 1, "A", "A"])
 
     with graph.module("audio_tower", nodes=""):
         x = graph.op("Unsqueeze", graph.from_fp32(features), graph.constant([1]))
@@ -65,12 +66,15 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
         x = graph.layer_norm("ln_post", x, hidden, EPSILON)
         x = graph.op("Gelu", graph.linear("proj1", x, hidden, hidden, bias=True), approximate="none")
         x = graph.linear("proj2", x, hidden, config.output_dim, bias=True)
-    graph.output(x, "audio_embeds", graph.dtype, ["A", config.output_dim])
+    graph.output(x, names.AUDIO_EMBEDS, graph.dtype, ["A", config.output_dim])
     return graph
 
 
 def sinusoids(length: int, channels: int) -> np.ndarray:
-    """Fixed position embeddings [length, channels] float32: sines, then cosines, of falling frequencies."""
+    """Compute fixed position embeddings: sines, then cosines.
+
+    Returns [length, channels] float32.
+    """
     step = np.log(MAX_TIMESCALE) / (channels // 2 - 1)
     frequencies = np.exp(np.float32(-step) * np.arange(channels // 2, dtype=np.float32))
     angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
@@ -80,7 +84,7 @@ def sinusoids(length: int, channels: int) -> np.ndarray:
 # x --+-- self_attn_layer_norm -- self_attn --(+)--+-- final_layer_norm -- fc1 -- Gelu -- fc2 --(+)-->
 #     +----------------------------------------+   +-------------------------------------------+
 def _layer(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
-    """One transformer layer, x [A,hidden] -> the same."""
+    """Add a transformer layer, x [A,hidden] -> [A,hidden]."""
     hidden, inner = architecture.config.d_model, architecture.encoder_ffn_dim
     normed = graph.layer_norm("self_attn_layer_norm", x, hidden, EPSILON)
     x = graph.op("Add", x, _attention(graph, architecture, normed, mask))
@@ -97,7 +101,7 @@ def _layer(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, ma
 #     +-- k_proj -- Reshape, Transpose --+-- Attention -- Transpose, Reshape -- out_proj -->
 #     +-- v_proj -- Reshape, Transpose --+
 def _attention(graph: ModelBuilder, architecture: AudioArchitecture, x: ir.Value, mask: ir.Value) -> ir.Value:
-    """Tokens see the tokens of their window, x [A,hidden] -> the same."""
+    """Add attention within windows, x [A,hidden] -> [A,hidden]."""
     config = architecture.config
     hidden, heads = config.d_model, config.encoder_attention_heads
 

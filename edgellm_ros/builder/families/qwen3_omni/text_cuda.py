@@ -1,63 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language model's graph again, for ONNX Runtime's CUDA provider: the same weights, fewer kernels.
+"""Graph of the language model for ONNX Runtime's CUDA provider: the same weights, fewer kernels.
 
-Beside ONNX's operators it has two of ONNX Runtime's own (domain com.microsoft), which TensorRT does not know:
+Beside ONNX's operators it uses two of ONNX Runtime's own (domain com.microsoft), which TensorRT lacks:
 
-- GroupQueryAttention, in half precision: norms and rotates queries and keys, writes the new rows into the
-  cache and attends to it. There is no such kernel for fp32, which takes `Attention` with lengths.
+- GroupQueryAttention, in half precision: normalises and rotates queries and keys, writes the new rows into
+  the cache and attends to it. The kernel does not support fp32, which uses `Attention` with lengths.
 - SkipSimplifiedLayerNormalization: a sum and its RMSNorm in one kernel.
 
-Tokens of all sequences lie in one matrix [B*S,H] between the layers.
+Between the layers the tokens of all sequences are the rows of one matrix [B*S,H].
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import TextArchitecture
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.families.qwen3_omni.config import TextArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT32, INT64
-from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.lm_head import LMHead
-from edgellm_ros.builder.qwen3_omni_text import deepstack_inputs, llm_outputs
+from edgellm_ros.builder.layers import Cache, ModelBuilder
+from edgellm_ros.builder.llm_graph import deepstack_inputs, llm_outputs
+from edgellm_ros.builder.model import LLMOptions
+from edgellm_ros.builder.token_layout import TokenLayout
+from edgellm_ros.engine_directory import binding_names as names
 
 ORT_DOMAIN = "com.microsoft"
-Present = tuple[ir.Value, ir.Value]
 
 
-def build_cuda_llm(
-    architecture: TextArchitecture,
-    weights: Weights,
-    precision: str,
-    capacity: int,
-    head: LMHead,
-    lora: bool = False,
-    hidden_state_layers: Collection[int] = (),
-) -> ModelBuilder:
-    """The graph of `llm/model.cuda.onnx`: inputs and outputs are those of `build_llm`, but for some.
+def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
+    """Build `llm/model.cuda.onnx`.
+
+    It has the inputs and outputs of `build_llm`, except for these.
 
     - rope_cos, rope_sin [P,D/2] fp32: a table, P at least C, of which each token takes row position_ids [B,S]
       i64; the tokens of a sequence take rows that follow each other
-    - kv_length [B] i64 in place of attention_mask and kv_write_index: the cache rows that are filled once the
-      new tokens are written, which are the last ones of them; each token sees those up to its own
+    - kv_length [B] i64 in place of attention_mask and kv_write_index: filled cache rows once the new tokens
+      are written, which are the last of these rows; each token attends up to its own
     - B = 1 if S > 1: several tokens of one sequence, or one token of several
-    - embedding [V,H] if the head is the embedding table, which is on the device already
+    - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
     """
-    graph = ModelBuilder("llm", weights, precision, lora)
+    graph = ModelBuilder("llm", weights, options.precision, options.lora)
     runner, epsilon = architecture.runner, architecture.rms_norm_eps
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
-    step = _Step(architecture, graph, capacity)
+    step = _Step(architecture, graph, options.capacity)
     attend = _plain_attention if graph.dtype == FLOAT else _fused_attention
-    last_token_ids = graph.input("last_token_ids", INT64, ["B", "N"])
-    caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
+    last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
+    caches = graph.caches(layers, runner.num_key_value_heads, options.capacity, runner.head_dim)
     deepstack = deepstack_inputs(graph, runner)
 
-    presents: list[Present] = []
+    presents: list[Cache] = []
     hidden_states: dict[int, ir.Value] = {}
-    x, update = step.join(step.embeds, hidden), None
+    x, update = step.tokens.flatten(step.embeds, hidden), None
     for i in range(layers):
         with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
             x, normed = _add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
@@ -65,24 +58,25 @@ def build_cuda_llm(
             presents.append(present)
             x, normed = _add_norm(graph, "post_attention_layernorm", x, attended, hidden, epsilon)
             update = graph.swiglu("mlp", normed, hidden, architecture.intermediate_size)
-            if i + 1 in hidden_state_layers and i + 1 < layers:
+            if i + 1 in options.hidden_state_layers and i + 1 < layers:
                 x, update = graph.op("Add", x, update), None
-                hidden_states[i + 1] = step.part(x, hidden)
+                hidden_states[i + 1] = step.tokens.unflatten(x, hidden)
             if i < len(deepstack):
                 if update is not None:
                     x = graph.op("Add", x, update)
-                update = step.join(deepstack[i], hidden)
+                update = step.tokens.flatten(deepstack[i], hidden)
     with graph.module("model", nodes=""):
         _, normed = _add_norm(graph, "norm", x, update, hidden, epsilon)
-    hidden_states[layers] = step.part(normed, hidden)
+    hidden_states[layers] = step.tokens.unflatten(normed, hidden)
     rows = graph.rows(hidden_states[layers], last_token_ids, hidden)
-    wanted = {i: hidden_states[i] for i in hidden_state_layers}
-    llm_outputs(graph, runner, capacity, head.logits(graph, rows, share_embedding=True), presents, wanted)
+    wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
+    logits = options.head.logits(graph, rows, share_embedding=True)
+    llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
     return graph
 
 
 class _Step:
-    """What all layers share: the inputs that say where tokens stand, and how they lie.
+    """What all layers share: positions, lengths and the layout of tokens.
 
     `last_row`, `longest`: as GroupQueryAttention takes lengths; `write_index`: as TensorScatter does.
     """
@@ -90,42 +84,30 @@ class _Step:
     def __init__(self, architecture: TextArchitecture, graph: ModelBuilder, capacity: int) -> None:
         self.graph, self.architecture = graph, architecture
         runner = architecture.runner
-        self.embeds = graph.input("inputs_embeds", graph.dtype, ["B", "S", runner.hidden_size])
+        self.embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", runner.hidden_size])
         with graph.scope("tokens"):
-            self._batch = graph.op("Shape", self.embeds, start=0, end=2)
-        self._shapes: dict[tuple[int, ...], ir.Value] = {}
-        self.position_ids = graph.input("position_ids", INT64, ["B", "S"])
-        tables = [graph.input(name, FLOAT, ["P", runner.head_dim // 2]) for name in ("rope_cos", "rope_sin")]
+            self.tokens = TokenLayout(graph, graph.op("Shape", self.embeds, start=0, end=2))
+        self.position_ids = graph.input(names.POSITION_IDS, INT64, ["B", "S"])
+        tables = [
+            graph.input(name, FLOAT, ["P", runner.head_dim // 2]) for name in (names.ROPE_COS, names.ROPE_SIN)
+        ]
         with graph.scope("rope"):
             self.cos, self.sin = map(graph.from_fp32, tables)
-        self.kv_length = graph.input("kv_length", INT64, ["B"])
+        self.kv_length = graph.input(names.KV_LENGTH, INT64, ["B"])
         if graph.dtype == FLOAT:
-            self.write_index = graph.input("kv_write_index", INT64, ["B"])
+            self.write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])
         else:
             with graph.scope("lengths"):
                 last = graph.op("Sub", self.kv_length, graph.constant(1))
                 self.last_row = graph.op("Cast", last, to=int(INT32))
-            # ONNX Runtime reads it on the host, where nobody knows the lengths: the most that they can be.
+            # ONNX Runtime reads this bound on the host, where the lengths are not known: the largest length.
             self.longest = graph.constant(capacity, INT32)
-
-    def join(self, x: ir.Value, size: int) -> ir.Value:
-        """[B,S,size] as it lies between the layers, [B*S,size]."""
-        with self.graph.scope("tokens"):
-            return self.graph.reshape(x, [-1, size])
-
-    def part(self, x: ir.Value, *sizes: int) -> ir.Value:
-        """[B*S, product of sizes] to [B,S,*sizes]."""
-        graph = self.graph
-        with graph.scope("tokens"):
-            if sizes not in self._shapes:
-                self._shapes[sizes] = graph.op("Concat", self._batch, graph.constant(sizes), axis=0)
-            return graph.op("Reshape", x, self._shapes[sizes])
 
 
 def _add_norm(
     graph: ModelBuilder, name: str, x: ir.Value, update: ir.Value | None, size: int, epsilon: float
 ) -> tuple[ir.Value, ir.Value]:
-    """The sum x + update and its RMSNorm, both [B*S,size]."""
+    """Add x + update and its RMSNorm, both [B*S,size]."""
     if update is None:
         return x, graph.rms_norm(name, x, size, epsilon)
     with graph.module(name):
@@ -147,19 +129,18 @@ def _head_widths(architecture: TextArchitecture) -> dict[str, int]:
 
 
 # x -- qkv_proj -- GroupQueryAttention (norms, RoPE, caches, attention) -- o_proj -->
-def _fused_attention(step: _Step, x: ir.Value, cache: Present) -> tuple[ir.Value, Present]:
-    """Grouped-query attention over the cache in half precision: x [B*S,H] -> the same."""
+def _fused_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
+    """Add grouped-query attention over the cache in half precision.
+
+    x [B*S,H] -> [B*S,H].
+    """
     graph, architecture = step.graph, step.architecture
     runner, bias = architecture.runner, architecture.attention_bias
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
     inputs: list[ir.Value | None]
     with graph.module("self_attn", nodes="attn"):
-        if graph.lora:
-            parts = graph.linears("qkv_proj", widths, x, hidden, bias)
-            inputs = [step.part(rows, width) for rows, width in zip(parts, widths.values(), strict=True)]
-        else:
-            joined = graph.joined_linears("qkv_proj", widths, x, hidden, bias)
-            inputs = [step.part(joined, sum(widths.values())), None, None]
+        joined = graph.joined_linears("qkv_proj", widths, x, hidden, bias)
+        inputs = [step.tokens.unflatten(joined, sum(widths.values())), None, None]
         inputs += [*cache, step.last_row, step.longest, step.cos, step.sin, step.position_ids]
         inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
         for name in ("q_norm", "k_norm"):
@@ -183,8 +164,8 @@ def _fused_attention(step: _Step, x: ir.Value, cache: Present) -> tuple[ir.Value
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ---------------------+
 #                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter -- Attention -- o_proj -->
 #                 +-- v ------------------------------- TensorScatter -----+
-def _plain_attention(step: _Step, x: ir.Value, cache: Present) -> tuple[ir.Value, Present]:
-    """The same in fp32, of ONNX's operators."""
+def _plain_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
+    """Add the same attention in fp32, of ONNX's operators."""
     graph, architecture = step.graph, step.architecture
     runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
@@ -192,7 +173,7 @@ def _plain_attention(step: _Step, x: ir.Value, cache: Present) -> tuple[ir.Value
     with graph.module("self_attn", nodes="attn"):
         projected = graph.linears("qkv_proj", widths, x, hidden, bias)
         q, k, v = (
-            graph.transpose(step.part(rows, width // head_dim, head_dim), 0, 2, 1, 3)
+            step.tokens.split_heads(rows, width // head_dim, head_dim)
             for rows, width in zip(projected, widths.values(), strict=True)
         )
         q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *rope)
@@ -201,5 +182,5 @@ def _plain_attention(step: _Step, x: ir.Value, cache: Present) -> tuple[ir.Value
         values = graph.op("TensorScatter", cache[1], v, step.write_index, axis=-2, mode="linear")
         seen = [q, keys, values, None, None, None, step.kv_length]
         attended = graph.op("Attention", *seen, is_causal=1, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, widths["q_proj"]])
+        attended = step.tokens.merge_heads(attended, widths["q_proj"])
         return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), (keys, values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vision tower of Qwen3-Omni (and Qwen3-VL): the patches of one image to rows for the language model.
+"""Graph of Qwen3-Omni's vision tower: patches of one image to embeddings for the LLM.
 
 Everything that depends only on the image's size (rotary angles, resampling of the learned position grid)
 comes in as tensors, so that one graph serves all sizes.
@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.architecture import VisionArchitecture
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.families.qwen3_omni.config import VisionArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
 
 EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
 
@@ -24,7 +25,9 @@ EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
 #                                |                           |
 #                            pos_embed                 merger_list.0 -- deepstack_embeds_0
 def build_vision(architecture: VisionArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """The graph of `visual/model.onnx`: P patches of one image, in the processor's order (by merge blocks).
+    """Build `visual/model.onnx`.
+
+    P patches of one image, in the processor's order (merge block by merge block).
 
     Inputs:
     - pixel_values [P,C*p*p] fp32, normalised: one frame of each patch
@@ -38,10 +41,12 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     graph = ModelBuilder("visual", weights, precision)
     config = architecture.config
     hidden, merged = config.hidden_size, config.patches_per_token * config.hidden_size
-    pixels = graph.input("pixel_values", FLOAT, ["P", config.patch_dim])
-    angles = [graph.input(name, FLOAT, ["P", config.head_dim // 2]) for name in ("rope_cos", "rope_sin")]
-    index = graph.input("pos_embed_index", INT64, [4, "P"])
-    share = graph.input("pos_embed_weight", FLOAT, [4, "P"])
+    pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["P", config.patch_dim])
+    angles = [
+        graph.input(name, FLOAT, ["P", config.head_dim // 2]) for name in (names.ROPE_COS, names.ROPE_SIN)
+    ]
+    index = graph.input(names.POS_EMBED_INDEX, INT64, [4, "P"])
+    share = graph.input(names.POS_EMBED_WEIGHT, FLOAT, [4, "P"])
 
     deepstack = []
     with graph.module("visual", nodes=""):
@@ -64,17 +69,17 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
         with graph.module("merger"):
             rows = graph.reshape(graph.layer_norm("ln_q", x, hidden, EPSILON), [-1, merged])
             embeds = _merger_mlp(graph, architecture, rows)
-    graph.output(embeds, "image_embeds", graph.dtype, ["R", config.out_hidden_size])
+    graph.output(embeds, names.IMAGE_EMBEDS, graph.dtype, ["R", config.out_hidden_size])
     for i, value in enumerate(deepstack):
-        graph.output(value, f"deepstack_embeds_{i}", graph.dtype, ["R", config.out_hidden_size])
+        graph.output(value, names.deepstack_embeds(i), graph.dtype, ["R", config.out_hidden_size])
     return graph
 
 
 def _patch_embed(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """The convolution that sees each patch once, x [P,C*p*p] -> [P,hidden].
+    """Add the patch convolution, x [P,C*p*p] -> [P,hidden].
 
-    The checkpoint has weights for T frames. Those of a still image are all the same, so the sum of the
-    weights does it with one frame: 1 / T of the products, equal up to rounding.
+    The checkpoint has weights for T frames. A still image repeats one frame, so the weights are summed over
+    T: 1 / T of the products, equal up to rounding.
     """
     config = architecture.config
     hidden, patch = config.hidden_size, config.patch_size
@@ -95,7 +100,7 @@ def _patch_embed(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Va
 def _block(
     graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value, cos: ir.Value, sin: ir.Value
 ) -> ir.Value:
-    """One transformer block, x [P,hidden] -> the same."""
+    """Add a transformer block, x [P,hidden] -> [P,hidden]."""
     hidden, inner = architecture.config.hidden_size, architecture.intermediate_size
     normed = graph.layer_norm("norm1", x, hidden, EPSILON)
     x = graph.op("Add", x, _attention(graph, architecture, normed, cos, sin))
@@ -114,10 +119,11 @@ def _block(
 def _attention(
     graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value, cos: ir.Value, sin: ir.Value
 ) -> ir.Value:
-    """Every patch sees every patch, x [P,hidden] -> the same.
+    """Add attention of every patch to every patch, x [P,hidden] -> [P,hidden].
 
-    The queries of a head go in as several heads with one key head: same bits, but more parts to share out.
-    ONNX Runtime 1.31 gave all of 3 heads to one of 2 threads (3.8 ms per image of 280 patches, now 2.1 ms).
+    The queries of a head are split into several heads with one key head: the same bits, but more parts to
+    spread over threads. ONNX Runtime 1.31 gave all of 3 heads to one of 2 threads (3.8 ms per image of 280
+    patches, 2.1 ms with the split).
     """
     config = architecture.config
     hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
@@ -135,7 +141,7 @@ def _attention(
 
 
 def _merger_mlp(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """The patches of a merge block, side by side, to a row of the language model: mlp.0 -- Gelu -- mlp.2."""
+    """Merge the patches of a merge block into one embedding: mlp.0 -- Gelu -- mlp.2."""
     config = architecture.config
     merged = config.patches_per_token * config.hidden_size
     raised = graph.op("Gelu", graph.linear("mlp.0", x, merged, merged, bias=True), approximate="none")

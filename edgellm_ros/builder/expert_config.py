@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`action_expert/config.json` of a checkpoint: the action expert's architecture, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.diffusion.config import ActionConfig, ActionSpaceConfig, TrajectoryHistoryConfig
+from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.engine_directory.schema import from_dict, read_json
+
+EXPERT_MODEL_TYPE = "edgellm_flow_expert"
+
+
+@dataclass(frozen=True)
+class ExpertArchitecture:
+    """The action expert's `config.json`, key by key.
+
+    The time features' periods are in flow time (0 to 1).
+    """
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    time_embedding_dim: int
+    time_min_period: float
+    time_max_period: float
+    num_denoise_steps: int
+    action_space: ActionSpaceConfig
+    trajectory_history: TrajectoryHistoryConfig
+    history_token_id: int
+    future_start_token_id: int
+
+    def __post_init__(self) -> None:
+        if self.model_type != EXPERT_MODEL_TYPE:
+            raise ValueError(f"model_type {self.model_type!r}: supported: {EXPERT_MODEL_TYPE}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.time_embedding_dim < 2 or self.time_embedding_dim % 2:
+            raise ValueError(f"time_embedding_dim must be even, got {self.time_embedding_dim}")
+        if not 0 < self.time_min_period < self.time_max_period:
+            raise ValueError(
+                f"periods must be positive and rising, got time_min_period {self.time_min_period}, "
+                f"time_max_period {self.time_max_period}"
+            )
+
+    @property
+    def config(self) -> ActionConfig:
+        """The part that the runtime must know."""
+        return ActionConfig(
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            num_denoise_steps=self.num_denoise_steps,
+            future_start_token_id=self.future_start_token_id,
+            history_token_id=self.history_token_id,
+            action_space=self.action_space,
+            trajectory_history=self.trajectory_history,
+        )
+
+
+def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitecture:
+    """Read `action_expert/config.json`.
+
+    Every key must be known, and fit the model whose KV cache the expert reads.
+    """
+    data = read_json(path)
+    data.pop("architectures", None)
+    expert = from_dict(ExpertArchitecture, data, str(path))
+    for name, found, needed in (
+        ("rope_theta", expert.rope_theta, llm.rope.theta),
+        ("num_hidden_layers", expert.num_hidden_layers, llm.num_hidden_layers),
+        ("num_key_value_heads", expert.num_key_value_heads, llm.num_key_value_heads),
+        ("head_dim", expert.head_dim, llm.head_dim),
+    ):
+        if found != needed:
+            raise ValueError(
+                f"{path}: {name} {found}: the language model, whose KV cache the expert reads, has {needed}"
+            )
+    tokens = expert.trajectory_history
+    last = max(
+        expert.history_token_id, expert.future_start_token_id, tokens.first_token_id + tokens.num_tokens - 1
+    )
+    if last >= llm.vocab_size:
+        raise ValueError(f"{path}: token id {last} is outside the vocabulary of {llm.vocab_size}")
+    return expert

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model families: each folder here reads the checkpoints of one family and builds their graphs.
+
+To add a family, add a folder whose `__init__.py` has a `FAMILY`. Nothing else names a family.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.model import Model
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family.
+
+    `read` takes the checkpoint's directory, its `config.json` and its weights; it raises ValueError or
+    FileNotFoundError, naming file, key and value, for a checkpoint that the graphs would compute differently.
+    """
+
+    name: str
+    model_types: tuple[str, ...]  # values of `model_type` in config.json
+    read: Callable[[Path, ConfigSection, Weights], Model]
+
+
+_registered: list[Family] = []
+
+
+def families() -> list[Family]:
+    """List the families: one per folder here, and those registered at run time."""
+    folders = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    return [importlib.import_module(f"{__name__}.{name}").FAMILY for name in folders] + _registered
+
+
+def find_family(config: ConfigSection) -> Family:
+    """Find the family of a checkpoint by `model_type`.
+
+    ValueError lists the supported types.
+    """
+    by_type = {model_type: family for family in families() for model_type in family.model_types}
+    return by_type[config.one_of("model_type", sorted(by_type))]
+
+
+@contextmanager
+def registered(family: Family) -> Iterator[None]:
+    """Make a family from outside this package known inside a `with` block."""
+    _registered.append(family)
+    try:
+        yield
+    finally:
+        _registered.remove(family)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph of Qwen3-Omni's language model (dense), for prefill, decode and tree verification.
+
+The operators are those that both ONNX Runtime and TensorRT's parser support: 4D Attention with an explicit
+mask and one output, TensorScatter into a cache of fixed capacity, RotaryEmbedding with cos and sin rows of
+each token. What differs between phases is an input: positions, mask, where the cache is written, which rows
+become logits.
+
+Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeThinkerTextModel.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.families.qwen3_omni.config import TextArchitecture
+from edgellm_ros.builder.layers import Cache, ModelBuilder
+from edgellm_ros.builder.llm_graph import LLMInputs, llm_inputs, llm_outputs
+from edgellm_ros.builder.model import LLMOptions
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+# inputs_embeds -- layers.0 --(+)-- layers.1 --(+)-- ... -- layers.L-1 -- norm -- lm_head -- logits
+#                    |  |      |      |  |      |             |  |   |
+#                   caches  deepstack_0     deepstack_1      caches  last_token_ids
+def build_llm(architecture: TextArchitecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
+    """Build `llm/model.onnx`.
+
+    B sequences, S new tokens and N rows of logits of each, C = capacity.
+
+    Inputs, of the precision's type unless said otherwise:
+    - inputs_embeds [B,S,H]
+    - rope_cos, rope_sin [B,S,D/2] fp32: one row per token
+    - kv_write_index [B] i64: cache row of a sequence's first new token; its last must be below C
+    - attention_mask [B,1,S,C] bool: true where a token attends to a cache row; no row may be all false
+    - last_token_ids [B,N] i64: the tokens (0..S-1) to compute logits of
+    - key_cache_i, value_cache_i [B,Hkv,C,D]
+    - deepstack_embeds_i [B,S,H]: added after layer i; zero where there is no image
+    - LoRA inputs, if `options.lora`: see engine_directory/lora_inputs.py
+    - lm_head.weight [H,V] if the head is an input
+
+    Outputs:
+    - logits [B,N,V] fp32
+    - present_key_i, present_value_i [B,Hkv,C,D], to be bound to the memory of key_cache_i and value_cache_i
+    - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: the output
+      of layer i (from 1) before deepstack; of the last layer after the final norm
+    """
+    graph = ModelBuilder("llm", weights, options.precision, options.lora)
+    runner, epsilon = architecture.runner, architecture.rms_norm_eps
+    hidden, layers = runner.hidden_size, runner.num_hidden_layers
+    inputs = llm_inputs(graph, runner, options.capacity)
+    tokens, last_token_ids = inputs.tokens, inputs.last_token_ids
+
+    presents, hidden_states = [], {}
+    # Whether anything after the last attention needs the rows of all tokens.
+    all_rows = layers in options.hidden_state_layers or len(inputs.deepstack) == layers
+    x = tokens.flatten(inputs.embeds, hidden)
+    for i in range(layers):
+        with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
+            normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
+            attended, present = _attention(graph, architecture, inputs, normed, inputs.caches[i])
+            presents.append(present)
+            x = graph.op("Add", x, attended)
+            if i == layers - 1 and not all_rows:  # saves 7% of a prefill of 130 tokens
+                rows = graph.rows(tokens.unflatten(x, hidden), last_token_ids, hidden)
+                x = tokens.flatten(rows, hidden)
+            normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
+            x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
+            if i + 1 in options.hidden_state_layers:
+                hidden_states[i + 1] = tokens.unflatten(x, hidden)
+            if i < len(inputs.deepstack):
+                x = graph.op("Add", x, tokens.flatten(inputs.deepstack[i], hidden))
+    x = tokens.unflatten(x, hidden)
+    with graph.module("model", nodes=""):
+        hidden_states[layers] = x = graph.rms_norm("norm", x, hidden, epsilon)
+    if all_rows:
+        x = graph.rows(x, last_token_ids, hidden)
+    wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
+    logits = options.head.logits(graph, x)
+    llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
+    return graph
+
+
+# x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ----------------------------+
+#                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter --+---- Attention -- o_proj -->
+#                 |                         key_cache --------+         |      |   |
+#                 +-- v --------------------- TensorScatter --+---------|------+  mask
+#                              value_cache ---------+         |         |
+#                                                     present_value  present_key
+def _attention(
+    graph: ModelBuilder, architecture: TextArchitecture, inputs: LLMInputs, x: ir.Value, cache: Cache
+) -> tuple[ir.Value, Cache]:
+    """Add grouped-query attention over the cache.
+
+    x and the result are in the layout of the layers. Returns the updated cache too.
+    """
+    runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
+    hidden, head_dim = runner.hidden_size, runner.head_dim
+    heads, kv_heads = runner.num_attention_heads, runner.num_key_value_heads
+    with graph.module("self_attn", nodes="attn"):
+        counts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+        widths = {name: count * head_dim for name, count in counts.items()}
+        projected = graph.linears("qkv_proj", widths, x, hidden, bias)
+        q, k, v = (
+            inputs.tokens.split_heads(rows, count, head_dim)
+            for rows, count in zip(projected, counts.values(), strict=True)
+        )
+        q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *inputs.cos_sin)
+        k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *inputs.cos_sin)
+        attended, present = graph.cached_attention(
+            q, k, v, cache, inputs.write_index, inputs.mask, scale=head_dim**-0.5
+        )
+        attended = inputs.tokens.merge_heads(attended, heads * head_dim)
+        return graph.linear("o_proj", attended, heads * head_dim, hidden, bias), present

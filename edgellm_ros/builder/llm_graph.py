@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs and outputs that the graph of every language model has, whatever its family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
+from edgellm_ros.builder.layers import Cache, ModelBuilder
+from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.builder.token_layout import TokenLayout
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import LanguageModelConfig
+
+
+@dataclass(frozen=True)
+class LLMInputs:
+    """Inputs of `llm/model.onnx`, and the layout of the tokens between its layers."""
+
+    embeds: ir.Value  # [B,S,H]
+    cos_sin: tuple[ir.Value, ir.Value]  # [B,S,D/2] each, in the graph's dtype
+    write_index: ir.Value  # [B] i64
+    mask: ir.Value  # [B,1,S,C] bool
+    last_token_ids: ir.Value  # [B,N] i64
+    tokens: TokenLayout
+    caches: list[Cache]  # of each layer, [B,Hkv,C,D]
+    deepstack: list[ir.Value]  # [B,S,H] each
+
+
+def llm_inputs(graph: ModelBuilder, config: LanguageModelConfig, capacity: int) -> LLMInputs:
+    """Add the inputs of `llm/model.onnx`.
+
+    Tokens are laid out flat if the graph has LoRA inputs.
+    """
+    embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", config.hidden_size])
+    cos_sin = graph.rope_rows("S", config.head_dim // 2)
+    write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])
+    mask = graph.input(names.ATTENTION_MASK, BOOL, ["B", 1, "S", capacity])
+    last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
+    tokens = TokenLayout(graph, graph.op("Shape", write_index) if graph.lora else None, inferred=(-1,))
+    caches = graph.caches(config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
+    deepstack = deepstack_inputs(graph, config)
+    return LLMInputs(embeds, cos_sin, write_index, mask, last_token_ids, tokens, caches, deepstack)
+
+
+def deepstack_inputs(graph: ModelBuilder, config: LanguageModelConfig) -> list[ir.Value]:
+    """Add inputs for deepstack features, [B,S,H] each in the graph's dtype."""
+    return [
+        graph.input(names.deepstack_embeds(i), graph.dtype, ["B", "S", config.hidden_size])
+        for i in range(config.num_deepstack_features)
+    ]
+
+
+def llm_outputs(
+    graph: ModelBuilder,
+    config: LanguageModelConfig,
+    capacity: int,
+    head: LMHead,
+    logits: ir.Value,
+    presents: Sequence[Cache],
+    hidden_states: Mapping[int, ir.Value],
+) -> None:
+    """Add the outputs of a language model.
+
+    logits [B,N,V] fp32; presents: updated caches of each layer [B,Hkv,C,D]; hidden_states: layer from 1 ->
+    [B,S,H].
+    """
+    graph.output(logits, names.LOGITS, FLOAT, ["B", "N", head.output_vocab_size])
+    for i, (key, value) in enumerate(presents):
+        shape: list[Dim] = ["B", config.num_key_value_heads, capacity, config.head_dim]
+        graph.output(key, names.present_key(i), graph.dtype, shape)
+        graph.output(value, names.present_value(i), graph.dtype, shape)
+    for i, value in hidden_states.items():
+        graph.output(value, names.hidden_states(i), graph.dtype, ["B", "S", config.hidden_size])

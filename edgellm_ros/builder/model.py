@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the exporter needs of a checkpoint: configurations for the runtime, and how to build each graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.engine_directory.config import LanguageModelConfig, SpecialTokens
+from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
+
+
+@dataclass(frozen=True)
+class LLMOptions:
+    """How to write the graph of a language model."""
+
+    precision: str  # type of weights, activations and KV cache: fp32, fp16 or bf16
+    capacity: int  # rows of the KV cache per sequence
+    head: LMHead
+    lora: bool = False  # with LoRA inputs
+    hidden_state_layers: tuple[int, ...] = ()  # layers (from 1) whose hidden states become outputs
+
+
+@dataclass(frozen=True)
+class Model:
+    """One checkpoint as its family reads it."""
+
+    llm: LanguageModelConfig
+    embedding: str  # tensor of the embedding table [V,H]
+    lm_head: str  # tensor of the LM head [V,H]; may be the embedding table
+    special_tokens: SpecialTokens
+    stop_token_ids: tuple[int, ...]
+    build_llm: Callable[[LLMOptions], ModelBuilder]  # llm/model.onnx
+    build_cuda_llm: Callable[[LLMOptions], ModelBuilder] | None = None  # llm/model.cuda.onnx
+    vision: VisionConfig | None = None
+    audio: AudioConfig | None = None
+    encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
+    # ^ folder in the engine directory ("visual", "audio") -> function of the precision that builds the graph

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters in an engine directory: their folder and their names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FOLDER = "lora"  # of an engine directory: one folder per adapter
+BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def canonical_name(name: str) -> str:
+    """Return the name under which an adapter is kept and reported.
+
+    BASE becomes "", the base model.
+    """
+    return "" if name == BASE else name
+
+
+def check_name(name: str) -> None:
+    """Check the name of an adapter. ValueError for a name that no adapter may have."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {name!r}")
+    if name == BASE:
+        raise ValueError(f"{BASE!r} is the name of the base model, an adapter needs another")
+
+
+def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
+    """List the adapters of an engine directory or a checkpoint.
+
+    Name -> directory, sorted.
+    """
+    folder = Path(engine_dir) / FOLDER
+    if not folder.is_dir():
+        return {}
+    return {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and not path.name.startswith(".")
+    }
+
+
+def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
+    """Find an adapter's directory by name; None for the base model ("" or BASE).
+
+    ValueError, which lists the names that exist, for an unknown one.
+    """
+    if not canonical_name(name):
+        return None
+    found = find_adapters(engine_dir)
+    if name not in found:
+        raise ValueError(
+            f"--lora {name!r}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
+            f"{', '.join(found) or 'none'}"
+        )
+    return found[name]

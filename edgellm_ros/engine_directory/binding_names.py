@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the graphs' inputs and outputs: the builder writes them, the runtime binds tensors to them.
+
+docs/engine_directory.md has a table of shapes and meanings. Names of LoRA inputs are in `lora_inputs.py`.
+"""
+
+from __future__ import annotations
+
+# llm/model.onnx
+INPUTS_EMBEDS = "inputs_embeds"
+ROPE_COS = "rope_cos"  # of the vision tower and the action expert too
+ROPE_SIN = "rope_sin"
+KV_WRITE_INDEX = "kv_write_index"
+ATTENTION_MASK = "attention_mask"  # of the audio encoder too
+LAST_TOKEN_IDS = "last_token_ids"
+LM_HEAD = "lm_head.weight"
+LOGITS = "logits"
+# llm/model.cuda.onnx
+POSITION_IDS = "position_ids"
+KV_LENGTH = "kv_length"  # of the action expert too
+EMBEDDING = "embedding"
+# visual/model.onnx
+PIXEL_VALUES = "pixel_values"
+POS_EMBED_INDEX = "pos_embed_index"
+POS_EMBED_WEIGHT = "pos_embed_weight"
+IMAGE_EMBEDS = "image_embeds"
+# audio/model.onnx
+INPUT_FEATURES = "input_features"
+TOKEN_INDEX = "token_index"
+POSITION_INDEX = "position_index"
+AUDIO_EMBEDS = "audio_embeds"
+# action/model.onnx
+TRAJECTORY = "trajectory"
+TIME = "time"
+VELOCITY = "velocity"
+
+
+def key_cache(layer: int) -> str:
+    """Return the name of a layer's key cache, an input; layers count from 0."""
+    return f"key_cache_{layer}"
+
+
+def value_cache(layer: int) -> str:
+    """Return the name of a layer's value cache, an input."""
+    return f"value_cache_{layer}"
+
+
+def present_key(layer: int) -> str:
+    """Return the name of the output that is bound to the memory of `key_cache(layer)`."""
+    return f"present_key_{layer}"
+
+
+def present_value(layer: int) -> str:
+    """Return the name of the output bound to the memory of `value_cache(layer)`."""
+    return f"present_value_{layer}"
+
+
+def deepstack_embeds(index: int) -> str:
+    """Return the name of a deepstack feature.
+
+    It is an output of the vision tower and an input of the language model.
+    """
+    return f"deepstack_embeds_{index}"
+
+
+def hidden_states(layer: int) -> str:
+    """Return the name of the output with a layer's hidden states; layers count from 1."""
+    return f"hidden_states_{layer}"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of model families: a family is added without touching anything else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from edgellm_ros.builder import export, inspect
+from edgellm_ros.builder.families import families, registered
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.llama_family import LLAMA, write_llama_checkpoint
+from fixtures.tiny_adapter import write_adapter
+from fixtures.tiny_checkpoint import write_json
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_llama_checkpoint(tmp_path_factory.mktemp("llama") / "checkpoint")
+
+
+def answer(engine, **options):
+    with LLMInferenceRuntime(engine) as runtime:
+        request = LLMGenerationRequest("hello", sampling=SamplingParams(max_tokens=8), logprobs=3, **options)
+        return runtime.handle_request(request)
+
+
+def test_the_folders_are_the_families():
+    assert [family.name for family in families()] == ["qwen3_omni"]
+
+
+def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"config\.json: model_type 'llama': supported: qwen3_omni_moe_thinker"
+    ):
+        export(checkpoint, tmp_path)
+    with (
+        registered(dataclasses.replace(LLAMA, model_types=("plain",))),
+        pytest.raises(ValueError, match="model_type 'llama': supported: plain, qwen3_omni_moe_thinker"),
+    ):
+        export(checkpoint, tmp_path)
+
+
+@pytest.mark.only_on("cpu", reason="about what is exported")
+def test_a_family_of_ones_own_is_exported_and_answers(checkpoint, tmp_path):
+    with registered(LLAMA):
+        config = export(checkpoint, tmp_path / "engine", lm_head_input=True, max_lora_rank=4)
+    assert config.model_type == "llama"
+    assert (config.vision, config.audio, config.action) == (None, None, None)
+    assert [part.name for part in inspect(tmp_path / "engine", verify=True).parts] == ["llm"]
+    assert not (tmp_path / "engine" / "llm" / "model.cuda.onnx").exists()
+    assert len(answer(tmp_path / "engine").token_ids) > 0
+
+
+@pytest.mark.only_on("cpu", reason="about what is exported")
+def test_the_shared_layers_bring_lora_inputs_to_a_new_family(checkpoint, tmp_path):
+    with registered(LLAMA):
+        export(checkpoint, tmp_path / "plain")
+        export(checkpoint, tmp_path / "lora", max_lora_rank=4)
+    plain = answer(tmp_path / "plain").logprobs
+    assert answer(tmp_path / "lora").logprobs == plain
+    # write_adapter reads the sizes where a thinker has them
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = tmp_path / "sizes"
+    sizes.mkdir()
+    write_json(sizes / "config.json", {"text_config": {**text, "head_dim": 16, "num_hidden_layers": 3}})
+    write_adapter(tmp_path / "lora" / "lora" / "a", sizes, prefix="base_model.model.model.", r=4)
+    assert answer(tmp_path / "lora", lora="a").logprobs != plain
