@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads rosbag2 bags (sqlite3 and mcap), and believes nothing that a damaged one claims."""
+"""Reads rosbag2 bags (sqlite3 and mcap) and reports damaged ones."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ from rosbags.rosbag2 import Reader
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
+from edgellm_ros.replay.mcap_file import find_damage
 from edgellm_ros.replay.message_types import typestore
 
 
 class BagError(ValueError):
-    """A bag that cannot be used; the message names the bag and says why."""
+    """An error for a bag that cannot be used; the message names the bag and the reason."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of a bag: its type, the hash of the type's definition (empty if unknown), its messages."""
+    """A topic of a bag."""
 
     name: str
     type: str
-    type_hash: str
-    count: int
+    type_hash: str  # of the type's definition (RIHS01); empty if unknown
+    count: int  # messages, by the bag's index
 
 
 @dataclass(frozen=True, eq=False)
 class BagMessage:
-    """One recorded message: `time` in nanoseconds is the bag's, `data` is serialized as CDR."""
+    """One recorded message."""
 
     topic: Topic
-    time: int
-    data: bytes
+    time: int  # the bag's, in nanoseconds
+    data: bytes  # serialized as CDR
 
     def decode(self, types: Typestore | None = None) -> Any:
-        """The message as a dataclass of the bag library, by this package's types unless others are given.
-        Raises what the library raises for broken data.
+        """Decode the message to a dataclass of the bag library.
+
+        `types`: this package's types if None. Raises whatever the library raises for broken data.
         """
         return (types or typestore()).deserialize_cdr(self.data, self.topic.type)
 
 
 class Bag:
-    """A bag open for reading: a directory with metadata.yaml, or a single .mcap or .db3 file."""
+    """A bag open for reading: a folder with metadata.yaml, or a single .mcap or .db3 file."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open it. BagError if it is not there, not a bag, damaged, or empty."""
+        """Open the bag. Raises BagError if it does not exist, is not a bag, is damaged, or is empty."""
         self.path = Path(path)
         if not self.path.exists():
             raise BagError(f"{path}: no such bag")
@@ -62,7 +64,7 @@ class Bag:
         try:
             with self._readable():
                 self.topics = {topic.name: topic for topic in self._topics()}
-                # What the writer added to the bag's metadata, by name.
+                # Custom metadata by name.
                 self.custom: dict[str, str] = self._reader.storage.metadata.custom or {}
             if not any(topic.count for topic in self.topics.values()):
                 raise BagError(f"{path}: the bag is empty: it has no messages")
@@ -83,9 +85,9 @@ class Bag:
         self.close()
 
     def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
-        """The messages of these topics in the order of their time.
+        """Yield the messages of these topics in the order of their time.
 
-        BagError at the place where the bag is damaged, or at the end if messages are missing.
+        Raises BagError at the first damaged message, or at the end if messages are missing.
         """
         connections = [c for c in self._reader.connections if c.topic in topics]
         found: Counter[str] = Counter()
@@ -101,7 +103,7 @@ class Bag:
                 )
 
     def recorded_types(self) -> Typestore:
-        """The types as they were when the bag was recorded; this package's if the bag does not say."""
+        """Return the message types as recorded in the bag; this package's if the bag has none."""
         definitions = {
             connection.msgtype: connection.msgdef.data
             for connection in self._reader.connections
@@ -130,10 +132,12 @@ class Bag:
             yield
         except BagError:
             raise
-        except Exception as error:  # there is nothing that the library does not raise for a damaged file
-            raise BagError(f"{self.path}: not a readable bag: {reason(error)}") from error
+        except Exception as error:  # the library raises errors of any class for a damaged file
+            raise BagError(
+                f"{self.path}: not a readable bag: {find_damage(self.path) or reason(error)}"
+            ) from error
 
 
 def reason(error: Exception) -> str:
-    """What an error says; its class where it says nothing."""
+    """Return the message of an error, or its class if the message is empty."""
     return str(error) or type(error).__name__

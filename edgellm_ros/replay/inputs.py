@@ -116,8 +116,9 @@ def find_inputs(
     for names in needed:
         if not any(name in topics for name in names):
             wanted = " or ".join(f"~/{name} ({sources[name]})" for name in names)
+            without = ", or play without odometry with --no-odometry" if names == ("odom",) else ""
             raise BagError(
-                f"{bag.path}: no messages for {wanted}: name the topic with --remap; {_listing(bag)}"
+                f"{bag.path}: no messages for {wanted}: name the topic with --remap{without}; {_listing(bag)}"
             )
     for name, topic in topics.items():
         _check_type(bag, name, topic)

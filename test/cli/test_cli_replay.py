@@ -59,6 +59,13 @@ def test_a_topic_that_the_node_needs_is_missing(assert_refused, tmp_path, name):
     assert_refused(f"no messages for ~/{name} (/edgellm/{name})", bag)
 
 
+def test_missing_odometry_can_be_left_out_as_the_error_says(assert_refused, tmp_path):
+    bag = copy_bag(tmp_path / "bag", keep=lambda m: m.topic.name != "/edgellm/odom")
+    assert_refused(
+        "name the topic with --remap, or play without odometry with --no-odometry; the bag has", bag
+    )
+
+
 def test_a_topic_of_a_type_that_the_node_does_not_take(assert_refused, tmp_path):
     names = {"/edgellm/command": "/edgellm/odom", "/edgellm/odom": "/edgellm/command"}
     bag = copy_bag(tmp_path / "bag", rename=names)

@@ -85,6 +85,67 @@ def test_a_bag_that_was_cut_short(tmp_path, storage, share):
         read(bag)
 
 
+def record_starts(data: bytes) -> list[int]:
+    """Where the records of an MCAP file begin."""
+    starts, at = [], 8
+    while at < len(data) - 8:
+        starts.append(at)
+        at += 9 + int.from_bytes(data[at + 1 : at + 9], "little")
+    return starts
+
+
+class TestTruncatedMcap:
+    """The error says what is wrong with which file, and at which byte."""
+
+    @pytest.fixture
+    def cut(self, tmp_path):
+        """`cut(n)`: the error for the shipped bag, cut to n bytes; its file is named bag.mcap."""
+        bag = copy_bag(tmp_path / "bag")
+        data = storage_file(bag).read_bytes()
+
+        def run(size: int) -> str:
+            storage_file(bag).write_bytes(data[:size])
+            with pytest.raises(BagError) as caught:
+                read(bag)
+            return str(caught.value).removeprefix(f"{bag}: not a readable bag: ")
+
+        run.data, run.starts = data, record_starts(data)
+        return run
+
+    def test_in_the_middle_of_a_record(self, cut):
+        chunk = next(at for at in cut.starts if cut.data[at] == 6)
+        end = cut.starts[cut.starts.index(chunk) + 1]
+        for size in (chunk + 9, end - 1):
+            assert cut(size) == (
+                f"bag.mcap is truncated or damaged: it ends at byte {size}, inside the Chunk record from byte {chunk} "
+                f"to byte {end}"
+            )
+
+    def test_between_two_records(self, cut):
+        chunk = next(at for at in cut.starts if cut.data[at] == 6)
+        end = cut.starts[cut.starts.index(chunk) + 1]
+        for size in (end, end + 8):
+            assert cut(size) == (
+                f"bag.mcap is truncated: it ends at byte {size}, after the Chunk record at byte {chunk}, "
+                "without its footer"
+            )
+
+    @pytest.mark.parametrize("missing", [1, 8])
+    def test_in_the_last_bytes(self, cut, missing):
+        assert "after the Footer record" in cut(len(cut.data) - missing)
+
+    def test_to_nothing(self, cut):
+        assert cut(0) == "bag.mcap is empty"
+
+    def test_a_piece_that_is_missing_in_the_middle(self, cut, tmp_path):
+        chunk = next(at for at in cut.starts if cut.data[at] == 6)
+        end = cut.starts[cut.starts.index(chunk) + 1]
+        path = tmp_path / "torn.mcap"
+        path.write_bytes(cut.data[: chunk + 100] + cut.data[chunk + 1100 :])
+        with pytest.raises(BagError, match=f"torn.mcap is .*damaged: .* byte {end}"):
+            read(path)
+
+
 @pytest.mark.parametrize("start", [0.2, 0.5])
 def test_a_chunk_that_lacks_a_piece(tmp_path, start):
     bag = Path(shutil.copytree(ARENA, tmp_path / "bag"))
