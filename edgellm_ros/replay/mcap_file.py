@@ -53,7 +53,7 @@ def _check_file(path: Path) -> str:
             end = at + HEADER.size + length
             if end > size:
                 return (
-                    f"is truncated or damaged: it ends at byte {size}, inside the {name} record from byte {at} "
-                    f"to byte {end}"
+                    f"is truncated or damaged: it ends at byte {size}, inside the {name} record "
+                    f"from byte {at} to byte {end}"
                 )
             at, last = end, f"{name} record at byte {at}"

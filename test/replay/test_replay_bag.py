@@ -117,8 +117,8 @@ class TestTruncatedMcap:
         end = cut.starts[cut.starts.index(chunk) + 1]
         for size in (chunk + 9, end - 1):
             assert cut(size) == (
-                f"bag.mcap is truncated or damaged: it ends at byte {size}, inside the Chunk record from byte {chunk} "
-                f"to byte {end}"
+                f"bag.mcap is truncated or damaged: it ends at byte {size}, inside the Chunk record "
+                f"from byte {chunk} to byte {end}"
             )
 
     def test_between_two_records(self, cut):
