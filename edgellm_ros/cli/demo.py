@@ -14,55 +14,62 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
     parser = subparsers.add_parser(
         "demo",
-        help="drive a robot through the arena over ROS 2 topics, and draw it",
-        description="Play episodes closed loop, with the arena (camera, odometry, command) and the edgellm "
-        "node as two ROS nodes. Draws one picture per episode, and keeps a spoken command as a WAV file "
-        "beside it. Exit code 1 if an episode does not finish.",
+        help="drive a robot through the arena over ROS 2 topics and draw its way",
+        description="Play episodes in closed loop; the arena (camera, odometry, command) and the edgellm "
+        "node are two ROS nodes. Writes a picture of each episode, and its spoken command as a WAV file. "
+        "Exit code 1 if an episode does not finish.",
     )
     parser.add_argument(
-        "--episodes", type=arguments.integer(1, 1000), default=1, metavar="N", help="default: %(default)s"
+        "--episodes",
+        type=arguments.integer(1, 1000),
+        default=1,
+        metavar="N",
+        help="number of episodes (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
         type=arguments.integer(0, 10**12),
         default=1,
         metavar="S",
-        help="which episodes (default: %(default)s)",
+        help="seed of the episodes (default: %(default)s)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("out/demo"),
         metavar="DIR",
-        help="for pictures and logs (default: %(default)s)",
+        help="folder for pictures and logs (default: %(default)s)",
     )
     parser.add_argument(
         "--engine",
         type=Path,
         default=Path("engines/arena"),
         metavar="DIR",
-        help="engine directory; exported when it is missing or outdated (default: %(default)s)",
+        help="engine directory, exported if missing or outdated (default: %(default)s)",
     )
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="default: the demo checkpoint of this package"
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="checkpoint to export (default: the demo's, models/arena of a clone)",
     )
     parser.add_argument(
         "--action-samples",
         type=arguments.integer(1, 16),
         default=1,
         metavar="N",
-        help="trajectories of each plan: one is driven, all are drawn (default: %(default)s)",
+        help="trajectories per plan: the first is driven, all are drawn (default: %(default)s)",
     )
     parser.add_argument(
         "--spoken",
         action="store_true",
-        help="speak to the robot instead of typing to it: voices in noisy rooms, on ~/audio",
+        help="give commands as speech in noisy rooms on ~/audio, instead of text on ~/command",
     )
     parser.add_argument(
         "--lora",
         default="",
         metavar="NAME",
-        help="LoRA adapter of the checkpoint that answers and drives (default: the base model)",
+        help="LoRA adapter of the checkpoint to use (default: the base model)",
     )
     arguments.add_device(parser)
     arguments.add_json(parser)
@@ -70,11 +77,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play the episodes and say how they went."""
+    """Play the episodes and report how they ended."""
     from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
     from edgellm_ros.ros.arena.demo import DemoError, DemoOptions, run_demo
     from edgellm_ros.ros.arena.display import Display
 
+    if args.checkpoint is None and not ARENA_CHECKPOINT.is_dir():
+        raise ValueError(
+            "name a checkpoint with --checkpoint: the demo's own is only in a clone of the repository"
+        )
     options = DemoOptions(
         episodes=args.episodes,
         seed=args.seed,

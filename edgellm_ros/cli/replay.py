@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm replay`: a recorded bag through the live node, and its outputs compared with earlier ones."""
+"""`edgellm replay`: play a bag into the live node and compare its outputs with those of an earlier replay."""
 
 from __future__ import annotations
 
@@ -13,78 +13,82 @@ from edgellm_ros.cli import arguments
 
 DEFAULT_ENGINE = Path("engines/arena")
 FAILED = 3  # exit code; 1: the outputs differ, 2: bad input
-STORAGES = ("mcap", "sqlite3")  # as in replay.recording, which `edgellm --help` does not import
+STORAGES = ("mcap", "sqlite3")  # as in replay.recording, whose import would slow `edgellm --help` down
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
     parser = subparsers.add_parser(
         "replay",
-        help="play a recorded bag into the node and compare what it answers",
+        help="play a recorded bag into the node and compare its outputs",
         description="Play a rosbag2 bag (sqlite3 or mcap) into the edgellm node, one message at a time, by "
-        "the bag's clock, write what the node answers to another bag, and compare that with an earlier one. "
-        "Exit code 0: done, and equal if compared; 1: they differ; 2: bad input; 3: the replay failed (the "
-        "node died, its outputs got lost, or with --attach it is not as the replay needs it).",
+        "the bag's clock, write its outputs to another bag, and compare them with those of an earlier "
+        "replay. Exit code 0: done, and equal if compared; 1: outputs differ; 2: bad input; 3: the replay "
+        "failed (the node died, outputs were lost, or the node of --attach has unsuitable parameters).",
     )
-    parser.add_argument("bag", type=Path, metavar="BAG", help="what the robot recorded")
+    parser.add_argument("bag", type=Path, metavar="BAG", help="bag to play")
     parser.add_argument("--out", type=Path, required=True, metavar="BAG", help="bag to write; must not exist")
-    parser.add_argument("--expect", type=Path, metavar="BAG", help="earlier output bag to compare with")
+    parser.add_argument(
+        "--expect", type=Path, metavar="BAG", help="output bag of an earlier replay to compare with"
+    )
     parser.add_argument(
         "--tolerance",
         type=arguments.number(0.0),
         default=1e-3,
         metavar="T",
-        help="how much numbers of actions and paths may differ, in their units (default: %(default)s)",
+        help="largest allowed difference of numbers in actions and paths, in their units "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--remap",
         action="append",
         default=[],
         metavar="FROM:=TO",
-        help="topic of the bag that is an input of the node, e.g. /camera/image_raw:=~/image; without it "
-        "/edgellm/image, /edgellm/odom, /edgellm/command and /edgellm/audio are played",
+        help="topic of the bag to use as an input of the node, e.g. /camera/image_raw:=~/image (default: "
+        "/edgellm/image, /edgellm/odom, /edgellm/command and /edgellm/audio)",
     )
     parser.add_argument(
-        "--no-odometry", action="store_true", help="the bag has none: take the robot to stand still"
+        "--no-odometry", action="store_true", help="play a bag without odometry: the robot stands still"
     )
     parser.add_argument(
         "--engine",
         type=Path,
         metavar="DIR",
-        help=f"engine directory (default: {DEFAULT_ENGINE}, exported when it is missing or outdated)",
+        help=f"engine directory (default: {DEFAULT_ENGINE}, exported if missing or outdated)",
     )
-    parser.add_argument("--params", type=Path, metavar="FILE", help="YAML file of the node's parameters")
+    parser.add_argument("--params", type=Path, metavar="FILE", help="YAML file with parameters of the node")
     parser.add_argument(
         "--noise-seed",
         type=arguments.integer(0, 2**63 - 1),
         metavar="N",
-        help="action noise (default: the node's parameter)",
+        help="seed of the action noise (default: the node's parameter)",
     )
     parser.add_argument(
         "--lora",
         default="",
         metavar="NAME[=DIR]",
-        help="LoRA adapter that answers: one that the node loads anyway, a PEFT directory, or base for the "
-        "base model (default: as in the node's parameters)",
+        help="LoRA adapter to use: the name of one that the node loads, NAME=DIR for a PEFT directory, or "
+        "base for the base model (default: the node's parameter)",
     )
     parser.add_argument(
-        "--storage", choices=STORAGES, default=STORAGES[0], help="of the output bag (default: %(default)s)"
+        "--storage",
+        choices=STORAGES,
+        default=STORAGES[0],
+        help="storage format of the output bag (default: %(default)s)",
     )
     parser.add_argument(
         "--attach",
         action="store_true",
-        help="play into the node that runs already, as launch/replay.launch.py starts it",
+        help="play into a node that is already running, as launch/replay.launch.py starts it",
     )
-    parser.add_argument(
-        "--overlay", action="store_true", help="record ~/overlay too, to look at; it is not compared"
-    )
+    parser.add_argument("--overlay", action="store_true", help="record ~/overlay too; it is not compared")
     arguments.add_device(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, and say what came out and how it compares."""
+    """Replay the bag; report the outputs and the comparison."""
     from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
     from edgellm_ros.replay.inputs import parse_remappings
     from edgellm_ros.ros.replay.replay import ReplayError, ReplayOptions, attach_replay, run_replay
@@ -94,6 +98,11 @@ def run(args: argparse.Namespace) -> int:
 
     remappings = parse_remappings(args.remap)
     if args.engine is None:
+        if not ARENA_CHECKPOINT.is_dir():
+            raise ValueError(
+                "name an engine directory with --engine: the default engine is exported from the demo's "
+                "checkpoint, which is only in a clone of the repository"
+            )
         export_if_needed(
             ARENA_CHECKPOINT, DEFAULT_ENGINE, lambda: status(f"exporting to {DEFAULT_ENGINE} ...")
         )

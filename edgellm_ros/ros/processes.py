@@ -109,6 +109,25 @@ def ros_arguments(parameters: Mapping[str, str | int | float | bool]) -> list[st
     return arguments
 
 
+def split_ros_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the command's own arguments and those for rclpy (`--ros-args ... [--]`).
+
+    rcl also takes `FROM:=TO` outside of `--ros-args` for a remapping rule, with a warning that this is
+    deprecated. The second list is safe to give to `rclpy.init`.
+    """
+    own: list[str] = []
+    ros: list[str] = []
+    current = own
+    for argument in arguments:
+        if argument == "--ros-args":
+            current = ros
+        if current is ros and argument == "--":
+            current = own
+        else:
+            current.append(argument)
+    return own, ros
+
+
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """SIGTERM takes the same way out as Ctrl-C."""

@@ -86,6 +86,19 @@ def test_an_engine_that_is_not_there(assert_refused, tmp_path):
     assert_refused("not an engine directory", ARENA, "--engine", tmp_path / "e")
 
 
+@pytest.mark.parametrize("command, option", [(("replay", ARENA), "--engine"), (("demo",), "--checkpoint")])
+def test_outside_of_a_clone_the_error_asks_for_an_engine(edgellm, tmp_path, monkeypatch, command, option):
+    from edgellm_ros.builder import export_cache
+
+    monkeypatch.setattr(export_cache, "ARENA_CHECKPOINT", tmp_path / "site-packages" / "models" / "arena")
+    monkeypatch.chdir(tmp_path)
+    run = edgellm(*command, "--out", tmp_path / "out")
+    assert run.code == 2
+    assert len(run.err.splitlines()) == 1, run.err
+    assert f"with {option}: " in run.err
+    assert "site-packages" not in run.err
+
+
 @pytest.mark.parametrize(
     "content, words",
     [

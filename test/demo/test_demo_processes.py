@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from edgellm_ros.ros.processes import Child, own_domain, ros_environment
+from edgellm_ros.ros.processes import Child, own_domain, ros_environment, split_ros_arguments
 
 SLEEP = ["-c", "import time; print('awake', flush=True); time.sleep(60)"]
 
@@ -88,3 +88,17 @@ def test_a_child_ends_on_stop_also_where_its_parent_ignores_ctrl_c(tmp_path):
     assert wait_until(lambda: "awake" in child.log_tail())
     child.stop()
     assert "KeyboardInterrupt" in child.log_tail()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "ros"),
+    [
+        ([], [], []),
+        (["bag", "--remap", "/a:=~/b"], ["bag", "--remap", "/a:=~/b"], []),
+        (["bag", "--ros-args", "-r", "/a:=/b"], ["bag"], ["--ros-args", "-r", "/a:=/b"]),
+        (["--ros-args", "-p", "x:=1", "--", "bag"], ["bag"], ["--ros-args", "-p", "x:=1"]),
+        (["a", "--ros-args", "b", "--", "c", "--ros-args"], ["a", "c"], ["--ros-args", "b", "--ros-args"]),
+    ],
+)
+def test_ros_arguments_are_split_from_a_commands_own(arguments, own, ros):
+    assert split_ros_arguments(arguments) == (own, ros)

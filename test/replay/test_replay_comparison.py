@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import pytest
-from made_bags import ARENA, serialized
+from made_bags import ARENA, EXPECTED, serialized
 from made_outputs import NOTHING, STAMP, answer, chunk, frame, path, record, utterance
 from rosbags.typesys import Stores, get_typestore
 
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.replay import recording
 from edgellm_ros.replay.bag import BagError
 from edgellm_ros.replay.comparison import Comparison, compare, read_output_bag
@@ -34,6 +35,12 @@ def compared(tmp_path):
 def first(comparison: Comparison) -> tuple:
     found = comparison.first
     return found.topic, found.stamp, found.field, found.expected, found.got
+
+
+def test_the_shipped_outputs_are_those_of_the_engine_that_export_makes(arena_engine):
+    """If not, `make expected` records them again."""
+    fresh = {entry.path: entry.sha256 for entry in EngineConfig.load(arena_engine).files}
+    assert read_output_bag(EXPECTED).engine == fresh
 
 
 def test_equal_bags_are_equal_in_either_storage(compared):

@@ -227,7 +227,8 @@ def _play_to(node: Child, replay: Replay, domain: int, status: Callable[[str], N
     with ExitStack() as stack:
         stack.enter_context(_local_discovery())
         context = rclpy.Context()
-        rclpy.init(context=context, domain_id=domain)
+        # No arguments: of the command's own, rcl would take `--remap FROM:=TO` for a rule of its own.
+        rclpy.init(args=[], context=context, domain_id=domain)
         stack.callback(rclpy.try_shutdown, context=context)
         link = ReplayLink(replay.inputs.types, replay.options.overlay, context, check_alive)
         stack.callback(link.destroy_node)
@@ -252,7 +253,7 @@ def attach_replay(options: ReplayOptions, status: Callable[[str], None]) -> Repl
     with ExitStack() as stack:
         replay = stack.enter_context(Replay(options))
         if not rclpy.ok():
-            rclpy.init()
+            rclpy.init(args=[])
             stack.callback(rclpy.try_shutdown)
         link = ReplayLink(replay.inputs.types, options.overlay)
         stack.callback(link.destroy_node)
