@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/diagnostics: how the node is, once a second, in the form that rqt and aggregators read."""
+"""/diagnostics: the state of the node once a second, in the form that rqt and aggregators read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from builtin_interfaces.msg import Time
@@ -30,7 +31,7 @@ INPUT_VALUES = (
 
 
 def engine_status(state: str, problem: str, parameters: Parameters) -> DiagnosticStatus:
-    """The lifecycle state, the engines, and memory. `problem` is why they are not loaded."""
+    """Report the lifecycle state, the engines and memory; `problem`: why the engines are not loaded."""
     values = {
         "state": state,
         "engine_dir": parameters.engine_dir,
@@ -49,7 +50,7 @@ def input_status(
     active: bool,
     needs_odometry: bool,
 ) -> DiagnosticStatus:
-    """Rates, ages and drops of what the node listens to. `values` are `metrics.values()`."""
+    """Report rates, ages and losses of the inputs. `values`: `metrics.values()`."""
     problems = []
     if active:
         if odometry.problem:
@@ -67,7 +68,7 @@ def input_status(
 
 
 def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int) -> DiagnosticStatus:
-    """How plans ended, how long they took, and what was last wrong with one."""
+    """Report how plans ended, how long they took, and the latest error."""
     problems = [(WARN, metrics.problem)] if metrics.problem else []
     shown: dict[str, object] = {name: value for name, value in values.items() if name not in INPUT_VALUES}
     shown["goals_waiting"] = waiting
@@ -75,14 +76,14 @@ def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int)
 
 
 def make_array(stamp: Time, statuses: list[DiagnosticStatus]) -> DiagnosticArray:
-    """All of the node's statuses."""
+    """Put all statuses of the node into one message."""
     array = DiagnosticArray(status=statuses)
     array.header.stamp = stamp
     return array
 
 
 def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, object]) -> DiagnosticStatus:
-    """One status: the level of its worst problem, all of them as text, the values beside it."""
+    """Make one status with the level of its worst problem, all problems as text, and the values."""
     level = max((level for level, _ in problems), default=DiagnosticStatus.OK)
     message = "; ".join(text for _, text in problems) or "ok"
     pairs = [KeyValue(key=key, value=_format(value)) for key, value in values.items()]
@@ -90,4 +91,10 @@ def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, obj
 
 
 def _format(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """Format a value: counts and bytes whole, other numbers to the microsecond.
+
+    Simulated clocks and sizes of memory have more digits than the six that `:g` leaves.
+    """
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    return str(int(value)) if value.is_integer() else f"{value:.6f}".rstrip("0")
