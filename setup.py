@@ -24,13 +24,14 @@ setup(
     # then finds the generated interfaces beside the clone's code.
     package_dir={"": "."},
     package_data={"edgellm_ros.kernels.cuda": ["*.cu", "*.cuh"]},
+    # NumPy, OpenCV and Pillow: at least those of Ubuntu 24.04, with which the tests pass.
     install_requires=[
         "jinja2>=3.1",
-        "numpy>=2.0",
+        "numpy>=1.26.4",
         "onnx-ir>=1.0",
         "onnxruntime>=1.23",
-        "opencv-python-headless>=4.10",
-        "pillow>=11.0",
+        "opencv-python-headless>=4.6",
+        "pillow>=10.2",
         "rosbags>=0.11.9",
         "ml_dtypes>=0.5",
         "safetensors>=0.5",

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -156,3 +158,25 @@ def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
         assert "edgellm = edgellm_ros.cli:main" in archive.read(entry_points).decode()
         (metadata,) = (name for name in names if name.endswith("METADATA"))
         assert "rclpy" not in archive.read(metadata).decode()
+
+
+def test_package_xml_names_every_ros_package_that_is_imported():
+    declared = {
+        element.text
+        for element in ElementTree.parse(ROOT / "package.xml").getroot()
+        if element.tag in ("depend", "exec_depend")
+    }
+    files = [*(PACKAGE / "ros").rglob("*.py"), *(ROOT / "launch").glob("*.py"), *(ROOT / "scripts").iterdir()]
+    roots = {name.split(".")[0] for path in files for name in imported(path)}
+    assert roots & (ROS_MODULES | {"launch", "launch_ros"}) <= declared
+
+
+def test_pip_may_keep_the_numpy_opencv_and_pillow_of_ubuntu_24_04():
+    ranges = dict(re.findall(r'"([a-z-]+)>=([0-9.]+)', (ROOT / "setup.py").read_text()))
+    ubuntu = {"numpy": "1.26.4", "opencv-python-headless": "4.6.0", "pillow": "10.2.0"}
+    for name, version in ubuntu.items():
+        assert numbers(ranges[name]) <= numbers(version), name
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]

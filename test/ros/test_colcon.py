@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`colcon build` in a workspace that holds a clone, as people do who have ROS installed."""
+"""`colcon build` and `colcon test` in a workspace that holds a clone, as on a robot with ROS installed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,18 +18,41 @@ ROOT = Path(__file__).parents[2]
 PREFIX = Path(sys.prefix)
 
 
+@dataclass(frozen=True)
+class Workspace:
+    """A colcon workspace with a link to the clone."""
+
+    root: Path
+    environment: dict[str, str]
+
+    @property
+    def install(self) -> Path:
+        """Where the package is installed."""
+        return self.root / "install"
+
+    def colcon(self, *arguments: str) -> subprocess.CompletedProcess:
+        """Run colcon in the workspace."""
+        return subprocess.run(
+            ["colcon", *arguments],
+            cwd=self.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+
 @pytest.fixture(scope="module")
-def install(tmp_path_factory) -> Path:
-    """The install folder of a workspace that was built."""
-    workspace = tmp_path_factory.mktemp("workspace")
-    (workspace / "src").mkdir()
-    (workspace / "src" / "edgellm_ros").symlink_to(ROOT)
-    home = workspace / "colcon"
+def workspace(tmp_path_factory) -> Workspace:
+    """A workspace that was built."""
+    root = tmp_path_factory.mktemp("workspace")
+    (root / "src").mkdir()
+    (root / "src" / "edgellm_ros").symlink_to(ROOT)
+    home = root / "colcon"
     home.mkdir()
     arguments = [
         f"-DCMAKE_PROJECT_INCLUDE={ROOT / 'tools' / 'wheels_fix.cmake'}",
         f"-DPython3_EXECUTABLE={PREFIX / 'bin' / 'python3'}",
-        "-DBUILD_TESTING=OFF",
     ]
     (home / "defaults.yaml").write_text(f"build:\n  cmake-args: {arguments}\n")
     environment = {
@@ -37,11 +62,15 @@ def install(tmp_path_factory) -> Path:
         "CMAKE_PREFIX_PATH": str(PREFIX),
         "COLCON_HOME": str(home),
     }
-    done = subprocess.run(
-        ["colcon", "build"], cwd=workspace, env=environment, capture_output=True, text=True, timeout=300
-    )
+    workspace = Workspace(root, environment)
+    done = workspace.colcon("build")
     assert done.returncode == 0, done.stdout + done.stderr
-    return workspace / "install"
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def install(workspace) -> Path:
+    return workspace.install
 
 
 def in_workspace(install: Path, command: str) -> subprocess.CompletedProcess:
@@ -85,3 +114,19 @@ def test_launch_and_parameter_files_are_installed(install):
         assert sorted(os.listdir(share / folder)) == sorted(
             name for name in os.listdir(ROOT / folder) if not name.startswith("__")
         )
+
+
+def test_colcon_test_tests_the_installed_package(workspace):
+    done = workspace.colcon("test", "--return-code-on-test-failure", "--event-handlers", "console_direct+")
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = sorted((workspace.root / "build" / "edgellm_ros" / "test_results").rglob("*.xunit.xml"))
+    counts = {path.name.removesuffix(".xunit.xml"): tests_run(path) for path in results}
+    assert {"interfaces", "launch", "parameters", "worker"} <= counts.keys()
+    assert all(counts.values()), counts
+    assert sum(counts.values()) > 200
+
+
+def tests_run(path: Path) -> int:
+    """Tests in a result file that were executed."""
+    (suite,) = ElementTree.parse(path).getroot().iter("testsuite")
+    return int(suite.get("tests")) - int(suite.get("skipped"))

@@ -20,6 +20,7 @@ from edgellm_ros.ros.node.metrics import NodeMetrics
         (0.012345678, "0.012346"),  # a latency, to the microsecond
         (29.97, "29.97"),  # a rate
         (0.0, "0"),
+        (1e-9, "0"),
         (math.inf, "inf"),  # the age of what never came
     ],
 )

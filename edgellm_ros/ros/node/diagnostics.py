@@ -97,4 +97,4 @@ def _format(value: object) -> str:
     """
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
-    return str(int(value)) if value.is_integer() else f"{value:.6f}".rstrip("0")
+    return str(int(value)) if value.is_integer() else f"{value:.6f}".rstrip("0").rstrip(".")
