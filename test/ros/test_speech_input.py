@@ -19,9 +19,9 @@ from edgellm_ros.multimodal.pcm import PcmFormat
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.speech_input import Hearing, audio_type
-from edgellm_ros.ros.stamps import to_nanoseconds, to_time
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
