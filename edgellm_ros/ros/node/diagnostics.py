@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/diagnostics: the state of the node once a second, in the form that rqt and aggregators read."""
+"""The statuses on /diagnostics, published once a second for rqt and diagnostic aggregators."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from edgellm_ros.ros.node.metrics import NodeMetrics, resident_memory
-from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.parameters import Parameters
-from edgellm_ros.ros.node.speech_input import Hearing
+from edgellm_ros.ros.node.parts import Parts
 
 WARN, FAULT = DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 INPUT_VALUES = (
@@ -31,7 +30,7 @@ INPUT_VALUES = (
 
 
 def engine_status(state: str, problem: str, parameters: Parameters) -> DiagnosticStatus:
-    """Report the lifecycle state, the engines and memory; `problem`: why the engines are not loaded."""
+    """Report lifecycle state, engines and memory. `problem` says why the engines are not loaded."""
     values = {
         "state": state,
         "engine_dir": parameters.engine_dir,
@@ -41,26 +40,19 @@ def engine_status(state: str, problem: str, parameters: Parameters) -> Diagnosti
     return _make("engine", [(WARN, problem)] if problem else [], values)
 
 
-def input_status(
-    metrics: NodeMetrics,
-    values: Mapping[str, float],
-    odometry: OdometryBuffer,
-    hearing: Hearing,
-    parameters: Parameters,
-    active: bool,
-    needs_odometry: bool,
-) -> DiagnosticStatus:
-    """Report rates, ages and losses of the inputs. `values`: `metrics.values()`."""
+def input_status(parts: Parts, values: Mapping[str, float], parameters: Parameters) -> DiagnosticStatus:
+    """Report rates, ages and losses of the input topics. `values` are `parts.metrics.values()`."""
+    metrics, odometry = parts.metrics, parts.odometry
     problems = []
-    if active:
+    if parts.active:
         if odometry.problem:
             problems.append((FAULT, odometry.problem))
         if metrics.frames.age > parameters.max_input_age:
             problems.append((WARN, f"no camera frame for {metrics.frames.age:.1f} s"))
-        if needs_odometry and odometry.newest_stamp is None:
+        if parts.runtime.config.action is not None and odometry.newest_stamp is None:
             problems.append((WARN, "no odometry: the robot is taken to stand still"))
-        if hearing.problem:
-            problems.append((WARN, f"~/audio: {hearing.problem}"))
+        if parts.speech.problem:
+            problems.append((WARN, f"~/audio: {parts.speech.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
     shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
     shown["audio_age"] = metrics.sound.age
@@ -68,7 +60,7 @@ def input_status(
 
 
 def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int) -> DiagnosticStatus:
-    """Report how plans ended, how long they took, and the latest error."""
+    """Report how plans ended, how long they took, and the latest problem."""
     problems = [(WARN, metrics.problem)] if metrics.problem else []
     shown: dict[str, object] = {name: value for name, value in values.items() if name not in INPUT_VALUES}
     shown["goals_waiting"] = waiting
@@ -76,14 +68,14 @@ def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int)
 
 
 def make_array(stamp: Time, statuses: list[DiagnosticStatus]) -> DiagnosticArray:
-    """Put all statuses of the node into one message."""
+    """Make the message of all statuses of the node."""
     array = DiagnosticArray(status=statuses)
     array.header.stamp = stamp
     return array
 
 
 def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, object]) -> DiagnosticStatus:
-    """Make one status with the level of its worst problem, all problems as text, and the values."""
+    """Make one status with the level of the worst problem and the texts of all."""
     level = max((level for level, _ in problems), default=DiagnosticStatus.OK)
     message = "; ".join(text for _, text in problems) or "ok"
     pairs = [KeyValue(key=key, value=_format(value)) for key, value in values.items()]

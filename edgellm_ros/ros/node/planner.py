@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One plan, from messages to messages: frame, odometry and words in; words, action chunks and paths out.
+"""Makes one plan: frame, odometry and command in; text, action chunks and paths out, all as messages.
 
-Runs on the planning thread. It blocks there, and nothing else does.
+Runs on the planning thread, the only thread that blocks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy as np
 from nav_msgs.msg import Path
-from rclpy.clock import Clock
+from rclpy.node import Node
 from std_msgs.msg import Header
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.images import decode_image
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import to_action_chunks, to_generation, to_path
 from edgellm_ros.ros.node.odometry import OdometryBuffer
-from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, STALE_INPUT, Job, Outcome
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, SamplingParams
@@ -74,26 +75,23 @@ class Plan:
 
 
 class Planner:
-    """Does jobs whose request is a `PlanRequest` or a `SystemPrompt`.
-
-    `parameters` is replaced by the node when they change.
-    """
+    """Runs jobs whose request is a `PlanRequest` or a `SystemPrompt`."""
 
     def __init__(
         self,
+        node: Node,
+        parameters: LiveParameters,
         runtime: LLMInferenceRuntime,
         odometry: OdometryBuffer,
-        parameters: Parameters,
-        clock: Clock,
-        newest_frame: Callable[[], Any],
-        log_error: Callable[[str], Any],
+        trigger: CommandTrigger,
     ) -> None:
-        self.parameters = parameters
+        """Plan with `runtime`. `trigger` has the newest camera frame."""
+        self._parameters = parameters
         self._runtime = runtime
         self._odometry = odometry
-        self._clock = clock
-        self._newest_frame = newest_frame
-        self._log_error = log_error
+        self._trigger = trigger
+        self._clock = node.get_clock()
+        self._logger = node.get_logger()
 
     def plan(self, job: Job) -> Outcome:
         """Plan one job. Whatever goes wrong is in the outcome."""
@@ -104,7 +102,7 @@ class Planner:
         except (ValueError, EngineError) as error:
             return Outcome(ERROR, str(error))
         except Exception as error:
-            self._log_error(traceback.format_exc())
+            self._logger.error(traceback.format_exc())
             return Outcome(ERROR, f"internal error, see the node's log: {type(error).__name__}: {error}")
 
     def _plan(self, job: Job) -> Outcome:
@@ -153,13 +151,13 @@ class Planner:
         """The camera messages to plan on, none of them too old."""
         frames = request.frames
         if frames is None:
-            newest = self._newest_frame()
+            newest = self._trigger.frame
             if newest is None and self._runtime.config.vision is not None:
                 raise StaleInputError(
                     "the request brings no image and no camera frame has arrived on ~/image"
                 )
             frames = () if newest is None else (newest,)
-        limit = self.parameters.max_input_age
+        limit = self._parameters.current.max_input_age
         for frame in frames:
             age = self._clock.now().nanoseconds * 1e-9 - _seconds(frame.header)
             if _seconds(frame.header) and age > limit:
@@ -182,11 +180,11 @@ class Planner:
         points, dt = action.trajectory_history.num_points, action.trajectory_history.dt
         stamp = _seconds(header)
         if has_frame and stamp:
-            self._odometry.wait_until(stamp, self.parameters.odom_wait)
+            self._odometry.wait_until(stamp, self._parameters.current.odom_wait)
         else:  # nothing to align with: where the robot is now
             stamp = self._odometry.newest_stamp or 0.0
         try:
-            return self._odometry.state_at(stamp, points, dt, self.parameters.max_input_age)
+            return self._odometry.state_at(stamp, points, dt, self._parameters.current.max_input_age)
         except TimeoutError as error:
             raise StaleInputError(str(error)) from None
 
@@ -201,7 +199,7 @@ class Planner:
         action = self._runtime.config.action
         if action is None or response.actions is None or response.paths is None:
             return Plan(generation, [], [], None, frame)
-        base = Header(stamp=header.stamp, frame_id=self.parameters.frame_id)
+        base = Header(stamp=header.stamp, frame_id=self._parameters.current.frame_id)
         chunks = to_action_chunks(response, action.action_space, base, request.request_id)
         paths = [to_path(states, action.action_space.dt, base) for states in response.paths]
         return Plan(generation, chunks, paths, response.paths, frame)

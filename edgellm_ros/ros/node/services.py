@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's services. Each answers at once; only ~/save_system_prompt takes its turn with the plans."""
+"""Services of the node. All answer at once except ~/save_system_prompt, which waits in the plan queue."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.lifecycle import LifecycleNode
 from rclpy.task import Future
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics, runtime_values
 from edgellm_ros.ros.node.parameters import MAX_INT64
 from edgellm_ros.ros.node.planner import SystemPrompt
@@ -19,25 +18,22 @@ from edgellm_ros.srv import GetMetrics, ListLoras, SaveSystemPrompt, SetNoiseSee
 
 
 class Services:
-    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics.
-
-    `timeout_s()`: how long a system prompt may take, from the call on.
-    """
+    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics."""
 
     def __init__(
         self,
         node: LifecycleNode,
+        parameters: LiveParameters,
         runtime: LLMInferenceRuntime,
-        metrics: NodeMetrics,
         worker: PlanWorker,
-        timeout_s: Callable[[], float],
+        metrics: NodeMetrics,
     ) -> None:
         self._node = node
+        self._parameters = parameters
         self._runtime = runtime
-        self._metrics = metrics
         self._worker = worker
-        self._timeout_s = timeout_s
-        # Of its own, because a callback that awaits keeps the others of its group from being called.
+        self._metrics = metrics
+        # A group of its own: a callback that awaits blocks the other callbacks of its group.
         waiting = ReentrantCallbackGroup()
         self._unanswered = 0  # calls of ~/save_system_prompt that wait
         self._all_answered = Future()
@@ -52,7 +48,7 @@ class Services:
         ]
 
     def destroy(self) -> None:
-        """Take the services down, after the worker was closed. Calls that wait get their answers first."""
+        """Remove the services, after the worker was closed. Calls that wait are answered first."""
         for service in self._services:
             self._node.destroy_service(service)
         if self._unanswered and self._node.executor is not None:
@@ -108,7 +104,7 @@ class Services:
                 self._node.executor.wake()
 
         system_prompt = SystemPrompt(request.system_prompt, request.lora)
-        self._worker.submit_goal(Job(system_prompt, self._timeout_s(), on_done))
+        self._worker.submit_goal(Job(system_prompt, self._parameters.current.plan_timeout, on_done))
         self._unanswered += 1
         outcome = await future
         self._unanswered -= 1
