@@ -11,10 +11,12 @@ from builtin_interfaces.msg import Time
 from rclpy.executors import Executor
 
 NANOSECONDS = 1_000_000_000
+MIN_TIME, MAX_TIME = -(2**31) * NANOSECONDS, 2**31 * NANOSECONDS - 1
 
 
 def to_time(stamp: int) -> Time:
-    """Convert nanoseconds to a ROS time."""
+    """Convert nanoseconds to a ROS time; beyond what it can hold, the nearest one (its seconds are int32)."""
+    stamp = min(max(stamp, MIN_TIME), MAX_TIME)
     return Time(sec=stamp // NANOSECONDS, nanosec=stamp % NANOSECONDS)
 
 

@@ -132,7 +132,13 @@ class RobotPeer:
         self._image.publish(message)
 
     def odometry(
-        self, x: float = 0.0, y: float = 0.0, heading: float = 0.0, speed: float = 0.0, stamp: Any = None
+        self,
+        x: float = 0.0,
+        y: float = 0.0,
+        heading: float = 0.0,
+        speed: float = 0.0,
+        stamp: Any = None,
+        orientation_w: float | None = None,
     ) -> None:
         """Publish where the robot is."""
         message = Odometry()
@@ -140,7 +146,7 @@ class RobotPeer:
         message.header.frame_id = "odom"
         message.pose.pose.position.x, message.pose.pose.position.y = float(x), float(y)
         message.pose.pose.orientation.z = math.sin(heading / 2)
-        message.pose.pose.orientation.w = math.cos(heading / 2)
+        message.pose.pose.orientation.w = math.cos(heading / 2) if orientation_w is None else orientation_w
         message.twist.twist.linear.x = float(speed)
         self._odom.publish(message)
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.node.input_time import Frame
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class CommandTrigger:
 
     def __init__(self, plan_on: str) -> None:
         self.plan_on = plan_on
-        self.frame: Any = None
+        self.frame: Frame | None = None
         self._command = NOTHING
 
     def is_new(self, command: Command) -> bool:
         """Whether the command changes anything; with "image", repeating the current one does not."""
         return self.plan_on == "command" or command != self._command
 
-    def on_command(self, command: Command) -> tuple[Command, Any] | None:
+    def on_command(self, command: Command) -> tuple[Command, Frame] | None:
         """Store a command (empty = none from now on), and return the pair to plan now, if any."""
         self._command = command
         return self._pair() if self.frame is not None else None
 
-    def on_frame(self, frame: Any) -> tuple[Command, Any] | None:
+    def on_frame(self, frame: Frame) -> tuple[Command, Frame] | None:
         """Store a frame, and return the pair to plan now, if any."""
         self.frame = frame
         return self._pair()
@@ -65,7 +65,7 @@ class CommandTrigger:
         """Drop command and frame."""
         self._command, self.frame = NOTHING, None
 
-    def _pair(self) -> tuple[Command, Any] | None:
+    def _pair(self) -> tuple[Command, Frame] | None:
         command = self._command
         if not command:
             return None

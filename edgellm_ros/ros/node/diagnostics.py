@@ -19,6 +19,7 @@ INPUT_VALUES = (
     "odometry_rate",
     "audio_rate",
     "frames_received",
+    "frames_refused",
     "frames_dropped",
     "odometry_refused",
     "audio_refused",
@@ -47,10 +48,15 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
     if parts.active:
         if odometry.problem:
             problems.append((FAULT, odometry.problem))
+        if parts.inputs.image_problem:
+            problems.append((WARN, parts.inputs.image_problem))
         if metrics.frames.age > parameters.max_input_age:
-            problems.append((WARN, f"no camera frame for {metrics.frames.age:.1f} s"))
-        if parts.runtime.config.action is not None and odometry.newest_stamp is None:
-            problems.append((WARN, "no odometry: the robot is taken to stand still"))
+            problems.append((WARN, f"no camera frame {_since(metrics.frames.age)}"))
+        if parts.runtime.config.action is not None:
+            if odometry.newest_stamp is None:
+                problems.append((WARN, "no odometry: the robot is assumed to stand still"))
+            elif metrics.odometry.age > parameters.max_input_age:
+                problems.append((WARN, f"no odometry {_since(metrics.odometry.age)}"))
         if parts.speech.problem:
             problems.append((WARN, f"~/audio: {parts.speech.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
@@ -72,6 +78,10 @@ def make_array(stamp: Time, statuses: list[DiagnosticStatus]) -> DiagnosticArray
     array = DiagnosticArray(status=statuses)
     array.header.stamp = stamp
     return array
+
+
+def _since(age_s: float) -> str:
+    return f"for {age_s:.1f} s" if math.isfinite(age_s) else "so far"
 
 
 def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, object]) -> DiagnosticStatus:

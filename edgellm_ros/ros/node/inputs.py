@@ -12,9 +12,10 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
+from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_not_future
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
 from edgellm_ros.ros.node.worker import PlanWorker
@@ -46,6 +47,7 @@ class Inputs:
         self._jobs = jobs
         self._speech = speech
         self._metrics = metrics
+        self._image_problem = RecentProblem()
         self._subscriptions: list[Any] = []
 
     def open(self) -> None:
@@ -69,6 +71,11 @@ class Inputs:
         """Number of topics with a publisher."""
         return sum(subscription.get_publisher_count() > 0 for subscription in self._subscriptions)
 
+    @property
+    def image_problem(self) -> str:
+        """Why the latest frame was refused; empty after a few seconds without one."""
+        return self._image_problem.text
+
     def close(self) -> None:
         """Unsubscribe, and drop all input: it would be stale after a pause."""
         for subscription in self._subscriptions:
@@ -77,28 +84,42 @@ class Inputs:
         self._trigger.clear()
         self._odometry.clear()
         self._speech.clear()
+        self._image_problem.clear()
 
     def _on_image(self, message: Image | CompressedImage) -> None:
-        self._metrics.frames.tick()
         self._metrics.count("frames_received")
+        frame = Frame(message, arrival=self._node.get_clock().now().nanoseconds)
+        try:
+            tolerance_s = self._parameters.current.future_stamp_tolerance
+            check_not_future("the camera frame", frame.time, frame.arrival, tolerance_s)
+        except StaleInputError as error:
+            self._metrics.count("frames_refused")
+            self._image_problem.set(f"~/image: {error}")
+            self._node.get_logger().error(f"~/image: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            return
+        self._metrics.frames.tick()
         commands = self._speech.on_stamp(message.header)
         if commands:  # utterances that this frame ends are planned with it
-            self._trigger.frame = message
+            self._trigger.frame = frame
             self._obey(commands)
             return
         self._trigger.plan_on = self._parameters.current.plan_on
-        pair = self._trigger.on_frame(message)
+        pair = self._trigger.on_frame(frame)
         if pair is not None and self._worker.submit_topic(self._jobs.from_command(*pair), preempt=False):
             self._metrics.count("frames_dropped")
 
     def _on_odometry(self, message: Odometry) -> None:
-        self._metrics.odometry.tick()
         self._metrics.count("odometry_received")
+        was_good = not self._odometry.problem
+        arrival = self._node.get_clock().now().nanoseconds
         try:
-            self._odometry.add(message)
+            self._odometry.add(message, arrival, self._parameters.current.future_stamp_tolerance)
         except ValueError as error:
             self._metrics.count("odometry_refused")
-            self._node.get_logger().error(f"~/odom: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            if was_good:  # once, not for every message until a good one comes
+                self._node.get_logger().error(f"~/odom: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            return
+        self._metrics.odometry.tick()
 
     def _on_command(self, message: String) -> None:
         self._metrics.count("commands_received")

@@ -7,12 +7,12 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from rclpy.node import Node
 
 from edgellm_ros.action import Plan as PlanAction
 from edgellm_ros.ros.node.command_trigger import Command
+from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import (
     sampling_from_goal,
@@ -49,7 +49,7 @@ class JobFactory:
         self._logger = node.get_logger()
         self._numbers: Counter[str] = Counter()
 
-    def from_command(self, command: Command, frame: Any) -> Job:
+    def from_command(self, command: Command, frame: Frame) -> Job:
         """Make the job of a typed or spoken command and one camera frame."""
         parameters, sound = self._parameters.current, command.sound
         kind = "command" if sound is None else "utterance"
@@ -89,7 +89,7 @@ class JobFactory:
             request_id=goal_id,
             prompt=goal.prompt,
             system_prompt=goal.system_prompt or parameters.system_prompt,
-            frames=tuple(goal.images) or None,
+            frames=tuple(Frame(image) for image in goal.images) or None,
             sound=(lambda: sound_from_messages(goal.audio)) if goal.audio else None,
             lora=goal.lora,
             sampling=lambda: sampling_from_goal(goal, parameters),

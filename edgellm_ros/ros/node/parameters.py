@@ -100,6 +100,13 @@ SPECS: dict[str, Spec] = {
     "max_input_age": Spec(
         1.0, "Maximum age of camera frames and odometry in seconds; older input is refused.", 0.01, 3600.0
     ),
+    "future_stamp_tolerance": Spec(
+        0.5,
+        "Maximum time in seconds that a camera frame or odometry may be stamped ahead of the node's clock; "
+        "input stamped further in the future is refused.",
+        0.0,
+        3600.0,
+    ),
     "odom_wait": Spec(
         0.05,
         "Maximum time in seconds that a plan waits for odometry as new as its camera frame.",
@@ -185,6 +192,7 @@ class Parameters:
     queue_size: int
     plan_timeout: float
     max_input_age: float
+    future_stamp_tolerance: float
     odom_wait: float
     prefix_cache_mb: int
     prefix_cache_file: str

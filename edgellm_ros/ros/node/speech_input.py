@@ -6,7 +6,6 @@ Utterances depend on the messages and their stamps alone; the clock only decides
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rclpy.node import Node
@@ -20,11 +19,10 @@ from edgellm_ros.ros.messaging import to_nanoseconds
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import to_audio_chunk
-from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
 from edgellm_ros.ros.node.outputs import Outputs
 
 LOG_THROTTLE_S = 1.0
-PROBLEM_S = 5.0  # how long /diagnostics shows a problem; one bad message among good ones is short
 
 
 def audio_type(transport: str) -> type:
@@ -58,12 +56,12 @@ class SpeechInput:
         self._metrics = metrics
         self._clock = node.get_clock()
         self._logger = node.get_logger()
-        self._problem, self._problem_until = "", 0.0
+        self._problem = RecentProblem()
 
     @property
     def problem(self) -> str:
         """The latest problem with the sound; empty after a few seconds without one."""
-        return self._problem if time.monotonic() < self._problem_until else ""
+        return self._problem.text
 
     @property
     def dropped(self) -> int:
@@ -93,7 +91,7 @@ class SpeechInput:
         """Drop the sound received so far."""
         if self._stream is not None:
             self._stream.forget()
-        self._problem_until = 0.0
+        self._problem.clear()
 
     def _read(self, message: Any) -> tuple[str, int, int, Any, int]:
         """Return encoding, rate, channels, data and stamp (ns) of a message of any of the types."""
@@ -131,5 +129,5 @@ class SpeechInput:
 
     def _refuse(self, counter: str, problem: str) -> None:
         self._metrics.count(counter)
-        self._problem, self._problem_until = problem, time.monotonic() + PROBLEM_S
+        self._problem.set(problem)
         self._logger.error(f"~/audio: {problem}", throttle_duration_sec=LOG_THROTTLE_S)

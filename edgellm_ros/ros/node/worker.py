@@ -33,9 +33,7 @@ class Job:
 
     request: Any
     timeout_s: float  # from arrival to result
-    on_done: Callable[
-        [Outcome], None
-    ]  # called once, on the worker's thread or the thread that stops a waiting job
+    on_done: Callable[[Outcome], None]  # called once, by the worker or by the thread that stops the job
     on_progress: Callable[[Any], None] = lambda progress: None
     arrival: float = field(default_factory=time.monotonic)
     started: float = 0.0
