@@ -164,6 +164,7 @@ class TestPlanOnImage:
         after = peer.metrics()
         dropped, received = (after[n] - before[n] for n in ("frames_dropped", "frames_received"))
         assert received - 1 == dropped > 0
+        assert after["plans_preempted"] == before["plans_preempted"]
 
 
 class TestOdometry:

@@ -105,8 +105,8 @@ class Inputs:
             return
         self._trigger.plan_on = self._parameters.current.plan_on
         pair = self._trigger.on_frame(frame)
-        if pair is not None and self._worker.submit_topic(self._jobs.from_command(*pair), preempt=False):
-            self._metrics.count("frames_dropped")
+        if pair is not None:
+            self._worker.submit_topic(self._jobs.from_command(*pair), preempt=False)
 
     def _on_odometry(self, message: Odometry) -> None:
         self._metrics.count("odometry_received")

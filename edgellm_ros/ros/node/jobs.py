@@ -22,7 +22,7 @@ from edgellm_ros.ros.node.messages import (
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs import Outputs
 from edgellm_ros.ros.node.planner import PlanRequest
-from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, Job, Outcome, PlanWorker
+from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome, PlanWorker
 from edgellm_ros.runtime.request import Progress
 
 LOG_THROTTLE_S = 1.0
@@ -68,7 +68,7 @@ class JobFactory:
         )
 
         def report(outcome: Outcome) -> None:
-            if outcome.reason not in (COMPLETED, PREEMPTED):
+            if outcome.reason not in (COMPLETED, PREEMPTED, SKIPPED):
                 self._logger.warning(
                     f"{command}: {outcome.reason}: {outcome.message}",
                     throttle_duration_sec=LOG_THROTTLE_S,
@@ -84,13 +84,13 @@ class JobFactory:
         on_done: Callable[[Outcome], None],
     ) -> Job:
         """Make the job of a goal; both callbacks answer its client."""
-        parameters = self._parameters.current
+        parameters, audio = self._parameters.current, goal.audio
         request = PlanRequest(
             request_id=goal_id,
             prompt=goal.prompt,
             system_prompt=goal.system_prompt or parameters.system_prompt,
             frames=tuple(Frame(image) for image in goal.images) or None,
-            sound=(lambda: sound_from_messages(goal.audio)) if goal.audio else None,
+            sound=(lambda: sound_from_messages(audio)) if audio else None,
             lora=goal.lora,
             sampling=lambda: sampling_from_goal(goal, parameters),
             noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from edgellm_ros.ros.node.worker import COMPLETED, ERROR, STALE_INPUT, TIMEOUT, Outcome
+from edgellm_ros.ros.node.worker import COMPLETED, ERROR, SKIPPED, STALE_INPUT, TIMEOUT, Outcome
 
 LATENCIES = ("queue", "vision", "audio", "prefill", "first_token", "decode", "action", "total")
 FAILURES = (ERROR, STALE_INPUT, TIMEOUT)
@@ -83,7 +83,10 @@ class NodeMetrics:
             self._counts[name] += 1
 
     def plan_done(self, outcome: Outcome) -> None:
-        """Record the end of a plan."""
+        """Record the end of a plan. A skipped frame is no plan, and is counted as dropped."""
+        if outcome.reason == SKIPPED:
+            self.count("frames_dropped")
+            return
         self.count(f"plans_{outcome.reason}")
         if outcome.reason != COMPLETED:
             self.problem = outcome.message if outcome.reason in FAILURES else ""

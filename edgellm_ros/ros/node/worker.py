@@ -16,6 +16,7 @@ from typing import Any
 
 COMPLETED, CANCELLED, PREEMPTED = "completed", "cancelled", "preempted"
 TIMEOUT, STALE_INPUT, ERROR = "timeout", "stale_input", "error"
+SKIPPED = "skipped"  # a waiting frame that a newer one replaced: no plan was ever started or asked for
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,11 @@ class PlanWorker:
             self._goals.append(job)
             self._changed.notify()
 
-    def submit_topic(self, job: Job, preempt: bool) -> bool:
-        """Make this the next topic job. True if it took the place of one that waited.
+    def submit_topic(self, job: Job, preempt: bool) -> None:
+        """Make this the next topic job, in place of one that waits.
 
-        `preempt` also stops the topic job that runs.
+        `preempt`: it is of a newer command, which ends the running topic job too. Otherwise it is of a newer
+        frame, and the job that waited is skipped.
         """
         with self._changed:
             replaced, self._topic = self._topic, job
@@ -115,8 +117,8 @@ class PlanWorker:
                 self._running.stop(PREEMPTED, "a newer command arrived")
             self._changed.notify()
         if replaced is not None:
-            replaced.on_done(Outcome(PREEMPTED, "a newer command or frame arrived"))
-        return replaced is not None
+            skipped = Outcome(SKIPPED, "a newer frame arrived")
+            replaced.on_done(Outcome(PREEMPTED, "a newer command arrived") if preempt else skipped)
 
     def stop_topic(self, message: str) -> None:
         """End the running topic job and drop the waiting one."""
@@ -185,6 +187,7 @@ class PlanWorker:
             job.started = time.monotonic()
             job.check_time()
             job.on_done(job.stopped or self._plan(job))
+            del job  # its frames are not kept while the thread waits
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
