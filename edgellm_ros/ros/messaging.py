@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ROS helpers of every room: times in nanoseconds, and waiting for messages."""
+"""ROS helpers of every room: times in nanoseconds, QoS of services, and waiting for messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from builtin_interfaces.msg import Time
 from rclpy.executors import Executor
+from rclpy.qos import QoSProfile
 
 NANOSECONDS = 1_000_000_000
+SERVICE_DEPTH = 100  # ROS's default of 10 loses requests and answers when many clients call at once
 MIN_TIME, MAX_TIME = -(2**31) * NANOSECONDS, 2**31 * NANOSECONDS - 1
 
 
@@ -23,6 +25,20 @@ def to_time(stamp: int) -> Time:
 def to_nanoseconds(stamp: Time) -> int:
     """Convert a ROS time to nanoseconds, without rounding."""
     return stamp.sec * NANOSECONDS + stamp.nanosec
+
+
+def services_qos(depth: int = SERVICE_DEPTH) -> QoSProfile:
+    """Return the QoS of a service, or of its client, that holds `depth` requests or answers."""
+    return QoSProfile(depth=depth)
+
+
+def action_services_qos(depth: int = SERVICE_DEPTH) -> dict[str, QoSProfile]:
+    """Return the arguments that give the services of an ActionServer or ActionClient this depth.
+
+    The clients of a service share one topic for its answers: each one's reader holds the answers to all.
+    """
+    names = ("goal", "result", "cancel")
+    return {f"{name}_service_qos_profile": services_qos(depth) for name in names}
 
 
 def spin_until(executor: Executor, done: Callable[[], Any], timeout_s: float) -> bool:

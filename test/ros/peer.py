@@ -24,6 +24,8 @@ from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
+from edgellm_ros.ros.messaging import action_services_qos
+
 TIMEOUT_S = 30.0  # for whatever should happen at once; generous, for computers that are busy
 RETRY_S = 3.0
 OUTPUTS = {
@@ -57,7 +59,7 @@ class RobotPeer:
         self._command = self.node.create_publisher(String, "/edgellm/command", 10)
         self._odom = self.node.create_publisher(Odometry, "/edgellm/odom", 10)
         self._audio = self.node.create_publisher(AudioChunk, "/edgellm/audio", 100)
-        self._plan = ActionClient(self.node, Plan, "/edgellm/plan")
+        self._plan = ActionClient(self.node, Plan, "/edgellm/plan", **action_services_qos())
         self._clients: dict[str, Any] = {}
 
     def close(self) -> None:

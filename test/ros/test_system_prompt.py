@@ -146,7 +146,9 @@ def test_calls_that_wait_when_the_services_are_taken_down_are_answered_first(pee
     executor = SingleThreadedExecutor(context=peer.node.context)
     executor.add_node(node)
     worker = PlanWorker(plan, queue_size=8)
-    services = Services(node, LiveParameters(SimpleNamespace(plan_timeout=30.0)), None, worker, None)
+    services = Services(
+        node, LiveParameters(SimpleNamespace(plan_timeout=30.0, service_depth=10)), None, worker, None
+    )
     client = peer.node.create_client(SaveSystemPrompt, "/closing/save_system_prompt")
 
     def call():

@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from rclpy.action import ActionServer, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import QoSProfile
 from rclpy.task import Future
 
 from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.ros.messaging import action_services_qos
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, Job, Outcome, PlanWorker
 
-RESULT_TIMEOUT_S = (
-    10  # how long a client may take to ask for a result; rclpy's 900 s would keep every image so long
-)
+# Trajectories in the results that are kept for clients: about 60 MB as Python messages.
+MAX_KEPT_TRAJECTORIES = 1000
 
 
 class PlanServer:
@@ -42,13 +44,17 @@ class PlanServer:
         self._job_factory = jobs
         self._metrics = metrics
         self._jobs: dict[bytes, Job] = {}
+        self._kept: deque[PlanAction.Result] = deque()  # results of plans, oldest first
+        depth = parameters.current.service_depth
         self._server = ActionServer(
             node,
             PlanAction,
             "~/plan",
             execute_callback=self._execute,
             cancel_callback=self._on_cancel,
-            result_timeout=RESULT_TIMEOUT_S,
+            feedback_pub_qos_profile=QoSProfile(depth=depth),
+            result_timeout=parameters.current.result_timeout,
+            **action_services_qos(depth),
         )
 
     @property
@@ -105,6 +111,8 @@ class PlanServer:
             del self._jobs[goal_id]
 
     def _finish(self, handle: ServerGoalHandle, outcome: Outcome) -> PlanAction.Result:
+        """End the goal, and return its result. rclpy keeps the goal and the result for `result_timeout`."""
+        handle.request.images, handle.request.audio = [], []
         if outcome.reason == COMPLETED:
             handle.succeed()
         elif outcome.reason == CANCELLED and handle.is_cancel_requested:
@@ -116,4 +124,16 @@ class PlanServer:
             result.generation = outcome.result.generation
             result.action_chunks = outcome.result.action_chunks
             result.paths = outcome.result.paths
+            self._bound_kept_results(result)
         return result
+
+    def _bound_kept_results(self, newest: PlanAction.Result) -> None:
+        """Drop the trajectories of the oldest results while there are too many."""
+        self._kept.append(newest)
+        kept = sum(len(result.paths) for result in self._kept)
+        while kept > MAX_KEPT_TRAJECTORIES and len(self._kept) > 1:
+            oldest = self._kept.popleft()
+            kept -= len(oldest.paths)
+            if oldest.paths:
+                oldest.action_chunks, oldest.paths = [], []
+                oldest.message = "the trajectories are no longer kept: too many newer results"

@@ -8,6 +8,7 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.task import Future
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.ros.messaging import services_qos
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics, runtime_values
 from edgellm_ros.ros.node.parameters import MAX_INT64
@@ -33,18 +34,23 @@ class Services:
         self._runtime = runtime
         self._worker = worker
         self._metrics = metrics
+        qos = services_qos(parameters.current.service_depth)
         # A group of its own: a callback that awaits blocks the other callbacks of its group.
         waiting = ReentrantCallbackGroup()
         self._unanswered = 0  # calls of ~/save_system_prompt that wait
         self._all_answered = Future()
         self._saving = node.create_service(
-            SaveSystemPrompt, "~/save_system_prompt", self._save_system_prompt, callback_group=waiting
+            SaveSystemPrompt,
+            "~/save_system_prompt",
+            self._save_system_prompt,
+            qos_profile=qos,
+            callback_group=waiting,
         )
         self._services = [
-            node.create_service(SwitchLora, "~/switch_lora", self._switch_lora),
-            node.create_service(ListLoras, "~/list_loras", self._list_loras),
-            node.create_service(SetNoiseSeed, "~/set_noise_seed", self._set_noise_seed),
-            node.create_service(GetMetrics, "~/get_metrics", self._get_metrics),
+            node.create_service(SwitchLora, "~/switch_lora", self._switch_lora, qos_profile=qos),
+            node.create_service(ListLoras, "~/list_loras", self._list_loras, qos_profile=qos),
+            node.create_service(SetNoiseSeed, "~/set_noise_seed", self._set_noise_seed, qos_profile=qos),
+            node.create_service(GetMetrics, "~/get_metrics", self._get_metrics, qos_profile=qos),
         ]
 
     def destroy(self) -> None:
