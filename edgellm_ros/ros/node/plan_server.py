@@ -19,7 +19,7 @@ from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, Job, Outcome, PlanWorker
 
-# Trajectories in the results that are kept for clients: about 60 MB as Python messages.
+# Trajectories in the results that are kept for clients: about 30 MB as Python messages of 40 steps.
 MAX_KEPT_TRAJECTORIES = 1000
 
 
@@ -44,7 +44,7 @@ class PlanServer:
         self._job_factory = jobs
         self._metrics = metrics
         self._jobs: dict[bytes, Job] = {}
-        self._kept: deque[PlanAction.Result] = deque()  # results of plans, oldest first
+        self._kept: deque[PlanAction.Result] = deque()  # results with trajectories, oldest first
         depth = parameters.current.service_depth
         self._server = ActionServer(
             node,
@@ -124,7 +124,8 @@ class PlanServer:
             result.generation = outcome.result.generation
             result.action_chunks = outcome.result.action_chunks
             result.paths = outcome.result.paths
-            self._bound_kept_results(result)
+            if result.paths:
+                self._bound_kept_results(result)
         return result
 
     def _bound_kept_results(self, newest: PlanAction.Result) -> None:
@@ -134,6 +135,5 @@ class PlanServer:
         while kept > MAX_KEPT_TRAJECTORIES and len(self._kept) > 1:
             oldest = self._kept.popleft()
             kept -= len(oldest.paths)
-            if oldest.paths:
-                oldest.action_chunks, oldest.paths = [], []
-                oldest.message = "the trajectories are no longer kept: too many newer results"
+            oldest.action_chunks, oldest.paths = [], []
+            oldest.message = "the trajectories are no longer kept: too many newer results"
