@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter `loras`: which adapters are loaded, as NAME=DIR, at start and while the node runs."""
+"""The parameter `loras`: adapters to load, as NAME=DIR, at start and while the node runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
 def parse_loras(values: Sequence[str]) -> dict[str, Path]:
-    """Name -> directory. Empty strings count for nothing: ROS has no empty list. ValueError for others."""
+    """Return directories by adapter name. Empty strings are skipped, as ROS has no empty list."""
     directories: dict[str, Path] = {}
     for value in filter(None, values):
         name, equals, directory = value.partition("=")
@@ -26,7 +26,7 @@ def parse_loras(values: Sequence[str]) -> dict[str, Path]:
 def change_loras(runtime: LLMInferenceRuntime, before: Mapping[str, Path], after: Mapping[str, Path]) -> None:
     """Load the adapters that are new in `after` and remove those that are only in `before`.
 
-    All or nothing: if one cannot be loaded or removed, the error says so and everything is as it was.
+    All or nothing: after an error (OSError, ValueError) the loaded adapters are those from before.
     """
     moved = [name for name in after if name in before and after[name] != before[name]]
     if moved:
