@@ -22,8 +22,8 @@ from sensor_msgs.msg import Image
 from benchmarks import watched_node
 from benchmarks.memory import Memory
 from edgellm_ros.ros.arena.arena_link import to_image
+from edgellm_ros.ros.messaging import action_services_qos, spin_until
 from edgellm_ros.ros.processes import NODE_MODULE, Child, own_domain, ros_arguments, ros_environment
-from edgellm_ros.ros.spinning import spin_until
 
 START_S = 60.0
 PLAN_S = 30.0
@@ -63,7 +63,7 @@ class NodeProcess:
             self._executor = SingleThreadedExecutor()
             self._executor.add_node(self.node)
             stack.callback(self._executor.shutdown)
-            self._client = ActionClient(self.node, Plan, "edgellm/plan")
+            self._client = ActionClient(self.node, Plan, "edgellm/plan", **action_services_qos())
             self._wait_until_active()
             self._stack = stack.pop_all()
         return self

@@ -37,8 +37,8 @@ from edgellm_ros.arena.rooms import hear
 from edgellm_ros.arena.voice import speak
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.ros.arena.arena_link import to_image
-from edgellm_ros.ros.node.microphone import to_s16
-from edgellm_ros.ros.stamps import NANOSECONDS, to_nanoseconds, to_time
+from edgellm_ros.ros.arena.microphone import to_s16
+from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds, to_time
 
 CYCLE_S, PIECE_S, BEFORE_S = 14.4, 0.4, 1.0  # of a command, of a piece of sound, until somebody speaks
 FRAME_EVERY, IDLE_EVERY = 6, 4  # pieces; the node is never further behind than 1.6 s

@@ -166,6 +166,8 @@ def test_no_test_imports_a_test():
         for name in imported(path):
             is_test = any(part.startswith("test_") for part in name.split("."))
             assert not is_test, f"{path.relative_to(ROOT)} imports {name}"
+
+
 def test_package_xml_names_every_ros_package_that_is_imported():
     declared = {
         element.text

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from edgellm_ros.echo import quoted
+
 FOLDER = "lora"  # of an engine directory: one folder per adapter
 BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -22,7 +24,9 @@ def canonical_name(name: str) -> str:
 def check_name(name: str) -> None:
     """Check the name of an adapter. ValueError for a name that no adapter may have."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {name!r}")
+        raise ValueError(
+            f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {quoted(name)}"
+        )
     if name == BASE:
         raise ValueError(f"{BASE!r} is the name of the base model, an adapter needs another")
 
@@ -52,7 +56,7 @@ def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
     found = find_adapters(engine_dir)
     if name not in found:
         raise ValueError(
-            f"--lora {name!r}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
+            f"--lora {quoted(name)}: no such adapter in {Path(engine_dir) / FOLDER}, which has "
             f"{', '.join(found) or 'none'}"
         )
     return found[name]

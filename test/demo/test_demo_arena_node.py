@@ -18,8 +18,8 @@ from edgellm_ros.msg import ActionChunk
 
 from edgellm_ros.ros.arena.arena_link import LinkError, to_actions, to_image
 from edgellm_ros.ros.arena.demo import ARENA_MODULE, NODE_MODULE
+from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
-from edgellm_ros.ros.stamps import to_nanoseconds, to_time
 
 
 def ros_args(**parameters) -> list[str]:

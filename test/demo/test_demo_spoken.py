@@ -24,7 +24,7 @@ from edgellm_ros.multimodal.sound_stream import utterances_in
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.arena.demo import summarise
-from edgellm_ros.ros.node.microphone import save_wav
+from edgellm_ros.ros.arena.microphone import save_wav
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 

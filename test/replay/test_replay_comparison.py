@@ -13,7 +13,7 @@ from edgellm_ros.replay.comparison import Comparison, compare, read_output_bag
 from edgellm_ros.replay.inputs import InputMessage
 from edgellm_ros.replay.message_types import typestore
 from edgellm_ros.replay.recording import OUTPUT_TYPES
-from fixtures.made_bags import ARENA, serialized
+from fixtures.made_bags import ARENA, EXPECTED, serialized
 from fixtures.made_outputs import NOTHING, STAMP, answer, chunk, frame, path, record, utterance
 
 LATER = STAMP + 8 * 10**8

@@ -13,6 +13,7 @@ import pytest
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.jobs import JobFactory
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Outcome
 from edgellm_ros.runtime.request import Progress
 
@@ -26,9 +27,9 @@ def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
         expire=lambda: None,
         stream=lambda text: None,
         plan_done=lambda outcome: None,
-        warning=lambda text, **throttle: None,
+        get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
     )
-    return JobFactory(quiet, quiet, quiet, parameters, quiet).from_command(command, frame)
+    return JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet).from_command(command, frame)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from nav_msgs.msg import Odometry
 
+from edgellm_ros.ros.node.input_time import StaleInputError
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 
 
@@ -73,8 +75,25 @@ class TestHistory:
         np.testing.assert_allclose(poses[-2, 0], -0.05, atol=1e-6)
 
     def test_odometry_that_stopped_is_an_error(self):
-        with pytest.raises(TimeoutError, match=r"2\.00 s older than the frame, limit 1 s"):
+        with pytest.raises(
+            StaleInputError, match=r"the newest odometry is 2\.00 s older than the frame, limit 1 s"
+        ):
             history(filled(odometry(10.0)), 12.0)
+
+    def test_the_newest_state_is_an_error_when_it_is_old(self):
+        buffer = filled(odometry(10.0), odometry(10.1, x=0.1, speed=1.0))
+        poses, speed = buffer.newest_state(round(11e9), 4, 0.1, max_age=1.0)
+        np.testing.assert_allclose(poses[:, 0], [-0.1, -0.1, -0.1, 0.0], atol=1e-6)
+        assert speed == pytest.approx(1.0)
+        with pytest.raises(StaleInputError, match=r"the newest odometry is 1\.90 s old, limit 1 s"):
+            buffer.newest_state(round(12e9), 4, 0.1, max_age=1.0)
+
+
+def set_field(message: Odometry, field: str, value: float) -> None:
+    *path, last = field.split(".")
+    for name in path:
+        message = getattr(message, name)
+    setattr(message, last, value)
 
 
 class TestMessages:
@@ -85,11 +104,7 @@ class TestMessages:
     def test_not_finite_is_refused_by_name_until_a_good_one_comes(self, field, value):
         buffer = filled(odometry(10.0))
         bad = odometry(10.1)
-        *path, last = field.split(".")
-        part = bad
-        for name in path:
-            part = getattr(part, name)
-        setattr(part, last, value)
+        set_field(bad, field, value)
         with pytest.raises(ValueError, match=f"odometry is not finite: {field} is {value}"):
             buffer.add(bad)
         with pytest.raises(ValueError, match=field):
@@ -97,6 +112,34 @@ class TestMessages:
         assert field in buffer.problem
         buffer.add(odometry(10.2))
         assert history(buffer, 10.2)[0] is not None
+
+    @pytest.mark.parametrize(
+        "field, value, words",
+        [
+            ("pose.pose.orientation.w", 1e200, "the quaternion's length is 1e+200, expected 1"),
+            ("pose.pose.position.x", -1e300, "pose.pose.position.x is -1e+300, limit 1e+09"),
+            ("twist.twist.linear.x", 1e39, "twist.twist.linear.x is 1e+39, limit 10000"),
+        ],
+    )
+    def test_a_huge_number_is_refused_as_a_bad_value(self, field, value, words):
+        bad = odometry(10.0)
+        set_field(bad, field, value)
+        with pytest.raises(ValueError, match=re.escape(words)):
+            filled(bad)
+
+    def test_without_a_stamp_is_dated_by_its_arrival(self):
+        buffer = OdometryBuffer()
+        for step in range(4):
+            buffer.add(odometry(0.0, x=0.1 * step), arrival=10_000_000_000 + step * 100_000_000)
+        assert buffer.newest_stamp == pytest.approx(10.3)
+        np.testing.assert_allclose(history(buffer, 10.3)[0][:, 0], [-0.3, -0.2, -0.1, 0.0], atol=1e-6)
+
+    def test_a_stamp_in_the_future_is_refused_beyond_the_tolerance(self):
+        buffer = OdometryBuffer()
+        buffer.add(odometry(10.5), arrival=10_000_000_000, tolerance_s=0.5)
+        with pytest.raises(ValueError, match=r"odometry is stamped 0\.60 s in the future, limit 0\.5 s"):
+            buffer.add(odometry(10.6), arrival=10_000_000_000, tolerance_s=0.5)
+        assert buffer.newest_stamp == pytest.approx(10.5)
 
     def test_without_an_orientation_is_refused(self):
         bad = odometry(10.0)

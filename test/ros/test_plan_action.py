@@ -245,7 +245,7 @@ BAD_GOALS = {
     "no data": (bad_image(data=b""), "image is empty: 320 x 224 pixels, 0 bytes of data"),
     "truncated image": (truncated, "image is truncated: 1000 bytes, expected 224 rows of 960 = 215040"),
     "step too small": (bad_image(step=100), "image step is 100, less than a row of 320 rgb8 pixels (960)"),
-    "unknown encoding": (bad_image(encoding="yuv422"), "image encoding 'yuv422' is not supported"),
+    "unknown encoding": (bad_image(encoding="32FC1"), "image encoding '32FC1' is not supported"),
     "10,000 words": (bad_goal(prompt="go to the red box " * 2000), "this engine takes at most"),
     "negative step count": (
         bad_goal(denoise_steps=-1),
@@ -313,6 +313,9 @@ class TestBadInput:
         peer.odometry()
         goal.images[0].header.stamp = peer.now()
         assert_plans(peer, goal)
+        assert peer.transition("deactivate")  # drops the odometry, which would be stale in later tests
+        assert peer.transition("activate")
+        peer.connect()
 
     def test_a_client_that_vanishes_leaves_nothing_but_a_finished_goal(self, node, peer, domain, goal):
         script = (

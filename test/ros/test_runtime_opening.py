@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from edgellm_ros.ros.node.node import _open_runtime
+from rclpy.logging import get_logger
+
+from edgellm_ros.ros.node.runtime_opening import open_runtime
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.tiny_adapter import write_adapter
 
@@ -29,5 +31,5 @@ def test_decode_steps_are_recorded_with_the_adapters_that_the_parameters_name(
         lora="a",
         noise_seed=0,
     )
-    with _open_runtime(parameters, print):
+    with open_runtime(parameters, get_logger("test")):
         assert loaded == [["a"]]

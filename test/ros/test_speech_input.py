@@ -18,9 +18,10 @@ from edgellm_ros.multimodal.pcm import PcmFormat
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.messaging import to_nanoseconds, to_time
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics
-from edgellm_ros.ros.node.speech_input import Hearing, audio_type
-from edgellm_ros.ros.stamps import to_nanoseconds, to_time
+from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.peer import image_message
@@ -288,30 +289,30 @@ class TestAudioCommonMsgs:
     """Without the package itself, which PyPI does not have: messages with its fields."""
 
     @pytest.fixture
-    def hearing(self):
-        heard = []
+    def speech(self):
+        published = []
         parameters = SimpleNamespace(
             utterance=UtteranceSettings(), audio_data=PcmFormat("S16LE", RATE, 1), max_input_age=1.0
         )
-        made = Hearing(
-            VoiceActivity(), parameters, NodeMetrics(), Clock(), heard.append, get_logger("test_hearing")
-        )
-        made.heard = heard
+        node = SimpleNamespace(get_clock=Clock, get_logger=lambda: get_logger("test_speech_input"))
+        outputs = SimpleNamespace(publish_utterance=published.append)
+        made = SpeechInput(node, LiveParameters(parameters), VoiceActivity(), outputs, NodeMetrics())
+        made.published = published
         return made
 
-    def test_audio_data_is_read_as_the_parameters_say(self, hearing, recorded):
-        commands = hearing.on_message(SimpleNamespace(data=recorded.tobytes()))
-        assert len(commands) == len(hearing.heard) == 1
-        assert to_nanoseconds(hearing.heard[0].header.stamp) == 0
+    def test_audio_data_is_read_as_the_parameters_say(self, speech, recorded):
+        commands = speech.on_message(SimpleNamespace(data=recorded.tobytes()))
+        assert len(commands) == len(speech.published) == 1
+        assert to_nanoseconds(speech.published[0].header.stamp) == 0
 
-    def test_audio_data_stamped_brings_its_time(self, hearing, recorded):
+    def test_audio_data_stamped_brings_its_time(self, speech, recorded):
         now = Clock().now().nanoseconds
         message = SimpleNamespace(
             header=SimpleNamespace(stamp=to_time(now - len(recorded) * 10**9 // RATE)),
             audio=SimpleNamespace(data=recorded.tobytes()),
         )
-        (command,) = hearing.on_message(message)
-        stamp = to_nanoseconds(hearing.heard[0].header.stamp)
+        (command,) = speech.on_message(message)
+        stamp = to_nanoseconds(speech.published[0].header.stamp)
         assert now - 10**10 < stamp < now - command.sound.seconds * 1e9
 
     def test_that_it_is_not_installed_is_said(self):

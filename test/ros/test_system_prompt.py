@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from edgellm_ros.action import Plan
@@ -11,6 +12,7 @@ from edgellm_ros.srv import SaveSystemPrompt
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode
 
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.services import Services
 from edgellm_ros.ros.node.worker import PlanWorker
 from fixtures.peer import image_message
@@ -144,7 +146,9 @@ def test_calls_that_wait_when_the_services_are_taken_down_are_answered_first(pee
     executor = SingleThreadedExecutor(context=peer.node.context)
     executor.add_node(node)
     worker = PlanWorker(plan, queue_size=8)
-    services = Services(node, None, None, worker, lambda: 30.0)
+    services = Services(
+        node, LiveParameters(SimpleNamespace(plan_timeout=30.0, service_depth=10)), None, worker, None
+    )
     client = peer.node.create_client(SaveSystemPrompt, "/closing/save_system_prompt")
 
     def call():

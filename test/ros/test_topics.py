@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
+from edgellm_ros.action import Plan
 from edgellm_ros.srv import ListLoras, SetNoiseSeed, SwitchLora
+
+from fixtures.peer import image_message
 
 QUIET_S = 0.5  # long enough for a plan that should not be made to be noticed
 
@@ -65,6 +70,33 @@ class TestPlanOnCommand:
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
         assert "limit 3 s (parameter max_input_age)" in status.message
         assert not peer.received["generation"]
+
+    def test_a_frame_from_the_future_is_refused_and_counted(self, peer, sight):
+        before = peer.metrics()["frames_refused"]
+        peer.frame(sight.pixels, stamp=Time(sec=peer.now().sec + 100))
+        peer.wait(lambda: peer.metrics()["frames_refused"] == before + 1, "refused frame")
+        status = peer.wait(lambda: "future" in (s := peer.status("inputs")).message and s, "warning")
+        assert status.level == status.WARN
+        assert re.search(
+            r"the camera frame is stamped \d+\.\d\d s in the future, limit 0.5 s", status.message
+        )
+        peer.command(sight.command)
+        peer.listen(QUIET_S)
+        assert not peer.received["generation"]
+        frame = peer.frame(sight.pixels)
+        assert generations(peer)[0].header == frame.header
+
+    def test_a_frame_without_a_stamp_ages_by_its_arrival(self, peer, sight):
+        peer.frame(sight.pixels, stamp=Time())
+        peer.command(sight.command)
+        generations(peer)
+        peer.set_parameter("max_input_age", 0.5)
+        peer.listen(0.6)
+        peer.command(sight.command)
+        status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
+        peer.set_parameter("max_input_age", 3.0)
+        assert re.match(r"the camera frame is \d\.\d\d s old, limit 0.5 s", status.message)
+        assert len(peer.received["generation"]) == 1
 
     def test_a_newer_command_preempts(self, peer, sight):
         peer.set_parameter("denoise_steps", 1000)
@@ -133,6 +165,7 @@ class TestPlanOnImage:
         after = peer.metrics()
         dropped, received = (after[n] - before[n] for n in ("frames_dropped", "frames_received"))
         assert received - 1 == dropped > 0
+        assert after["plans_preempted"] == before["plans_preempted"]
 
 
 class TestOdometry:
@@ -152,6 +185,7 @@ class TestOdometry:
 
     def test_a_frame_is_planned_with_the_odometry_that_comes_shortly_after_it(self, peer, sight):
         peer.set_parameter("odom_wait", 5.0)
+        peer.set_parameter("future_stamp_tolerance", 2.0)
         start, stamp = peer.now(), peer.now()
         stamp.sec += 1
         peer.odometry(stamp=start)
@@ -163,6 +197,7 @@ class TestOdometry:
         peer.odometry(x=0.5, speed=0.7, stamp=stamp)
         generations(peer)
         peer.set_parameter("odom_wait", 0.05)
+        peer.set_parameter("future_stamp_tolerance", 0.5)
         path = peer.wait(lambda: peer.received["path"], "path")[0]
         assert 0.05 < path.poses[1].pose.position.x < 0.09
 
@@ -174,7 +209,28 @@ class TestOdometry:
         peer.listen(0.2)
         peer.command(sight.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
+        assert "the newest odometry is" in status.message
         assert "older than the frame, limit 3 s" in status.message
+
+    def test_odometry_that_stopped_is_stale_without_a_stamped_frame_too(self, peer, sight):
+        old = peer.now()
+        old.sec -= 10
+        peer.odometry(stamp=old)
+        peer.listen(0.2)
+        goal = Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+        result = peer.plan(goal)
+        assert result.termination_reason == Plan.Result.STALE_INPUT
+        assert re.match(r"the newest odometry is 1\d\.\d\d s old, limit 3 s", result.message)
+
+    def test_huge_numbers_are_refused_counted_and_logged_once(self, node, peer, sight):
+        before = peer.metrics()["odometry_refused"]
+        for _ in range(5):
+            peer.odometry(orientation_w=1e200)
+            peer.listen(0.3)
+        peer.wait(lambda: peer.metrics()["odometry_refused"] == before + 5, "refused odometry")
+        log = node.log.read_text()
+        assert log.count("~/odom: odometry has no orientation: the quaternion's length is 1e+200") == 1
+        assert "Traceback" not in log
 
 
 class TestOverlay:

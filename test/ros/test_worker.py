@@ -12,6 +12,7 @@ from edgellm_ros.ros.node.worker import (
     CANCELLED,
     COMPLETED,
     PREEMPTED,
+    SKIPPED,
     TIMEOUT,
     Job,
     Outcome,
@@ -85,11 +86,12 @@ def test_goals_come_before_topic_jobs(busy):
     assert busy.wait(3) == [("busy", COMPLETED), ("goal", COMPLETED), ("topic", COMPLETED)]
 
 
-def test_only_the_newest_topic_job_waits(busy):
-    assert not busy.worker.submit_topic(busy.job("old"), preempt=False)
-    assert busy.worker.submit_topic(busy.job("new"), preempt=False)
+@pytest.mark.parametrize("preempt, reason", [(False, SKIPPED), (True, PREEMPTED)])
+def test_only_the_newest_topic_job_waits(busy, preempt, reason):
+    busy.worker.submit_topic(busy.job("old"), preempt=False)
+    busy.worker.submit_topic(busy.job("new"), preempt=preempt)
     busy.go.set()
-    assert busy.wait(3) == [("old", PREEMPTED), ("busy", COMPLETED), ("new", COMPLETED)]
+    assert busy.wait(3) == [("old", reason), ("busy", COMPLETED), ("new", COMPLETED)]
 
 
 def test_a_command_preempts_the_topic_job_that_runs_but_no_goal(plans):

@@ -35,8 +35,7 @@ from std_msgs.msg import String
 from edgellm_ros.arena.closed_loop import Plan
 from edgellm_ros.arena.unicycle import DT, State
 from edgellm_ros.msg import ActionChunk, Generation
-from edgellm_ros.ros.spinning import spin_until
-from edgellm_ros.ros.stamps import to_nanoseconds, to_time
+from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
 from edgellm_ros.srv import SetNoiseSeed
 
 RELIABLE = QoSProfile(depth=50)

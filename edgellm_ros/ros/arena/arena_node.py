@@ -30,7 +30,7 @@ from edgellm_ros.arena.scoring import names_target
 from edgellm_ros.arena.unicycle import DT, HISTORY, wrap
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.arena.arena_link import ArenaLink, LinkError, Timing
-from edgellm_ros.ros.node.microphone import Microphone, save_wav
+from edgellm_ros.ros.arena.microphone import Microphone, save_wav
 
 STEP_NS = round(DT * 1e9)
 EPISODE_SEEDS = 1000  # episodes of one seed; those of the next seed are others

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which command is planned with which camera frame. Every pair once, whichever of the two arrives first."""
+"""Pairs commands with camera frames. Each pair is planned once, whichever of the two arrives first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.node.input_time import Frame
 
 
 @dataclass(frozen=True)
 class Command:
-    """What the robot is told: typed text, or a sound in which it is spoken. Without either, it is empty.
+    """A command to the robot, as text or as a spoken utterance; with neither it is the empty command.
 
-    Two typed commands are equal if their texts are; what is spoken is never equal to what was spoken before.
+    Typed commands are equal if their texts are equal. Every utterance is a new command.
     """
 
     text: str = ""
@@ -37,35 +37,35 @@ NOTHING = Command()
 class CommandTrigger:
     """Pairs commands with frames.
 
-    On "command", every command is paired once: with the newest frame, or the first one to come. On "image",
-    a command stands until another (or an empty one) replaces it, and is paired with the newest frame and
-    every later one.
+    With plan_on "command", every command is paired once: with the newest frame, or with the next one if
+    there is none. With "image", a command is paired with the newest frame and every later one until another
+    command, or an empty one, replaces it.
     """
 
     def __init__(self, plan_on: str) -> None:
         self.plan_on = plan_on
-        self.frame: Any = None
+        self.frame: Frame | None = None
         self._command = NOTHING
 
     def is_new(self, command: Command) -> bool:
-        """Whether this command changes anything: on "image", repeating the standing one does not."""
+        """Whether the command changes anything; with "image", repeating the current one does not."""
         return self.plan_on == "command" or command != self._command
 
-    def on_command(self, command: Command) -> tuple[Command, Any] | None:
-        """Take a command (empty: none from now on); the pair to plan now, if any."""
+    def on_command(self, command: Command) -> tuple[Command, Frame] | None:
+        """Store a command (empty = none from now on), and return the pair to plan now, if any."""
         self._command = command
         return self._pair() if self.frame is not None else None
 
-    def on_frame(self, frame: Any) -> tuple[Command, Any] | None:
-        """Take a frame; the pair to plan now, if any."""
+    def on_frame(self, frame: Frame) -> tuple[Command, Frame] | None:
+        """Store a frame, and return the pair to plan now, if any."""
         self.frame = frame
         return self._pair()
 
     def clear(self) -> None:
-        """Forget command and frame."""
+        """Drop command and frame."""
         self._command, self.frame = NOTHING, None
 
-    def _pair(self) -> tuple[Command, Any] | None:
+    def _pair(self) -> tuple[Command, Frame] | None:
         command = self._command
         if not command:
             return None

@@ -10,9 +10,8 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from edgellm_ros.ros.node.metrics import NodeMetrics, resident_memory
-from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.parameters import Parameters
-from edgellm_ros.ros.node.speech_input import Hearing
+from edgellm_ros.ros.node.parts import Parts
 
 WARN, FAULT = DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 INPUT_VALUES = (
@@ -20,6 +19,7 @@ INPUT_VALUES = (
     "odometry_rate",
     "audio_rate",
     "frames_received",
+    "frames_refused",
     "frames_dropped",
     "odometry_refused",
     "audio_refused",
@@ -44,26 +44,24 @@ def engine_status(state: str, problem: str, parameters: Parameters) -> Diagnosti
     return _make("engine", [(WARN, problem)] if problem else [], values)
 
 
-def input_status(
-    metrics: NodeMetrics,
-    values: Mapping[str, float],
-    odometry: OdometryBuffer,
-    hearing: Hearing,
-    parameters: Parameters,
-    active: bool,
-    needs_odometry: bool,
-) -> DiagnosticStatus:
-    """Report rates, ages and losses of the inputs. `values`: `metrics.values()`."""
+def input_status(parts: Parts, values: Mapping[str, float], parameters: Parameters) -> DiagnosticStatus:
+    """Report rates, ages and losses of the input topics. `values` are `parts.metrics.values()`."""
+    metrics, odometry = parts.metrics, parts.odometry
     problems = []
-    if active:
+    if parts.active:
         if odometry.problem:
             problems.append((FAULT, odometry.problem))
+        if parts.inputs.image_problem:
+            problems.append((WARN, parts.inputs.image_problem))
         if metrics.frames.age > parameters.max_input_age:
-            problems.append((WARN, f"no camera frame for {metrics.frames.age:.1f} s"))
-        if needs_odometry and odometry.newest_stamp is None:
-            problems.append((WARN, "no odometry: the robot is taken to stand still"))
-        if hearing.problem:
-            problems.append((WARN, f"~/audio: {hearing.problem}"))
+            problems.append((WARN, f"no camera frame {_since(metrics.frames.age)}"))
+        if parts.runtime.config.action is not None:
+            if odometry.newest_stamp is None:
+                problems.append((WARN, "no odometry: the robot is assumed to stand still"))
+            elif metrics.odometry.age > parameters.max_input_age:
+                problems.append((WARN, f"no odometry {_since(metrics.odometry.age)}"))
+        if parts.speech.problem:
+            problems.append((WARN, f"~/audio: {parts.speech.problem}"))
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
     shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
     shown["audio_age"] = metrics.sound.age
@@ -83,6 +81,10 @@ def make_array(stamp: Time, statuses: list[DiagnosticStatus]) -> DiagnosticArray
     array = DiagnosticArray(status=statuses)
     array.header.stamp = stamp
     return array
+
+
+def _since(age_s: float) -> str:
+    return f"for {age_s:.1f} s" if math.isfinite(age_s) else "so far"
 
 
 def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, object]) -> DiagnosticStatus:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The topics that the node listens to. Callbacks only store and forward; the newest frame wins."""
+"""Topics that the node subscribes to. Callbacks only store and forward; only the newest frame is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from nav_msgs.msg import Odometry
@@ -13,11 +12,13 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
-from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_not_future
+from edgellm_ros.ros.node.jobs import JobFactory
+from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
 from edgellm_ros.ros.node.odometry import OdometryBuffer
-from edgellm_ros.ros.node.parameters import Parameters
-from edgellm_ros.ros.node.speech_input import Hearing, audio_type
-from edgellm_ros.ros.node.worker import Job, PlanWorker
+from edgellm_ros.ros.node.speech_input import SpeechInput, audio_type
+from edgellm_ros.ros.node.worker import PlanWorker
 
 LOG_THROTTLE_S = 1.0
 IMAGE_TYPES = {"raw": Image, "compressed": CompressedImage}
@@ -25,32 +26,33 @@ RELIABILITIES = {"best_effort": ReliabilityPolicy.BEST_EFFORT, "reliable": Relia
 
 
 class Inputs:
-    """~/image, ~/odom, ~/command and ~/audio, from `open` to `close`.
-
-    `make_job(command, frame)` makes the worker's job of a command and the frame that it is planned with.
-    """
+    """The subscriptions ~/image, ~/odom, ~/command and ~/audio, from `open` to `close`."""
 
     def __init__(
         self,
         node: LifecycleNode,
+        parameters: LiveParameters,
         worker: PlanWorker,
+        jobs: JobFactory,
         odometry: OdometryBuffer,
         trigger: CommandTrigger,
+        speech: SpeechInput,
         metrics: NodeMetrics,
-        hearing: Hearing,
-        make_job: Callable[[Command, Any], Job],
     ) -> None:
         self._node = node
+        self._parameters = parameters
         self._worker = worker
         self._odometry = odometry
         self._trigger = trigger
+        self._jobs = jobs
+        self._speech = speech
         self._metrics = metrics
-        self._hearing = hearing
-        self._make_job = make_job
+        self._image_problem = RecentProblem()
         self._subscriptions: list[Any] = []
 
-    def open(self, parameters: Parameters) -> None:
-        """Subscribe. Best effort also receives from a publisher that is reliable, the reverse is not true."""
+    def open(self) -> None:
+        """Subscribe. A best-effort subscription receives from reliable publishers too, but not vice versa."""
+        parameters = self._parameters.current
         for message_type, topic, callback, depth in (
             (IMAGE_TYPES[parameters.image_transport], "~/image", self._on_image, 1),
             (Odometry, "~/odom", self._on_odometry, 50),
@@ -66,52 +68,73 @@ class Inputs:
 
     @property
     def connected(self) -> int:
-        """Topics with a publisher that is heard."""
+        """Number of topics with a publisher."""
         return sum(subscription.get_publisher_count() > 0 for subscription in self._subscriptions)
 
+    @property
+    def image_problem(self) -> str:
+        """Why the latest frame was refused; empty after a few seconds without one."""
+        return self._image_problem.text
+
     def close(self) -> None:
-        """Unsubscribe, and forget what came: after a pause it would be out of date."""
+        """Unsubscribe, and drop all input: it would be stale after a pause."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions = []
         self._trigger.clear()
         self._odometry.clear()
-        self._hearing.clear()
+        self._speech.clear()
+        self._image_problem.clear()
 
     def _on_image(self, message: Image | CompressedImage) -> None:
-        self._metrics.frames.tick()
         self._metrics.count("frames_received")
-        commands = self._hearing.on_stamp(message.header)
-        if commands:  # what was said is planned with this frame
-            self._trigger.frame = message
+        frame = Frame(message, arrival=self._node.get_clock().now().nanoseconds)
+        try:
+            tolerance_s = self._parameters.current.future_stamp_tolerance
+            check_not_future("the camera frame", frame.time, frame.arrival, tolerance_s)
+        except StaleInputError as error:
+            self._metrics.count("frames_refused")
+            self._image_problem.set(f"~/image: {error}")
+            self._node.get_logger().error(f"~/image: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            return
+        self._metrics.frames.tick()
+        commands = self._speech.on_stamp(message.header)
+        if commands:  # utterances that this frame ends are planned with it
+            self._trigger.frame = frame
             self._obey(commands)
             return
-        pair = self._trigger.on_frame(message)
-        if pair is not None and self._worker.submit_topic(self._make_job(*pair), preempt=False):
-            self._metrics.count("frames_dropped")
+        self._trigger.plan_on = self._parameters.current.plan_on
+        pair = self._trigger.on_frame(frame)
+        if pair is not None:
+            self._worker.submit_topic(self._jobs.from_command(*pair), preempt=False)
 
     def _on_odometry(self, message: Odometry) -> None:
-        self._metrics.odometry.tick()
         self._metrics.count("odometry_received")
+        was_good = not self._odometry.problem
+        arrival = self._node.get_clock().now().nanoseconds
         try:
-            self._odometry.add(message)
+            self._odometry.add(message, arrival, self._parameters.current.future_stamp_tolerance)
         except ValueError as error:
             self._metrics.count("odometry_refused")
-            self._node.get_logger().error(f"~/odom: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            if was_good:  # once, not for every message until a good one comes
+                self._node.get_logger().error(f"~/odom: {error}", throttle_duration_sec=LOG_THROTTLE_S)
+            return
+        self._metrics.odometry.tick()
 
     def _on_command(self, message: String) -> None:
         self._metrics.count("commands_received")
         self._obey([Command(message.data.strip())])
 
     def _on_audio(self, message: Any) -> None:
-        self._obey(self._hearing.on_message(message))
+        self._obey(self._speech.on_message(message))
 
     def _obey(self, commands: list[Command]) -> None:
+        self._trigger.plan_on = self._parameters.current.plan_on
         for command in commands:
             if not self._trigger.is_new(command):
                 continue
             pair = self._trigger.on_command(command)
             if pair is not None:
-                self._worker.submit_topic(self._make_job(*pair), preempt=True)
+                self._worker.submit_topic(self._jobs.from_command(*pair), preempt=True)
             else:
                 self._worker.stop_topic("a newer command arrived" if command else "the command was withdrawn")

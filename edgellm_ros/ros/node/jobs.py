@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands and goals as jobs of the planning thread, and what becomes of a job's progress and outcome."""
+"""Makes the planning thread's jobs from commands and goals; routes their progress and outcome."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
-from rclpy.impl.rcutils_logger import RcutilsLogger
+from rclpy.node import Node
 
 from edgellm_ros.action import Plan as PlanAction
 from edgellm_ros.ros.node.command_trigger import Command
+from edgellm_ros.ros.node.input_time import Frame
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import (
     sampling_from_goal,
     sampling_from_parameters,
@@ -20,41 +21,37 @@ from edgellm_ros.ros.node.messages import (
 )
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs import Outputs
-from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.planner import PlanRequest
-from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, Job, Outcome, PlanWorker
+from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome, PlanWorker
 from edgellm_ros.runtime.request import Progress
 
 LOG_THROTTLE_S = 1.0
-# Between two reports of progress. Telling every token made a plan of 70 ms 10 ms slower on 2 cores: each
-# message takes the interpreter and a core from the engine. People read no faster.
+# Between two progress reports. Reporting every token made a plan of 70 ms 10 ms slower on 2 cores, because
+# each message takes the interpreter and a core from the engine.
 PROGRESS_PERIOD_S = 0.05
 
 
 class JobFactory:
-    """Makes jobs that keep their time limit, stream their text, and are counted and published when they end.
-
-    `parameters` is replaced by the node when they change.
-    """
+    """Makes jobs with a time limit that stream their text, and are counted and published when they end."""
 
     def __init__(
         self,
+        node: Node,
+        parameters: LiveParameters,
         worker: PlanWorker,
         outputs: Outputs,
         metrics: NodeMetrics,
-        parameters: Parameters,
-        logger: RcutilsLogger,
     ) -> None:
-        self.parameters = parameters
+        self._parameters = parameters
         self._worker = worker
         self._outputs = outputs
         self._metrics = metrics
-        self._logger = logger
+        self._logger = node.get_logger()
         self._numbers: Counter[str] = Counter()
 
-    def from_command(self, command: Command, frame: Any) -> Job:
-        """The job of what was typed or spoken and one camera frame."""
-        parameters, sound = self.parameters, command.sound
+    def from_command(self, command: Command, frame: Frame) -> Job:
+        """Make the job of a typed or spoken command and one camera frame."""
+        parameters, sound = self._parameters.current, command.sound
         kind = "command" if sound is None else "utterance"
         self._numbers[kind] += 1
         request = PlanRequest(
@@ -71,7 +68,7 @@ class JobFactory:
         )
 
         def report(outcome: Outcome) -> None:
-            if outcome.reason not in (COMPLETED, PREEMPTED):
+            if outcome.reason not in (COMPLETED, PREEMPTED, SKIPPED):
                 self._logger.warning(
                     f"{command}: {outcome.reason}: {outcome.message}",
                     throttle_duration_sec=LOG_THROTTLE_S,
@@ -86,14 +83,14 @@ class JobFactory:
         on_progress: Callable[[Progress], None],
         on_done: Callable[[Outcome], None],
     ) -> Job:
-        """The job of a goal; both callbacks are its client's."""
-        parameters = self.parameters
+        """Make the job of a goal; both callbacks answer its client."""
+        parameters, audio = self._parameters.current, goal.audio
         request = PlanRequest(
             request_id=goal_id,
             prompt=goal.prompt,
             system_prompt=goal.system_prompt or parameters.system_prompt,
-            frames=tuple(goal.images) or None,
-            sound=(lambda: sound_from_messages(goal.audio)) if goal.audio else None,
+            frames=tuple(Frame(image) for image in goal.images) or None,
+            sound=(lambda: sound_from_messages(audio)) if audio else None,
             lora=goal.lora,
             sampling=lambda: sampling_from_goal(goal, parameters),
             noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,
@@ -116,15 +113,19 @@ class JobFactory:
                 self._outputs.stream(text[streamed:])
                 streamed = len(text)
 
-        told_stage, told_at = "", 0.0
+        reported_stage, reported_at = "", 0.0
 
         def progress(now: Progress) -> None:
-            nonlocal told_stage, told_at
+            nonlocal reported_stage, reported_at
             self._worker.expire()
             first_words = bool(now.text) and not streamed
-            if now.stage == told_stage and not first_words and time.monotonic() < told_at + PROGRESS_PERIOD_S:
+            if (
+                now.stage == reported_stage
+                and not first_words
+                and time.monotonic() < reported_at + PROGRESS_PERIOD_S
+            ):
                 return
-            told_stage, told_at = now.stage, time.monotonic()
+            reported_stage, reported_at = now.stage, time.monotonic()
             on_progress(now)
             stream(now.text)
 
@@ -134,10 +135,10 @@ class JobFactory:
                 self._metrics.plan_done(outcome)
                 if outcome.reason == COMPLETED:
                     stream(outcome.result.generation.text)
-                    self._outputs.publish(outcome.result, self.parameters.camera)
-            except Exception:  # the planning thread must outlive whatever happens to one plan
+                    self._outputs.publish(outcome.result, self._parameters.current.camera)
+            except Exception:  # the planning thread must survive a failure of one plan
                 self._logger.error(traceback.format_exc())
 
-        # None of these functions knows the job: it would stand in a ring with them, and its frame and sound
-        # would lie about until the next collection of garbage.
-        return Job(request, self.parameters.plan_timeout, done, progress)
+        # None of these functions refers to the job: the reference cycle would keep its frame and sound in
+        # memory until the next garbage collection.
+        return Job(request, self._parameters.current.plan_timeout, done, progress)

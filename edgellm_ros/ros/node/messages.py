@@ -18,8 +18,8 @@ from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
 from edgellm_ros.multimodal.pcm import PcmFormat, join
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.sound_stream import Utterance
+from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds, to_time
 from edgellm_ros.ros.node.parameters import MAX_INT32, Parameters
-from edgellm_ros.ros.stamps import NANOSECONDS, to_nanoseconds, to_time
 from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, LLMGenerationResponse, SamplingParams
 
 

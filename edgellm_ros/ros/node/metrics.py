@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node counts and measures, for ~/get_metrics and /diagnostics. Safe to use from several threads."""
+"""Counters, rates and latencies of the node, for ~/get_metrics and /diagnostics. Thread-safe."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from edgellm_ros.ros.node.worker import COMPLETED, ERROR, STALE_INPUT, TIMEOUT, Outcome
+from edgellm_ros.ros.node.worker import COMPLETED, ERROR, SKIPPED, STALE_INPUT, TIMEOUT, Outcome
 
 LATENCIES = ("queue", "vision", "audio", "prefill", "first_token", "decode", "action", "total")
 FAILURES = (ERROR, STALE_INPUT, TIMEOUT)
 WINDOW = 100  # plans over which latencies are summarised
 RATE_WINDOW_S = 5.0
+PROBLEM_S = 5.0  # /diagnostics, at 1 Hz, would often miss one bad message among good ones
 
 
 class Rate:
@@ -26,12 +27,12 @@ class Rate:
         self._times: deque[float] = deque(maxlen=1000)
 
     def tick(self) -> None:
-        """One event, now."""
+        """Count one event."""
         self._times.append(time.monotonic())
 
     @property
     def per_second(self) -> float:
-        """0 if there was none lately."""
+        """Events per second; 0 without recent events."""
         now = time.monotonic()
         recent = [t for t in self._times.copy() if now - t < RATE_WINDOW_S]
         return len(recent) / max(now - recent[0], 1.0) if len(recent) > 1 else 0.0
@@ -42,10 +43,30 @@ class Rate:
         return time.monotonic() - self._times[-1] if self._times else float("inf")
 
 
-class NodeMetrics:
-    """Counters since the node was configured, rates, and the latencies of the last plans.
+class RecentProblem:
+    """A problem that is shown for a few seconds."""
 
-    `problem` is what was wrong with the latest plan; `gauges` are read whenever values are asked for.
+    def __init__(self) -> None:
+        self._text, self._until = "", 0.0
+
+    @property
+    def text(self) -> str:
+        """The problem; empty once it is over."""
+        return self._text if time.monotonic() < self._until else ""
+
+    def set(self, text: str) -> None:
+        """Show a problem from now on."""
+        self._text, self._until = text, time.monotonic() + PROBLEM_S
+
+    def clear(self) -> None:
+        """Show nothing."""
+        self._until = 0.0
+
+
+class NodeMetrics:
+    """Counters since configure, rates, and the latencies of the last plans.
+
+    `problem` is the message of the latest plan if it failed. `gauges` are read by `values`.
     """
 
     def __init__(self) -> None:
@@ -62,7 +83,10 @@ class NodeMetrics:
             self._counts[name] += 1
 
     def plan_done(self, outcome: Outcome) -> None:
-        """Take the end of a plan into account."""
+        """Record the end of a plan. A skipped frame is no plan, and is counted as dropped."""
+        if outcome.reason == SKIPPED:
+            self.count("frames_dropped")
+            return
         self.count(f"plans_{outcome.reason}")
         if outcome.reason != COMPLETED:
             self.problem = outcome.message if outcome.reason in FAILURES else ""
@@ -74,8 +98,8 @@ class NodeMetrics:
                 values.append(getattr(outcome.result.generation, f"{name}_latency"))
 
     def values(self) -> dict[str, float]:
-        """Everything by name; times in seconds, memory in bytes."""
-        # Gauges first: where they say that no job is left, the counters are those after the last one.
+        """Return everything by name; times in seconds, memory in bytes."""
+        # Gauges first: if jobs_pending is 0, the counters include the last job.
         values = {name: float(read()) for name, read in self.gauges.items()}
         with self._lock:
             values |= {name: float(count) for name, count in sorted(self._counts.items())}
@@ -92,7 +116,7 @@ class NodeMetrics:
 
 
 def runtime_values(runtime: Any) -> dict[str, float]:
-    """The runtime's own counters, with the name of their stage in front."""
+    """Return the runtime's counters, prefixed with their stage."""
     stages = {
         "prefill": runtime.prefill_metrics,
         "generation": runtime.generation_metrics,
@@ -107,7 +131,7 @@ def runtime_values(runtime: Any) -> dict[str, float]:
 
 
 def resident_memory() -> int:
-    """Bytes of memory that this process has in RAM; 0 where the system does not say (not Linux)."""
+    """Return the bytes of RAM that this process uses; 0 if the system is not Linux."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

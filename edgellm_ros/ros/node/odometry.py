@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Odometry to trajectory history: where the robot was, seen from where it is when the frame is taken."""
+"""Odometry to trajectory history: the past poses of the robot, in its base frame at the time of a frame."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from collections import deque
 import numpy as np
 from nav_msgs.msg import Odometry
 
+from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
+from edgellm_ros.ros.node.input_time import StaleInputError, check_age, check_not_future
+
 CAPACITY = 1000
-MAX_GAP_S = 1.0  # odometry that pauses longer starts a new history
+MAX_GAP_S = 1.0  # a longer pause of the odometry starts a new history
+OUT_OF_ORDER_S = 0.5  # a stamp further behind the newest is a new clock, not a late message
+MAX_POSITION_M, MAX_SPEED_M_S = 1e9, 1e4  # beyond every robot; larger numbers overflow in what follows
 Sample = tuple[float, float, float, float, float]  # stamp (s), x, y, heading, speed
-OUT_OF_ORDER_S = 0.5  # a stamp this far behind the newest is a new clock, not a late message
 
 
 class OdometryBuffer:
@@ -24,13 +28,18 @@ class OdometryBuffer:
         self._arrived = threading.Condition()
         self._problem = ""
 
-    def add(self, message: Odometry) -> None:
-        """Take one message.
+    def add(self, message: Odometry, arrival: int | None = None, tolerance_s: float = 0.0) -> None:
+        """Store one message, dated by its stamp or, without a stamp, by its arrival (ns of the node's clock).
 
-        ValueError if it is not finite or not a pose; then `state_at` fails too, until a good one comes.
+        ValueError if a number is not finite or too large, if the orientation is no unit quaternion, or if
+        the stamp is more than `tolerance_s` after the arrival. Then `state_at` fails too, until a good
+        message comes.
         """
         try:
-            sample = _read(message)
+            stamp = to_nanoseconds(message.header.stamp) or arrival or 0
+            if arrival is not None:
+                check_not_future("odometry", stamp, arrival, tolerance_s)
+            sample = (stamp / NANOSECONDS, *_read(message))
         except ValueError as error:
             with self._arrived:
                 self._problem = str(error)
@@ -48,14 +57,14 @@ class OdometryBuffer:
             self._arrived.notify_all()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all samples."""
         with self._arrived:
             self._samples.clear()
             self._problem = ""
 
     @property
     def problem(self) -> str:
-        """What was wrong with the newest message; empty if nothing."""
+        """What is wrong with the newest message; empty if nothing."""
         with self._arrived:
             return self._problem
 
@@ -66,9 +75,9 @@ class OdometryBuffer:
             return self._samples[-1][0] if self._samples else None
 
     def wait_until(self, stamp: float, timeout_s: float) -> None:
-        """Block until odometry reaches `stamp` (seconds), it is known to be broken, or the time is over.
+        """Block until odometry reaches `stamp` (seconds) or is broken, at most for `timeout_s`.
 
-        Without any odometry it returns at once: then nobody sends any.
+        Returns at once if no odometry has ever come.
         """
         with self._arrived:
             self._arrived.wait_for(
@@ -78,54 +87,79 @@ class OdometryBuffer:
     def state_at(
         self, stamp: float, num_points: int, dt: float, max_age: float
     ) -> tuple[np.ndarray | None, float | None]:
-        """Past poses and speed at `stamp` (seconds).
+        """Return past poses and speed at `stamp` (seconds).
 
-        Returns history [num_points, 3] (x, y, heading) in the base frame at `stamp`, oldest first, `dt`
-        apart, the last being (0, 0, 0), and the speed in m/s; (None, None) if no odometry ever came. Poses
-        are interpolated; before the first sample the robot is taken to have stood still. ValueError if the
-        newest message was broken, TimeoutError if odometry ended more than `max_age` seconds before
-        `stamp`.
+        The history [num_points, 3] (x, y, heading) is in the base frame at `stamp`, oldest first, `dt` apart;
+        the last pose is (0, 0, 0). The speed is in m/s. (None, None) if no odometry ever came. Poses are
+        interpolated; before the first sample the robot is assumed to stand still. ValueError if the newest
+        message was broken, StaleInputError if odometry ended more than `max_age` seconds before `stamp`.
         """
+        samples = self._copy()
+        if samples is None:
+            return None, None
+        behind = stamp - samples[-1, 0]
+        if behind > max_age:
+            raise StaleInputError(
+                f"the newest odometry is {behind:.2f} s older than the frame, limit {max_age:g} s "
+                "(parameter max_input_age)"
+            )
+        return _state(samples, stamp, num_points, dt)
+
+    def newest_state(
+        self, now: int, num_points: int, dt: float, max_age: float
+    ) -> tuple[np.ndarray | None, float | None]:
+        """Return what `state_at` returns, at the newest sample.
+
+        `now` (ns) is the node's time. StaleInputError if the sample is more than `max_age` seconds old.
+        """
+        samples = self._copy()
+        if samples is None:
+            return None, None
+        newest = float(samples[-1, 0])
+        check_age("the newest odometry", round(newest * NANOSECONDS), now, max_age)
+        return _state(samples, newest, num_points, dt)
+
+    def _copy(self) -> np.ndarray | None:
+        """Return the samples [N, 5], None if there are none. ValueError if the newest message was broken."""
         with self._arrived:
             if self._problem:
                 raise ValueError(self._problem)
-            if not self._samples:
-                return None, None
-            samples = np.array(self._samples)
-        times = samples[:, 0]
-        if stamp - times[-1] > max_age:
-            raise TimeoutError(
-                f"the newest odometry is {stamp - times[-1]:.2f} s older than the frame, limit {max_age:g} s"
-            )
-        at = stamp + dt * np.arange(1 - num_points, 1)
-        x, y, speed = (np.interp(at, times, samples[:, column]) for column in (1, 2, 4))
-        heading = np.interp(at, times, np.unwrap(samples[:, 3]))
-        cos, sin = math.cos(heading[-1]), math.sin(heading[-1])
-        dx, dy = x - x[-1], y - y[-1]
-        history = np.column_stack([cos * dx + sin * dy, -sin * dx + cos * dy, heading - heading[-1]])
-        return history, max(0.0, float(speed[-1]))
+            return np.array(self._samples) if self._samples else None
 
 
-def _read(message: Odometry) -> Sample:
+def _state(samples: np.ndarray, stamp: float, num_points: int, dt: float) -> tuple[np.ndarray, float]:
+    times = samples[:, 0]
+    at = stamp + dt * np.arange(1 - num_points, 1)
+    x, y, speed = (np.interp(at, times, samples[:, column]) for column in (1, 2, 4))
+    heading = np.interp(at, times, np.unwrap(samples[:, 3]))
+    cos, sin = math.cos(heading[-1]), math.sin(heading[-1])
+    dx, dy = x - x[-1], y - y[-1]
+    history = np.column_stack([cos * dx + sin * dy, -sin * dx + cos * dy, heading - heading[-1]])
+    return history, max(0.0, float(speed[-1]))
+
+
+def _read(message: Odometry) -> tuple[float, float, float, float]:
+    """Return x, y, heading and speed. ValueError names the field that cannot be used."""
     position, rotation = message.pose.pose.position, message.pose.pose.orientation
-    values = {
-        "pose.pose.position.x": position.x,
-        "pose.pose.position.y": position.y,
-        "pose.pose.orientation.x": rotation.x,
-        "pose.pose.orientation.y": rotation.y,
-        "pose.pose.orientation.z": rotation.z,
-        "pose.pose.orientation.w": rotation.w,
-        "twist.twist.linear.x": message.twist.twist.linear.x,
-    }
-    for name, value in values.items():
+    speed = message.twist.twist.linear.x
+    for name, value, limit in (
+        ("pose.pose.position.x", position.x, MAX_POSITION_M),
+        ("pose.pose.position.y", position.y, MAX_POSITION_M),
+        ("pose.pose.orientation.x", rotation.x, math.inf),
+        ("pose.pose.orientation.y", rotation.y, math.inf),
+        ("pose.pose.orientation.z", rotation.z, math.inf),
+        ("pose.pose.orientation.w", rotation.w, math.inf),
+        ("twist.twist.linear.x", speed, MAX_SPEED_M_S),
+    ):
         if not math.isfinite(value):
             raise ValueError(f"odometry is not finite: {name} is {value}")
-    norm = math.sqrt(rotation.x**2 + rotation.y**2 + rotation.z**2 + rotation.w**2)
+        if abs(value) > limit:
+            raise ValueError(f"odometry is out of range: {name} is {value:g}, limit {limit:g}")
+    norm = math.hypot(rotation.x, rotation.y, rotation.z, rotation.w)
     if not 0.9 < norm < 1.1:
         raise ValueError(f"odometry has no orientation: the quaternion's length is {norm:.3g}, expected 1")
     heading = math.atan2(
         2 * (rotation.w * rotation.z + rotation.x * rotation.y),
         rotation.w**2 + rotation.x**2 - rotation.y**2 - rotation.z**2,
     )
-    stamp = message.header.stamp
-    return stamp.sec + stamp.nanosec * 1e-9, position.x, position.y, heading, message.twist.twist.linear.x
+    return position.x, position.y, heading, speed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The topics that the node publishes on."""
+"""Topics that the node publishes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ TOPICS: dict[str, tuple[type, QoSProfile]] = {
 
 
 class Outputs:
-    """Managed publishers: they are silent while the node is not active. Usable from the planning thread.
+    """Lifecycle publishers, silent while the node is not active. Safe to use from the planning thread.
 
-    What is published is counted: `generation_published` and so on.
+    Every message is counted: `generation_published` and so on.
     """
 
     def __init__(self, node: LifecycleNode, metrics: NodeMetrics) -> None:
@@ -49,7 +49,7 @@ class Outputs:
         return sum(self._is_heard(name) for name in TOPICS)
 
     def publish(self, plan: Plan, camera: OverlayCamera) -> None:
-        """Publish a completed plan: first what moves the robot, last what only people look at."""
+        """Publish a completed plan: the actions first, the pictures for people last."""
         for chunk in plan.action_chunks:
             self._publish("action_chunk", chunk)
         self._publish("generation", plan.generation)
@@ -60,16 +60,16 @@ class Outputs:
             drawn = draw_paths(plan.frame, [] if plan.states is None else plan.states, camera)
             self._publish("overlay", encode_image(drawn, plan.generation.header))
 
-    def hear(self, utterance: AudioChunk) -> None:
-        """Publish what was said to the robot, as the model gets it."""
+    def publish_utterance(self, utterance: AudioChunk) -> None:
+        """Publish an utterance with the samples that the model gets."""
         self._publish("utterance", utterance)
 
     def stream(self, piece: str) -> None:
-        """Publish a piece of an answer that is still being made."""
+        """Publish the next piece of an unfinished answer."""
         self._publish("text_stream", String(data=piece))
 
     def destroy(self) -> None:
-        """Take the topics down."""
+        """Remove the topics."""
         for publisher in self._publishers.values():
             self._node.destroy_lifecycle_publisher(publisher)
 

@@ -10,24 +10,24 @@ import numpy as np
 
 COLORS = ((40, 220, 90), (60, 170, 255), (255, 190, 40), (240, 90, 200))  # RGB, by sample
 OUTLINE = (20, 20, 20)
-NEAR = 0.05  # metres in front of the camera; what is nearer cannot be drawn
+NEAR = 0.05  # metres in front of the camera; nearer points are not drawn
 SUBPIXEL_BITS = 4
 
 
 @dataclass(frozen=True)
 class OverlayCamera:
-    """A pinhole on the robot, looking ahead and `pitch` rad down; `height` and `x` in m, others in pixels."""
+    """A pinhole camera on the robot, looking ahead and down."""
 
-    fx: float
+    fx: float  # focal lengths and principal point in pixels
     fy: float
     cx: float
     cy: float
-    height: float
-    x: float
-    pitch: float
+    height: float  # m above the floor
+    x: float  # m ahead of the base frame's origin
+    pitch: float  # rad downwards
 
     def project(self, points: np.ndarray) -> np.ndarray:
-        """Floor points [N, 2] (x ahead, y left of the base) to pixels [N, 2]; NaN behind the camera."""
+        """Project floor points [N, 2] (x ahead, y left) to pixels [N, 2]; NaN behind the camera."""
         sin, cos = np.sin(self.pitch), np.cos(self.pitch)
         # Rows are the camera's axes (right, down, ahead) in the base frame (REP 103).
         rotation = np.array([[0.0, -1.0, 0.0], [-sin, 0.0, -cos], [cos, 0.0, -sin]])
@@ -40,7 +40,7 @@ class OverlayCamera:
 
 
 def draw_paths(image: np.ndarray, paths: np.ndarray, camera: OverlayCamera) -> np.ndarray:
-    """A copy of the frame [H, W, 3] uint8 RGB with the paths [n, T+1, 2+] (x, y, ...) on its floor."""
+    """Draw paths [n, T+1, 2+] (x, y, ...) on the floor of a copy of the frame [H, W, 3] uint8 RGB."""
     canvas = np.ascontiguousarray(image).copy()
     thickness = max(1, round(image.shape[1] / 160))
     for index, path in reversed(list(enumerate(paths))):

@@ -16,6 +16,7 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.pcm import ENCODINGS, PcmFormat
 from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
+from edgellm_ros.ros.messaging import SERVICE_DEPTH
 from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.node.overlay import OverlayCamera
 from edgellm_ros.runtime.request import MAX_DENOISE_STEPS
@@ -94,11 +95,33 @@ SPECS: dict[str, Spec] = {
     "queue_size": Spec(
         4, "Goals that may wait while another one runs; more end with an error.", 0, 1000, fixed=True
     ),
+    "service_depth": Spec(
+        SERVICE_DEPTH,
+        "Requests and answers that the queues of the action and of each service hold (QoS depth); with more "
+        "unread ones the oldest are lost. Clients need the same depth.",
+        1,
+        10_000,
+        fixed=True,
+    ),
+    "result_timeout": Spec(
+        900.0,
+        "Time in seconds that the result of a goal is kept after its end for clients that ask late.",
+        1.0,
+        86_400.0,
+        fixed=True,
+    ),
     "plan_timeout": Spec(
         10.0, "Time limit of a plan in seconds, from the arrival of its request.", 0.01, 3600.0
     ),
     "max_input_age": Spec(
         1.0, "Maximum age of camera frames and odometry in seconds; older input is refused.", 0.01, 3600.0
+    ),
+    "future_stamp_tolerance": Spec(
+        0.5,
+        "Maximum time in seconds that a camera frame or odometry may be stamped ahead of the node's clock; "
+        "input stamped further in the future is refused.",
+        0.0,
+        3600.0,
     ),
     "odom_wait": Spec(
         0.05,
@@ -183,8 +206,11 @@ class Parameters:
     input_reliability: str
     plan_on: str
     queue_size: int
+    service_depth: int
+    result_timeout: float
     plan_timeout: float
     max_input_age: float
+    future_stamp_tolerance: float
     odom_wait: float
     prefix_cache_mb: int
     prefix_cache_file: str

@@ -1,67 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action ~/plan: goals into the worker's queue, its progress and outcome back to the client."""
+"""The action ~/plan: queues goals for the worker, and returns progress and outcome to the client."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
 from typing import Any
 
 from rclpy.action import ActionServer, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import QoSProfile
 from rclpy.task import Future
 
 from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.ros.messaging import action_services_qos
+from edgellm_ros.ros.node.jobs import JobFactory
+from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, Job, Outcome, PlanWorker
 
-RESULT_TIMEOUT_S = (
-    10  # how long a client may take to ask for a result; rclpy's 900 s would keep every image so long
-)
+# Trajectories in the results that are kept for clients: about 30 MB as Python messages of 40 steps.
+MAX_KEPT_TRAJECTORIES = 1000
 
 
 class PlanServer:
-    """Plans goals while the node is active and the worker's queue has room.
+    """Plans goals while `accepts` is true and the worker's queue has room.
 
-    `make_job(goal, goal_id, on_progress, on_done)` makes the worker's job of a goal. Goals wait for their
-    results without holding up the executor. A goal that cannot be planned now is accepted and aborted at
-    once: a rejected goal would have no result to say why. `on_refused` is told of it.
+    Goals wait for their results without blocking the executor. A goal that cannot be planned now is accepted
+    and aborted at once: a rejected goal would have no result to say why.
     """
 
     def __init__(
         self,
         node: LifecycleNode,
+        parameters: LiveParameters,
         worker: PlanWorker,
-        is_active: Callable[[], bool],
-        make_job: Callable[[PlanAction.Goal, str, Callable, Callable], Job],
-        on_refused: Callable[[Outcome], None],
+        jobs: JobFactory,
+        metrics: NodeMetrics,
     ) -> None:
+        self.accepts = False
         self._node = node
         self._worker = worker
-        self._is_active = is_active
-        self._make_job = make_job
-        self._on_refused = on_refused
+        self._job_factory = jobs
+        self._metrics = metrics
         self._jobs: dict[bytes, Job] = {}
+        self._kept: deque[PlanAction.Result] = deque()  # results with trajectories, oldest first
+        depth = parameters.current.service_depth
         self._server = ActionServer(
             node,
             PlanAction,
             "~/plan",
             execute_callback=self._execute,
             cancel_callback=self._on_cancel,
-            result_timeout=RESULT_TIMEOUT_S,
+            feedback_pub_qos_profile=QoSProfile(depth=depth),
+            result_timeout=parameters.current.result_timeout,
+            **action_services_qos(depth),
         )
 
     @property
     def in_progress(self) -> int:
-        """Goals whose result has not been handed over yet."""
+        """Number of goals without a result."""
         return len(self._jobs)
 
     def destroy(self) -> None:
-        """Take the action down."""
+        """Remove the action."""
         self._server.destroy()
 
     def _refusal(self) -> Outcome | None:
-        """Why no goal can be planned now."""
-        if not self._is_active():
+        """Return the reason why no goal can be planned now; None if one can."""
+        if not self.accepts:
             return Outcome(ERROR, "the node is not active")
         if self._worker.is_full:
             return Outcome(ERROR, f"{self._worker.waiting} goals wait already (parameter queue_size)")
@@ -69,7 +76,7 @@ class PlanServer:
 
     def _on_cancel(self, handle: ServerGoalHandle) -> CancelResponse:
         job = self._jobs.get(bytes(handle.goal_id.uuid))
-        if job is not None:  # otherwise it has not started; `_execute` will see the request
+        if job is not None:  # otherwise `_execute` has not started and will see the request
             self._worker.stop(job, CANCELLED, "cancelled by the client")
         return CancelResponse.ACCEPT
 
@@ -79,7 +86,8 @@ class PlanServer:
             return self._finish(handle, Outcome(CANCELLED, "cancelled by the client"))
         refusal = self._refusal()
         if refusal is not None:
-            self._on_refused(refusal)
+            self._metrics.plan_done(refusal)
+            self._node.get_logger().warning(f"goal refused: {refusal.message}")
             return self._finish(handle, refusal)
         future = Future()
 
@@ -93,7 +101,7 @@ class PlanServer:
                 PlanAction.Feedback(text=progress.text, tokens=progress.tokens, stage=progress.stage)
             )
 
-        job = self._make_job(handle.request, goal_id.hex(), on_progress, on_done)
+        job = self._job_factory.from_goal(handle.request, goal_id.hex(), on_progress, on_done)
         self._jobs[goal_id] = job
         handle.publish_feedback(PlanAction.Feedback(stage=PlanAction.Feedback.QUEUED))
         self._worker.submit_goal(job)
@@ -103,6 +111,8 @@ class PlanServer:
             del self._jobs[goal_id]
 
     def _finish(self, handle: ServerGoalHandle, outcome: Outcome) -> PlanAction.Result:
+        """End the goal, and return its result. rclpy keeps the goal and the result for `result_timeout`."""
+        handle.request.images, handle.request.audio = [], []
         if outcome.reason == COMPLETED:
             handle.succeed()
         elif outcome.reason == CANCELLED and handle.is_cancel_requested:
@@ -114,4 +124,16 @@ class PlanServer:
             result.generation = outcome.result.generation
             result.action_chunks = outcome.result.action_chunks
             result.paths = outcome.result.paths
+            if result.paths:
+                self._bound_kept_results(result)
         return result
+
+    def _bound_kept_results(self, newest: PlanAction.Result) -> None:
+        """Drop the trajectories of the oldest results while there are too many."""
+        self._kept.append(newest)
+        kept = sum(len(result.paths) for result in self._kept)
+        while kept > MAX_KEPT_TRAJECTORIES and len(self._kept) > 1:
+            oldest = self._kept.popleft()
+            kept -= len(oldest.paths)
+            oldest.action_chunks, oldest.paths = [], []
+            oldest.message = "the trajectories are no longer kept: too many newer results"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One plan, from messages to messages: frame, odometry and words in; words, action chunks and paths out.
+"""Makes one plan: frame, odometry and command in; text, action chunks and paths out, all as messages.
 
-Runs on the planning thread. It blocks there, and nothing else does.
+Runs on the planning thread, the only thread that blocks.
 """
 
 from __future__ import annotations
@@ -10,93 +10,86 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from nav_msgs.msg import Path
-from rclpy.clock import Clock
+from rclpy.node import Node
 from std_msgs.msg import Header
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
+from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.images import decode_image
+from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_age, check_not_future
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import to_action_chunks, to_generation, to_path
 from edgellm_ros.ros.node.odometry import OdometryBuffer
-from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, STALE_INPUT, Job, Outcome
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, SamplingParams
 
 
-class StaleInputError(Exception):
-    """The camera or the odometry has nothing that is new enough."""
-
-
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """What to plan. `frames` are camera messages; None = the newest one when the work starts.
+    """What to plan.
 
-    `lora` "" means the adapter that is active when the work starts. `sampling` and `sound` (None = nothing is
-    spoken) are made then, so that what is wrong with them is this plan's error. `noise_seed` and
-    `denoise_steps` None mean the runtime's and the checkpoint's own.
+    `sampling` and `sound` are called when the plan starts, so that their errors end this plan.
     """
 
     request_id: str
     prompt: str
     system_prompt: str
-    frames: tuple[Any, ...] | None
-    sound: Callable[[], Sound] | None
-    lora: str
+    frames: tuple[Frame, ...] | None  # None = the newest camera frame when the plan starts
+    sound: Callable[[], Sound] | None  # None = no sound
+    lora: str  # "" = the adapter that is active when the plan starts
     sampling: Callable[[], SamplingParams]
-    noise_seed: int | None
+    noise_seed: int | None  # None = the runtime's
     action_samples: int
-    denoise_steps: int | None
+    denoise_steps: int | None  # None = the checkpoint's default
 
 
 @dataclass(frozen=True)
 class SystemPrompt:
-    """To be computed ahead of time. `lora` "" means the adapter that is active when the work starts."""
+    """A system prompt to compute ahead of its first use."""
 
     text: str
-    lora: str
+    lora: str  # "" = the adapter that is active when the work starts
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A finished plan as messages, and the frame [H, W, 3] that it was made from (None without a camera)."""
+    """A finished plan as messages, and what the overlay is drawn from."""
 
     generation: Generation
     action_chunks: list[ActionChunk]
     paths: list[Path]
-    states: np.ndarray | None
-    frame: np.ndarray | None
+    states: np.ndarray | None  # [samples, T+1, 4]
+    frame: np.ndarray | None  # first image of the plan [H, W, 3]
 
 
 class Planner:
-    """Does jobs whose request is a `PlanRequest` or a `SystemPrompt`.
-
-    `parameters` is replaced by the node when they change.
-    """
+    """Runs jobs whose request is a `PlanRequest` or a `SystemPrompt`."""
 
     def __init__(
         self,
+        node: Node,
+        parameters: LiveParameters,
         runtime: LLMInferenceRuntime,
         odometry: OdometryBuffer,
-        parameters: Parameters,
-        clock: Clock,
-        newest_frame: Callable[[], Any],
-        log_error: Callable[[str], Any],
+        trigger: CommandTrigger,
     ) -> None:
-        self.parameters = parameters
+        """Plan with `runtime`. `trigger` has the newest camera frame."""
+        self._parameters = parameters
         self._runtime = runtime
         self._odometry = odometry
-        self._clock = clock
-        self._newest_frame = newest_frame
-        self._log_error = log_error
+        self._trigger = trigger
+        self._clock = node.get_clock()
+        self._logger = node.get_logger()
 
     def plan(self, job: Job) -> Outcome:
-        """Plan one job. Whatever goes wrong is in the outcome."""
+        """Plan one job. Errors become outcomes."""
         try:
             return self._plan(job)
         except StaleInputError as error:
@@ -104,7 +97,7 @@ class Planner:
         except (ValueError, EngineError) as error:
             return Outcome(ERROR, str(error))
         except Exception as error:
-            self._log_error(traceback.format_exc())
+            self._logger.error(traceback.format_exc())
             return Outcome(ERROR, f"internal error, see the node's log: {type(error).__name__}: {error}")
 
     def _plan(self, job: Job) -> Outcome:
@@ -114,10 +107,10 @@ class Planner:
         request: PlanRequest = job.request
         sampling = request.sampling()
         sounds = self._sounds(request)
-        messages = self._frames(request)
-        images = tuple(decode_image(message) for message in messages)
-        header = self._input_header(messages)
-        history, speed = self._history(header, bool(messages))
+        frames = self._frames(request)
+        images = tuple(decode_image(frame.message) for frame in frames)
+        header = self._input_header(frames)
+        history, speed = self._history(frames)
         has_actions = self._runtime.config.action is not None
         response = self._runtime.handle_request(
             LLMGenerationRequest(
@@ -149,46 +142,44 @@ class Planner:
             raise ValueError("this engine has no audio encoder, the request has audio")
         return (request.sound(),)
 
-    def _frames(self, request: PlanRequest) -> tuple[Any, ...]:
-        """The camera messages to plan on, none of them too old."""
+    def _frames(self, request: PlanRequest) -> tuple[Frame, ...]:
+        """Return the camera frames to plan on. StaleInputError if one is too old or in the future."""
         frames = request.frames
         if frames is None:
-            newest = self._newest_frame()
+            newest = self._trigger.frame
             if newest is None and self._runtime.config.vision is not None:
                 raise StaleInputError(
                     "the request brings no image and no camera frame has arrived on ~/image"
                 )
             frames = () if newest is None else (newest,)
-        limit = self.parameters.max_input_age
+        parameters, now = self._parameters.current, self._clock.now().nanoseconds
         for frame in frames:
-            age = self._clock.now().nanoseconds * 1e-9 - _seconds(frame.header)
-            if _seconds(frame.header) and age > limit:
-                raise StaleInputError(
-                    f"the camera frame is {age:.2f} s old, limit {limit:g} s (parameter max_input_age)"
-                )
+            if frame.time is not None:
+                check_not_future("the camera frame", frame.time, now, parameters.future_stamp_tolerance)
+                check_age("the camera frame", frame.time, now, parameters.max_input_age)
         return frames
 
-    def _input_header(self, frames: tuple[Any, ...]) -> Header:
-        """Header of the oldest frame; without a frame, now."""
+    def _input_header(self, frames: tuple[Frame, ...]) -> Header:
+        """Return the header of the oldest frame; without a frame, the present time."""
         if not frames:
             return Header(stamp=self._clock.now().to_msg())
-        return min((frame.header for frame in frames), key=_seconds)
+        headers = (frame.message.header for frame in frames)
+        return min(headers, key=lambda header: to_nanoseconds(header.stamp))
 
-    def _history(self, header: Header, has_frame: bool) -> tuple[np.ndarray | None, float | None]:
-        """Past poses and speed at the frame's time; None where none is sent or needed."""
+    def _history(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray | None, float | None]:
+        """Return past poses and speed at the time of the oldest frame; (None, None) without action head."""
         action = self._runtime.config.action
         if action is None:
             return None, None
+        parameters = self._parameters.current
         points, dt = action.trajectory_history.num_points, action.trajectory_history.dt
-        stamp = _seconds(header)
-        if has_frame and stamp:
-            self._odometry.wait_until(stamp, self.parameters.odom_wait)
-        else:  # nothing to align with: where the robot is now
-            stamp = self._odometry.newest_stamp or 0.0
-        try:
-            return self._odometry.state_at(stamp, points, dt, self.parameters.max_input_age)
-        except TimeoutError as error:
-            raise StaleInputError(str(error)) from None
+        times = [frame.time for frame in frames if frame.time is not None]
+        if not times or len(times) < len(frames):  # no time to align with: where the robot is now
+            now = self._clock.now().nanoseconds
+            return self._odometry.newest_state(now, points, dt, parameters.max_input_age)
+        stamp = min(times) / NANOSECONDS
+        self._odometry.wait_until(stamp, parameters.odom_wait)
+        return self._odometry.state_at(stamp, points, dt, parameters.max_input_age)
 
     def _to_messages(
         self, job: Job, response: LLMGenerationResponse, header: Header, frame: np.ndarray | None
@@ -201,12 +192,7 @@ class Planner:
         action = self._runtime.config.action
         if action is None or response.actions is None or response.paths is None:
             return Plan(generation, [], [], None, frame)
-        base = Header(stamp=header.stamp, frame_id=self.parameters.frame_id)
+        base = Header(stamp=header.stamp, frame_id=self._parameters.current.frame_id)
         chunks = to_action_chunks(response, action.action_space, base, request.request_id)
         paths = [to_path(states, action.action_space.dt, base) for states in response.paths]
         return Plan(generation, chunks, paths, response.paths, frame)
-
-
-def _seconds(header: Header) -> float:
-    """Stamp in seconds; 0 = not stamped."""
-    return header.stamp.sec + header.stamp.nanosec * 1e-9

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's services. Each answers at once; only ~/save_system_prompt takes its turn with the plans."""
+"""Services of the node. All answer at once except ~/save_system_prompt, which waits in the plan queue."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.lifecycle import LifecycleNode
 from rclpy.task import Future
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.ros.messaging import services_qos
+from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics, runtime_values
 from edgellm_ros.ros.node.parameters import MAX_INT64
 from edgellm_ros.ros.node.planner import SystemPrompt
@@ -19,40 +19,42 @@ from edgellm_ros.srv import GetMetrics, ListLoras, SaveSystemPrompt, SetNoiseSee
 
 
 class Services:
-    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics.
-
-    `timeout_s()`: how long a system prompt may take, from the call on.
-    """
+    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics."""
 
     def __init__(
         self,
         node: LifecycleNode,
+        parameters: LiveParameters,
         runtime: LLMInferenceRuntime,
-        metrics: NodeMetrics,
         worker: PlanWorker,
-        timeout_s: Callable[[], float],
+        metrics: NodeMetrics,
     ) -> None:
         self._node = node
+        self._parameters = parameters
         self._runtime = runtime
-        self._metrics = metrics
         self._worker = worker
-        self._timeout_s = timeout_s
-        # Of its own, because a callback that awaits keeps the others of its group from being called.
+        self._metrics = metrics
+        qos = services_qos(parameters.current.service_depth)
+        # A group of its own: a callback that awaits blocks the other callbacks of its group.
         waiting = ReentrantCallbackGroup()
         self._unanswered = 0  # calls of ~/save_system_prompt that wait
         self._all_answered = Future()
         self._saving = node.create_service(
-            SaveSystemPrompt, "~/save_system_prompt", self._save_system_prompt, callback_group=waiting
+            SaveSystemPrompt,
+            "~/save_system_prompt",
+            self._save_system_prompt,
+            qos_profile=qos,
+            callback_group=waiting,
         )
         self._services = [
-            node.create_service(SwitchLora, "~/switch_lora", self._switch_lora),
-            node.create_service(ListLoras, "~/list_loras", self._list_loras),
-            node.create_service(SetNoiseSeed, "~/set_noise_seed", self._set_noise_seed),
-            node.create_service(GetMetrics, "~/get_metrics", self._get_metrics),
+            node.create_service(SwitchLora, "~/switch_lora", self._switch_lora, qos_profile=qos),
+            node.create_service(ListLoras, "~/list_loras", self._list_loras, qos_profile=qos),
+            node.create_service(SetNoiseSeed, "~/set_noise_seed", self._set_noise_seed, qos_profile=qos),
+            node.create_service(GetMetrics, "~/get_metrics", self._get_metrics, qos_profile=qos),
         ]
 
     def destroy(self) -> None:
-        """Take the services down, after the worker was closed. Calls that wait get their answers first."""
+        """Remove the services, after the worker was closed. Calls that wait are answered first."""
         for service in self._services:
             self._node.destroy_service(service)
         if self._unanswered and self._node.executor is not None:
@@ -108,7 +110,7 @@ class Services:
                 self._node.executor.wake()
 
         system_prompt = SystemPrompt(request.system_prompt, request.lora)
-        self._worker.submit_goal(Job(system_prompt, self._timeout_s(), on_done))
+        self._worker.submit_goal(Job(system_prompt, self._parameters.current.plan_timeout, on_done))
         self._unanswered += 1
         outcome = await future
         self._unanswered -= 1

@@ -1,34 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""~/audio to commands: what is heard, what was wrong with it, and what is told of it.
+"""~/audio to commands: cuts the sound into utterances, and reports sound that cannot be used.
 
-What is said depends on the messages and their stamps alone; the clock is only asked whether it is too late.
+Utterances depend on the messages and their stamps alone; the clock only decides whether one is too old.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
-from rclpy.clock import Clock
-from rclpy.impl.rcutils_logger import RcutilsLogger
+from rclpy.node import Node
 from std_msgs.msg import Header
 
 from edgellm_ros.msg import AudioChunk
 from edgellm_ros.multimodal.sound_stream import SoundStream, Utterance
 from edgellm_ros.multimodal.utterance import MAX_LENGTH, STREAM_END
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.messaging import to_nanoseconds
 from edgellm_ros.ros.node.command_trigger import Command
-from edgellm_ros.ros.node.messages import to_audio_chunk, to_nanoseconds
-from edgellm_ros.ros.node.metrics import NodeMetrics
-from edgellm_ros.ros.node.parameters import Parameters
+from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.messages import to_audio_chunk
+from edgellm_ros.ros.node.metrics import NodeMetrics, RecentProblem
+from edgellm_ros.ros.node.outputs import Outputs
 
 LOG_THROTTLE_S = 1.0
-PROBLEM_S = 5.0  # how long a problem stays on /diagnostics: one piece among good ones would not be seen
 
 
 def audio_type(transport: str) -> type:
-    """The message type of ~/audio. ValueError if audio_common_msgs is asked for and not installed."""
+    """Return the message type of ~/audio. ValueError if it needs audio_common_msgs and there is none."""
     if transport == "chunk":
         return AudioChunk
     try:
@@ -40,95 +38,83 @@ def audio_type(transport: str) -> type:
     return msg.AudioData if transport == "audio_data" else msg.AudioDataStamped
 
 
-class Hearing:
-    """One microphone of the node. `parameters` is replaced by the node when they change.
-
-    `voice` is None if the engine has no audio encoder: then sound is counted and refused.
-    """
+class SpeechInput:
+    """One microphone: turns the sound on ~/audio into spoken commands."""
 
     def __init__(
         self,
+        node: Node,
+        parameters: LiveParameters,
         voice: VoiceActivity | None,
-        parameters: Parameters,
+        outputs: Outputs,
         metrics: NodeMetrics,
-        clock: Clock,
-        publish: Callable[[AudioChunk], None],
-        logger: RcutilsLogger,
     ) -> None:
+        """Start with an empty stream. Without `voice` (no audio encoder) sound is counted and refused."""
         self._parameters = parameters
-        self._stream = SoundStream(voice, parameters.utterance) if voice is not None else None
+        self._stream = SoundStream(voice, parameters.current.utterance) if voice is not None else None
+        self._outputs = outputs
         self._metrics = metrics
-        self._clock = clock
-        self._publish = publish
-        self._logger = logger
-        self._problem, self._problem_until = "", 0.0
-
-    @property
-    def parameters(self) -> Parameters:
-        """What the node's parameters are."""
-        return self._parameters
-
-    @parameters.setter
-    def parameters(self, parameters: Parameters) -> None:
-        self._parameters = parameters
-        if self._stream is not None:
-            self._stream.settings = parameters.utterance
+        self._clock = node.get_clock()
+        self._logger = node.get_logger()
+        self._problem = RecentProblem()
 
     @property
     def problem(self) -> str:
-        """What was wrong with the sound lately; empty if nothing."""
-        return self._problem if time.monotonic() < self._problem_until else ""
+        """The latest problem with the sound; empty after a few seconds without one."""
+        return self._problem.text
 
     @property
     def dropped(self) -> int:
-        """Noises that had too little speech in them, so far."""
+        """Number of sounds so far with too little speech for an utterance."""
         return self._stream.dropped if self._stream is not None else 0
 
     def on_message(self, message: Any) -> list[Command]:
-        """What was said and ends with this piece of sound."""
+        """Return the commands that end with this message."""
         self._metrics.sound.tick()
         self._metrics.count("audio_received")
         try:
             if self._stream is None:
                 raise ValueError("this engine has no audio encoder, sound is not used")
+            self._stream.settings = self._parameters.current.utterance
             return self._commands(self._stream.add(*self._read(message)))
         except ValueError as error:
             self._refuse("audio_refused", str(error))
             return []
 
     def on_stamp(self, header: Header) -> list[Command]:
-        """What was said and ends because another sensor is far ahead of a microphone that fell silent."""
+        """Return the commands that end because a camera frame is stamped long after the last sound."""
         if self._stream is None:
             return []
         return self._commands(self._stream.time_passed(to_nanoseconds(header.stamp)))
 
     def clear(self) -> None:
-        """Forget what was heard."""
+        """Drop the sound received so far."""
         if self._stream is not None:
             self._stream.forget()
-        self._problem_until = 0.0
+        self._problem.clear()
 
     def _read(self, message: Any) -> tuple[str, int, int, Any, int]:
-        """Encoding, rate, channels, data and stamp (ns) of a message of any of the types."""
+        """Return encoding, rate, channels, data and stamp (ns) of a message of any of the types."""
         header = getattr(message, "header", None)
         stamp = to_nanoseconds(header.stamp) if header is not None else 0
         if isinstance(message, AudioChunk):
             return message.encoding, message.sample_rate, message.channels, message.data, stamp
-        pcm = self._parameters.audio_data
+        pcm = self._parameters.current.audio_data
         data = message.audio.data if header is not None else message.data
         return pcm.encoding, pcm.sample_rate, pcm.channels, data, stamp
 
     def _commands(self, utterances: list[Utterance]) -> list[Command]:
-        return [Command(sound=utterance.sound) for utterance in utterances if self._is_heard(utterance)]
+        return [Command(sound=utterance.sound) for utterance in utterances if self._accept(utterance)]
 
-    def _is_heard(self, utterance: Utterance) -> bool:
+    def _accept(self, utterance: Utterance) -> bool:
+        """Count and publish an utterance; False if it is too old."""
         self._metrics.count("utterances")
         if utterance.reason == MAX_LENGTH:
             self._metrics.count("utterances_cut")
             self._logger.warning(
                 f"~/audio: cut off after {utterance.sound.seconds:.1f} s (parameter utterance.max_length)"
             )
-        limit = self._parameters.max_input_age
+        limit = self._parameters.current.max_input_age
         if utterance.reason == STREAM_END:
             limit += self._stream.patience
         age = (self._clock.now().nanoseconds - utterance.until) * 1e-9 if utterance.until else 0.0
@@ -138,10 +124,10 @@ class Hearing:
                 f"an utterance is {age:.2f} s old, limit {limit:g} s (parameter max_input_age)",
             )
             return False
-        self._publish(to_audio_chunk(utterance))
+        self._outputs.publish_utterance(to_audio_chunk(utterance))
         return True
 
     def _refuse(self, counter: str, problem: str) -> None:
         self._metrics.count(counter)
-        self._problem, self._problem_until = problem, time.monotonic() + PROBLEM_S
+        self._problem.set(problem)
         self._logger.error(f"~/audio: {problem}", throttle_duration_sec=LOG_THROTTLE_S)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning thread: one request in flight, a bounded queue of goals, a place for one topic request.
+"""The planning thread: one request in flight, a bounded queue of goals, and one waiting topic request.
 
-Goals run in the order of their arrival. Topic requests (from ~/command and ~/image) give way to goals; of
-several that wait only the newest is kept.
+Goals run in the order of their arrival. A topic request (from ~/command or ~/image) waits until no goal does;
+only the newest one is kept.
 """
 
 from __future__ import annotations
@@ -16,54 +16,52 @@ from typing import Any
 
 COMPLETED, CANCELLED, PREEMPTED = "completed", "cancelled", "preempted"
 TIMEOUT, STALE_INPUT, ERROR = "timeout", "stale_input", "error"
+SKIPPED = "skipped"  # a waiting frame that a newer one replaced: no plan was ever started or asked for
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `reason` is one of the constants above; `message` is empty if it is "completed"."""
+    """How a job ended."""
 
-    reason: str
-    message: str = ""
+    reason: str  # one of the constants above
+    message: str = ""  # empty if completed
     result: Any = None
 
 
 @dataclass(eq=False)
 class Job:
-    """One request on its way through the worker.
-
-    `on_done` is called exactly once: from the worker's thread, or from the one that stops a job which still
-    waits. Times are of `time.monotonic`.
-    """
+    """One request in the worker. Times are those of `time.monotonic`."""
 
     request: Any
-    timeout_s: float
-    on_done: Callable[[Outcome], None]
+    timeout_s: float  # from arrival to result
+    on_done: Callable[[Outcome], None]  # called once, by the worker or by the thread that stops the job
     on_progress: Callable[[Any], None] = lambda progress: None
     arrival: float = field(default_factory=time.monotonic)
     started: float = 0.0
     cancel: threading.Event = field(default_factory=threading.Event)
-    stopped: Outcome | None = None
+    stopped: Outcome | None = None  # why it was asked to stop
 
     def stop(self, reason: str, message: str) -> None:
-        """Ask it to end at the next token or Euler step. The first reason counts."""
+        """Ask the job to end at the next token or Euler step. The first reason counts."""
         if self.stopped is None:
             self.stopped = Outcome(reason, message)
         self.cancel.set()
 
     def report(self, progress: Any) -> None:
-        """How far it is. To be called while it runs: it is stopped here if its time is over."""
+        """Report progress while the job runs; stop the job if its time is over."""
         self.check_time()
         self.on_progress(progress)
 
     def check_time(self) -> None:
-        """Stop it if its time is over."""
+        """Stop the job if its time is over."""
         if time.monotonic() - self.arrival > self.timeout_s:
             self.stop(TIMEOUT, f"no result within {self.timeout_s:g} s")
 
 
 class PlanWorker:
-    """Runs `plan(job) -> Outcome` on its own thread, for one job at a time. Neither `plan` nor `on_done`
-    may raise.
+    """Runs `plan(job) -> Outcome` on its own thread, one job at a time.
+
+    Neither `plan` nor `on_done` may raise.
     """
 
     def __init__(self, plan: Callable[[Job], Outcome], queue_size: int) -> None:
@@ -80,39 +78,38 @@ class PlanWorker:
 
     @property
     def waiting(self) -> int:
-        """Goals in the queue."""
+        """Number of goals in the queue."""
         return len(self._goals)
 
     @property
     def pending(self) -> int:
-        """Jobs that wait or run. At 0 all of them have ended and what they publish has been published."""
+        """Number of jobs that wait or run. At 0, all outputs of earlier jobs have been published."""
         with self._changed:
             return len(self._goals) + (self._topic is not None) + (self._running is not None)
 
     @property
     def is_full(self) -> bool:
-        """Whether a further goal would exceed the queue. A goal that can start at once needs no place in
-        it.
-        """
+        """Whether the queue has no room for another goal. A goal that can start at once needs no room."""
         with self._changed:
             idle = self._running is None and not self._goals
             return not idle and len(self._goals) >= self._queue_size
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more jobs."""
+        """Whether `close` was called."""
         return self._closed
 
     def submit_goal(self, job: Job) -> None:
-        """Put a job at the end of the queue. The caller has asked `is_full`."""
+        """Append a job to the queue. The caller has checked `is_full`."""
         with self._changed:
             self._goals.append(job)
             self._changed.notify()
 
-    def submit_topic(self, job: Job, preempt: bool) -> bool:
-        """Make this the next topic job. True if it took the place of one that waited.
+    def submit_topic(self, job: Job, preempt: bool) -> None:
+        """Make this the next topic job, in place of one that waits.
 
-        `preempt` also stops the topic job that runs.
+        `preempt`: it is of a newer command, which ends the running topic job too. Otherwise it is of a newer
+        frame, and the job that waited is skipped.
         """
         with self._changed:
             replaced, self._topic = self._topic, job
@@ -120,11 +117,11 @@ class PlanWorker:
                 self._running.stop(PREEMPTED, "a newer command arrived")
             self._changed.notify()
         if replaced is not None:
-            replaced.on_done(Outcome(PREEMPTED, "a newer command or frame arrived"))
-        return replaced is not None
+            skipped = Outcome(SKIPPED, "a newer frame arrived")
+            replaced.on_done(Outcome(PREEMPTED, "a newer command arrived") if preempt else skipped)
 
     def stop_topic(self, message: str) -> None:
-        """End the topic job that runs and drop the one that waits."""
+        """End the running topic job and drop the waiting one."""
         with self._changed:
             dropped, self._topic = self._topic, None
             if self._running is not None and self._running_is_topic:
@@ -133,7 +130,7 @@ class PlanWorker:
             dropped.on_done(Outcome(PREEMPTED, message))
 
     def stop(self, job: Job, reason: str, message: str) -> None:
-        """End one job: at once if it waits, at the next token or Euler step if it runs."""
+        """End one job: at once if it waits, else at the next token or Euler step."""
         with self._changed:
             waits = job in self._goals
             if waits:
@@ -144,7 +141,7 @@ class PlanWorker:
             job.on_done(Outcome(reason, message))
 
     def stop_all(self, reason: str, message: str, timeout_s: float) -> bool:
-        """End every job and wait until none runs. False if the running one did not end in time."""
+        """End every job and wait until none runs. False if the running job did not end in time."""
         with self._changed:
             dropped = [*self._goals, *([self._topic] if self._topic is not None else [])]
             self._goals.clear()
@@ -157,9 +154,7 @@ class PlanWorker:
             return self._changed.wait_for(lambda: self._running is None, timeout_s)
 
     def close(self) -> None:
-        """End every job and the thread. Blocks until the running job has reached its next token or Euler
-        step.
-        """
+        """End every job and the thread. Blocks until the next token or Euler step of the running job."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -167,9 +162,7 @@ class PlanWorker:
         self._thread.join()
 
     def expire(self) -> None:
-        """End the goals whose time ran out while they waited. To be called now and then, also while a job
-        runs.
-        """
+        """End the waiting goals whose time is over. To be called regularly, also while a job runs."""
         with self._changed:
             now = time.monotonic()
             expired = [job for job in self._goals if now - job.arrival > job.timeout_s]
@@ -194,6 +187,7 @@ class PlanWorker:
             job.started = time.monotonic()
             job.check_time()
             job.on_done(job.stopped or self._plan(job))
+            del job  # its frames are not kept while the thread waits
             with self._changed:
                 self._running = None
                 self._changed.notify_all()

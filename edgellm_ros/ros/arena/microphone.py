@@ -15,7 +15,7 @@ from edgellm_ros.arena.unicycle import DT
 from edgellm_ros.msg import AudioChunk
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.arena.arena_link import ArenaLink, LinkError
-from edgellm_ros.ros.stamps import to_time
+from edgellm_ros.ros.messaging import to_time
 from edgellm_ros.srv import GetMetrics
 
 AHEAD = 5  # pieces of DT s that are sent before the node has taken them in: 0.5 s, less than max_input_age

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JPEG and PNG files to RGB arrays. Size and completeness are checked before OpenCV decodes a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+
+from edgellm_ros.echo import quoted
+from edgellm_ros.ros.node.image_size import JPEG_START, PNG_START, check_size, jpeg_size, png_size
+
+JPEG_END, PNG_END = b"\xff\xd9", b"IEND"
+
+
+def decode_file(content: Any, file_format: str) -> np.ndarray:
+    """Return the pixels of an image file, RGB uint8 [H, W, 3].
+
+    `content` is a buffer of bytes; `file_format` is only named in errors. ValueError says what is wrong.
+    """
+    data = bytes(content)
+    name = f"compressed image (format {quoted(file_format)})"
+    if not data:
+        raise ValueError("compressed image is empty")
+    # OpenCV fills the missing part of a truncated file with grey, so look for the end first.
+    if data.startswith(JPEG_START):
+        complete, size = data.rstrip(b"\0").endswith(JPEG_END), jpeg_size(data)
+    elif data.startswith(PNG_START):
+        complete, size = PNG_END in data[-12:], png_size(data)
+    else:
+        raise ValueError(f"{name} is neither JPEG nor PNG")
+    if size is not None:
+        check_size(name, *size)
+    if not complete:
+        raise ValueError(f"{name} is truncated: {len(data)} bytes without an end")
+    try:
+        pixels = None if size is None else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error:  # it raises for some broken files and returns None for others
+        pixels = None
+    if pixels is None:
+        raise ValueError(f"{name}, {len(data)} bytes, cannot be decoded")
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)

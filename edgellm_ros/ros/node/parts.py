@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a configured node, and how they are connected."""
+
+from __future__ import annotations
+
+from rclpy.lifecycle import LifecycleNode
+
+from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.node.command_trigger import CommandTrigger
+from edgellm_ros.ros.node.inputs import Inputs
+from edgellm_ros.ros.node.jobs import JobFactory
+from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.metrics import NodeMetrics
+from edgellm_ros.ros.node.odometry import OdometryBuffer
+from edgellm_ros.ros.node.outputs import Outputs
+from edgellm_ros.ros.node.plan_server import PlanServer
+from edgellm_ros.ros.node.planner import Planner
+from edgellm_ros.ros.node.services import Services
+from edgellm_ros.ros.node.speech_input import SpeechInput
+from edgellm_ros.ros.node.worker import PREEMPTED, PlanWorker
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+
+class Parts:
+    """Everything that exists from configure to cleanup. Each part knows only those made before it."""
+
+    def __init__(
+        self,
+        node: LifecycleNode,
+        runtime: LLMInferenceRuntime,
+        voice: VoiceActivity | None,
+        parameters: LiveParameters,
+    ) -> None:
+        """Make the topics, services and the action of `node`, and start the planning thread.
+
+        `voice` is None for an engine without audio encoder.
+        """
+        self.runtime = runtime
+        # State that callbacks fill and the planning thread reads
+        self.metrics = NodeMetrics()
+        self.odometry = OdometryBuffer()
+        self.trigger = CommandTrigger(parameters.current.plan_on)
+        # Planning
+        self.planner = Planner(node, parameters, runtime, self.odometry, self.trigger)
+        self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
+        self.outputs = Outputs(node, self.metrics)
+        self.jobs = JobFactory(node, parameters, self.worker, self.outputs, self.metrics)
+        # What asks for plans
+        self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
+        self.inputs = Inputs(
+            node, parameters, self.worker, self.jobs, self.odometry, self.trigger, self.speech, self.metrics
+        )
+        self.services = Services(node, parameters, runtime, self.worker, self.metrics)
+        self.plan_server = PlanServer(node, parameters, self.worker, self.jobs, self.metrics)
+        self.metrics.gauges = {
+            "utterances_dropped": lambda: self.speech.dropped,
+            "jobs_pending": lambda: self.worker.pending,
+            "inputs_connected": lambda: self.inputs.connected,
+            "outputs_connected": lambda: self.outputs.connected,
+            "clock": lambda: node.get_clock().now().nanoseconds * 1e-9,
+        }
+
+    @property
+    def active(self) -> bool:
+        """Whether topics and goals are planned."""
+        return self.plan_server.accepts
+
+    def activate(self) -> None:
+        """Open the subscriptions and accept goals."""
+        self.inputs.open()
+        self.plan_server.accepts = True
+
+    def stop(self, message: str, timeout_s: float) -> bool:
+        """End running and waiting plans as preempted, and accept none.
+
+        False if the running plan did not end within `timeout_s`; it ends by itself at its next token.
+        """
+        self.plan_server.accepts = False
+        self.inputs.close()
+        return self.worker.stop_all(PREEMPTED, message, timeout_s)
+
+    def destroy(self) -> None:
+        """End the planning thread and remove topics, services and the action; the runtime stays open."""
+        self.worker.close()
+        self.plan_server.destroy()
+        self.services.destroy()
+        self.outputs.destroy()

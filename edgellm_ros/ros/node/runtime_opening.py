@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the runtime that the parameters describe, and closes it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rclpy.impl.rcutils_logger import RcutilsLogger
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.ros.node.loras import parse_loras
+from edgellm_ros.ros.node.parameters import Parameters
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+
+
+def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceRuntime:
+    """Load the engines, the saved prefix cache and the adapters.
+
+    A prefix cache file that cannot be used is a warning: its prefixes are computed again. OSError, ValueError
+    or EngineError for everything else.
+    """
+    if not parameters.engine_dir:
+        raise ValueError("parameter engine_dir is empty: name a directory made by `edgellm export`")
+    size = parameters.prefix_cache_mb
+    runtime = LLMInferenceRuntime(
+        parameters.engine_dir, parameters.device, prefix_cache_bytes=None if size < 0 else size * 1_000_000
+    )
+    path = parameters.prefix_cache_file
+    try:
+        if path and Path(path).is_file():
+            runtime.load_prefix_cache(path)
+    except (OSError, ValueError) as error:
+        logger.warning(f"the saved prefix cache is not used (parameter prefix_cache_file): {error}")
+    try:
+        for name, directory in parse_loras(parameters.loras).items():
+            runtime.add_lora(name, directory)
+        runtime.switch_lora_weights(parameters.lora)
+        runtime.set_action_noise_seed(parameters.noise_seed)
+        runtime.capture_decoding_cuda_graph()
+    except BaseException:
+        runtime.close()
+        raise
+    return runtime
+
+
+def close_runtime(runtime: LLMInferenceRuntime, parameters: Parameters, logger: RcutilsLogger) -> None:
+    """Save the prefix cache if the parameters name a file, and free the engines. May be called twice."""
+    path = parameters.prefix_cache_file
+    try:
+        if path and not runtime.closed:
+            runtime.save_prefix_cache(path)
+    except (OSError, EngineError) as error:
+        logger.error(f"the prefix cache is not saved (parameter prefix_cache_file): {error}")
+    finally:
+        runtime.close()
