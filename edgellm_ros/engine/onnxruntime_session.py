@@ -85,9 +85,9 @@ def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
     if hasattr(onnxruntime, "preload_dlls"):
         with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries that it cannot find
             onnxruntime.preload_dlls()
-    # cuBLAS reads this when its first handle is made. Its own choice of workspace puts an allocation, a release
-    # and a kernel that adds partial sums into a recorded decode step for every layer; this one does not, and is
-    # the setting with which NVIDIA documents results as reproducible.
+    # cuBLAS reads this when its first handle is made. With its own choice of workspace a recorded decode step
+    # has an allocation, a release and a kernel that adds partial sums for every layer; with this one it has
+    # not, and NVIDIA documents results as reproducible.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     if CUDA not in onnxruntime.get_available_providers():
         raise EngineError(
