@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("rclpy")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 PREFIX = Path(sys.prefix)
@@ -38,7 +39,7 @@ def install(tmp_path_factory) -> Path:
         "COLCON_HOME": str(home),
     }
     done = subprocess.run(
-        ["colcon", "build"], cwd=workspace, env=environment, capture_output=True, text=True, timeout=300
+        ["colcon", "build"], cwd=workspace, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return workspace / "install"
