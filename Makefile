@@ -7,15 +7,24 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 
-.PHONY: demo test parity bench expected lint venv clean
+# Two workers, each with whole test modules. A crash or a hang of native code ends the run: modules are not
+# started again.
+PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
+ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
+
+.PHONY: demo test test-fast parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode over ROS 2 topics, spoken to, with a picture of it
 	$(BIN)/edgellm demo --spoken --action-samples 4
 
 test: venv lint ## the whole test suite, then the runtime's tests on a stand-in for TensorRT
-	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
+	$(BIN)/python -m pytest -m "not alone and not parity" $(PARALLEL)
+	$(BIN)/python -m pytest -m "alone and not parity"
+	$(BIN)/python -m pytest -m "not parity" $(PARALLEL) $(ON_DOUBLE)
+
+test-fast: venv ## tests of every part, in less than a minute
+	$(BIN)/python -m pytest -m "not slow and not parity" $(PARALLEL)
 
 parity: venv $(STAMPS)/parity ## the engines against transformers and PyTorch
 	$(BIN)/pip check
