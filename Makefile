@@ -41,6 +41,7 @@ expected: venv ## what the node answers to the shipped bag, after the demo's che
 lint: $(STAMPS)/packages
 	$(BIN)/pip check
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 venv: $(STAMPS)/interfaces $(STAMPS)/command
 

@@ -107,11 +107,13 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     rope = RopeTable(*(device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2)))
     shape = (2 * LAYERS, batch, HEADS, CAPACITY, HEAD_SIZE)
     cache, page = device.zeros(shape, HALF), device.zeros((2 * LAYERS, 1, HEADS, PREFIX, HEAD_SIZE), HALF)
-    lengths, deltas, tokens = integers(PROMPT, batch), integers(9, batch), integers(VOCABULARY, batch)
-    mapped, visible = integers(9, batch), integers(9, batch)
-    stops = StopState(integers(1000, batch), integers(VOCABULARY, 4), integers(9, batch))
+    lengths, deltas, tokens = integers(PROMPT, batch), integers(9, batch), integers(VOCABULARY, batch, 1)
+    mapped, visible, last_tokens = integers(9, batch, 1), integers(9, batch), integers(9, batch)
+    counts, offered = put(np.zeros(batch, np.int64)), put(np.ones(batch, np.int64))
+    stops = StopState(put(np.full(batch, 2**60)), integers(9, batch), integers(VOCABULARY, 4))
+    committing = sampling_state(put, batch, {})
     logits = put((rng.standard_normal((batch, 1, VOCABULARY)) * 3).astype(np.float32))
-    top_ids, top_values = device.zeros((batch, 6), np.int64), device.zeros((batch, 6), np.float32)
+    top_ids, top_values = device.zeros((batch, 1, 6), np.int64), device.zeros((batch, 1, 6), np.float32)
     noise, velocity = (device.zeros((batch, 16, 8), np.float32) for _ in range(2))
     vocab_map = put(np.arange(VOCABULARY))
     found: dict[str, Call] = {}
@@ -130,13 +132,12 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     found |= {
         "visible_rows": bind(kernels.visible_rows, lengths, 1, visible),
         "map_tokens": bind(kernels.map_tokens, tokens, vocab_map, mapped),
-        "advance": bind(kernels.advance, lengths, stops),
-        "stop_test": bind(kernels.stop_test, tokens, stops),
+        "count_tokens": bind(kernels.count_tokens, tokens, offered, stops, counts),
+        "commit_tokens": bind(kernels.commit_tokens, tokens, tokens, counts, committing, last_tokens),
+        "commit_rows": bind(kernels.commit_rows, lengths, put(np.zeros(batch, np.int64))),
         "euler_step": bind(kernels.euler_step, noise, velocity, 0.1),
         "copy_cache_rows, 256 tokens": bind(kernels.copy_cache_rows, page, (0, 0), cache, (0, 0), PREFIX),
     }
-    if batch > 1:
-        found["rotate_sequences, 256 tokens"] = bind(kernels.rotate_sequences, cache, 0, batch - 1, PREFIX)
     for name, rules in RULES.items():
         state = sampling_state(put, batch, rules)
         found[f"sample, {name}"] = bind(kernels.sample, logits, state, tokens)
@@ -157,7 +158,7 @@ def sampling_state(put: Callable[[np.ndarray], Tensor], batch: int, rules: dict[
         min_p=rows("min_p", 0.0, np.float32),
         repetition_penalty=rows("repetition_penalty", 1.0, np.float32),
         seed=rows("seed", 1, np.uint64),
-        step=rows("step", 0, np.int64),
+        position=rows("position", 0, np.int64),
         seen=put(np.random.default_rng(1).random((batch, VOCABULARY)) < 0.01),
     )
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from edgellm_ros.builder.profiles import VERIFICATION_TOKENS, Profile, input_shapes, make_profiles
 from edgellm_ros.engine.backend import Binding
@@ -23,6 +23,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import read_bindings
 from edgellm_ros.engine.tensorrt_library import (
     FULL,
+    Library,
     engine_error,
     library_log,
     load_library,
@@ -106,23 +107,22 @@ def _check_alignment(config: EngineConfig) -> None:
 
 
 def build_plan(
-    model: Path, profiles: Sequence[Profile], timing_cache: Path, options: PlanOptions, library: Any
+    model: Path, profiles: Sequence[Profile], timing_cache: Path, options: PlanOptions, library: Library
 ) -> memoryview:
     """The plan of one graph. EngineError with TensorRT's words."""
-    trt = library
-    log, builder = library_log(trt), start(trt, trt.Builder)
+    log, builder = library_log(library), start(library, library.Builder)
     # Not needed from TensorRT 11 on, where nothing else exists.
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, log)
+    network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = library.OnnxParser(network, log)
     if not parser.parse_from_file(str(model)):
         raise EngineError(f"{model}: TensorRT's parser refuses it: {_parser_errors(parser)}")
-    _let_attention_decompose(trt, network)
+    _let_attention_decompose(library, network)
     config = builder.create_builder_config()
-    config.clear_flag(trt.BuilderFlag.TF32)
+    config.clear_flag(library.BuilderFlag.TF32)
     if options.version_compatible:
-        config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+        config.set_flag(library.BuilderFlag.VERSION_COMPATIBLE)
     if options.workspace_bytes is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+        config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     known = timing_cache.read_bytes() if timing_cache.is_file() else b""
     if not config.set_timing_cache(config.create_timing_cache(known), False):
         config.set_timing_cache(config.create_timing_cache(b""), False)  # another GPU's or TensorRT's
@@ -139,20 +139,16 @@ def build_plan(
     return memoryview(plan)
 
 
-def _let_attention_decompose(trt: Any, network: trt.INetworkDefinition) -> None:
+def _let_attention_decompose(library: Library, network: trt.INetworkDefinition) -> None:
     """Where there is no fused kernel for an attention (a type, a head size), let TensorRT use several.
 
     It refuses the network otherwise, and ONNX has no word for it.
     """
     for i in range(network.num_layers):
         layer = network.get_layer(i)
-        if layer.type == trt.LayerType.ATTENTION_OUTPUT:
-            layer.__class__ = trt.IAttentionOutputLayer  # the bindings know no more than a layer
-            _set_decomposable(layer)
-
-
-def _set_decomposable(layer: trt.IAttentionOutputLayer) -> None:
-    layer.attention.decomposable = True
+        if layer.type == library.LayerType.ATTENTION_OUTPUT:
+            layer.__class__ = library.IAttentionOutputLayer  # the bindings return a plain ILayer
+            cast("trt.IAttentionOutputLayer", layer).attention.decomposable = True
 
 
 def _set_shapes(

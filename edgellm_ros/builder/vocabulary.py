@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from safetensors.numpy import load_file
 from edgellm_ros.builder.architecture import ExpertArchitecture
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.engine_directory.config import GenerationDefaults, SpecialTokens
+from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
 from edgellm_ros.engine_directory.schema import read_json
 
 VOCAB_MAP = "vocab_map"  # the tensor, and the file that holds it
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 MULTIMODAL_TOKENS = ("image", "vision_start", "vision_end", "audio", "audio_start", "audio_end")
 
 
@@ -107,7 +110,10 @@ def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -
 
 
 def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
-    """Copy `tokenizer.json` and the chat template (a file, or in `tokenizer_config.json`); their names."""
+    """Write `tokenizer.json`, the chat template and its special tokens; return the files' names.
+
+    The template is a file of the checkpoint, or stands in its `tokenizer_config.json`.
+    """
     tokenizer = checkpoint / TOKENIZER_FILE
     read_json(tokenizer)
     template_file = checkpoint / TEMPLATE_FILE
@@ -117,6 +123,33 @@ def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
         template = template_file.read_text(encoding="utf-8")
     if not isinstance(template, str):
         raise FileNotFoundError(f"{template_file} not found, and tokenizer_config.json has no chat_template")
+    special_tokens = json.dumps(template_tokens(checkpoint), indent=2, ensure_ascii=False)
     (engine / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
     (engine / TEMPLATE_FILE).write_text(template, encoding="utf-8")
-    return [TOKENIZER_FILE, TEMPLATE_FILE]
+    (engine / SPECIAL_TOKENS_FILE).write_text(special_tokens + "\n", encoding="utf-8")
+    return [TOKENIZER_FILE, TEMPLATE_FILE, SPECIAL_TOKENS_FILE]
+
+
+def template_tokens(checkpoint: Path) -> dict[str, str]:
+    """Read the named special tokens that transformers passes to a chat template, such as `bos_token`.
+
+    From `tokenizer_config.json`; where that has no `added_tokens_decoder`, `special_tokens_map.json` goes
+    first (transformers 5.23, `PreTrainedTokenizerBase._from_pretrained`). ValueError names file and key.
+    """
+    path, older = checkpoint / "tokenizer_config.json", checkpoint / SPECIAL_TOKENS_FILE
+    config = read_json(path) if path.is_file() else {}
+    files = [(path, config)]
+    if "added_tokens_decoder" not in config and older.is_file():
+        files.append((older, read_json(older)))
+    tokens: dict[str, str] = {}
+    for source, values in files:
+        for name in TEMPLATE_TOKENS:
+            value = values.get(name)
+            content = value.get("content") if isinstance(value, dict) else value
+            if isinstance(content, str):
+                tokens[name] = content
+            elif value is not None:
+                raise ValueError(f"{source}: {name} must be a string or an added token, got {value!r}")
+            elif name in values:
+                tokens.pop(name, None)
+    return tokens

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors, devices and engine execution. Knows no models, phases or features."""
+"""Tensors, devices and engine execution, independent of models and features."""

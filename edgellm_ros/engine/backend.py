@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine file's own library must offer to the EngineExecutor."""
+"""EngineBackend: the interface of a library that loads and runs engine files."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from edgellm_ros.engine.tensor import Tensor
 
 @dataclass(frozen=True)
 class Binding:
-    """One input or output of an engine. Dimensions are numbers or symbols such as "B"."""
+    """One input or output of an engine."""
 
     name: str
     dtype: np.dtype
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  # numbers, or symbols such as "B" for dimensions that vary
     is_input: bool
 
 
 class EngineBackend(Protocol):
-    """What an engine file's own library must offer.
+    """One loaded engine file.
 
-    Tensors that arrive here are complete and of the right types.
-    `supports_empty_tensors`: whether a dimension may be 0.
+    The EngineExecutor checks names, types and shapes before `bind`.
     """
 
-    bindings: tuple[Binding, ...]
-    supports_empty_tensors: bool
+    bindings: tuple[Binding, ...]  # inputs, then outputs
+    supports_empty_tensors: bool  # whether a dimension may be 0
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> Any:
-        """What runs the engine on these tensors; several may be kept. EngineError where a shape is outside
-        the profile.
+        """Bind the engine to these tensors and return the binding.
+
+        The caller may keep several bindings. EngineError for a shape outside the profile.
         """
         ...
 
     def run(self, bound: Any, stream: Any) -> None:
-        """Run with what `bind` returned."""
+        """Run the engine with a binding that `bind` returned."""
         ...
 
     def capture(self, bound: Any, stream: Any) -> Any | None:
-        """Record such a run, as an object with `launch(stream)`; None without such a thing.
+        """Record a run as a graph with a method `launch(stream)`; None without graphs.
 
-        The caller keeps `bound` as long as what it gets.
+        The caller keeps `bound` as long as the graph.
         """
         ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory as TensorRT wants it: aligned, and one buffer for the intermediate results of all engines."""
+"""Memory for TensorRT: aligned tensors, one buffer for intermediate results."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ ALIGNMENT = 256  # bytes, of every address given to TensorRT
 
 
 class ContextMemory:
-    """Where the engines of one device keep intermediate results: one buffer for all, made when first used.
+    """One buffer for the intermediate results of all engines of a device.
 
-    An engine that is loaded later and needs more gets a larger one; contexts keep the one they have, which a
-    graph may have recorded.
+    Allocated on first use.
+    An engine that is loaded later and needs more memory gets a larger buffer. Contexts keep the buffer they
+    have, because a graph may have recorded its address.
     """
 
     def __init__(self, device: Device) -> None:
-        self._device = device  # keeps it alive, so that no other one gets its id
+        self._device = device  # keeps the device alive, so that no other device gets its id
         self._wanted = 0
         self._buffers: list[Tensor] = []
 
     @classmethod
     def of(cls, device: Device) -> ContextMemory:
-        """The one of this device; it lives as long as somebody has it."""
+        """Return the memory of this device, which lives as long as one of its users."""
         memory = _memory_of_device.get(id(device))
         if memory is None:
             memory = _memory_of_device[id(device)] = cls(device)
         return memory
 
     def reserve(self, nbytes: int) -> None:
-        """Make sure that windows from now on have at least so many bytes."""
+        """Make all later windows at least this large."""
         self._wanted = max(self._wanted, nbytes)
 
     def window(self) -> tuple[int, int]:
-        """Address and size. DeviceMemoryError."""
+        """Return address and size of the buffer. DeviceMemoryError."""
         if self._wanted and (not self._buffers or self._buffers[-1].size < self._wanted):
             self._buffers.append(aligned(self._device, Tensor(0, (self._wanted,), np.dtype(np.uint8), None)))
         return (self._buffers[-1].pointer, self._buffers[-1].size) if self._buffers else (0, 0)
@@ -48,7 +49,7 @@ _memory_of_device: weakref.WeakValueDictionary[int, ContextMemory] = weakref.Wea
 
 
 def aligned(device: Device, like: Tensor) -> Tensor:
-    """A new tensor of the same shape and type at a multiple of ALIGNMENT."""
+    """Allocate a tensor of the same shape and type at a multiple of ALIGNMENT."""
     nbytes = like.size * like.dtype.itemsize
     buffer = device.empty((nbytes + ALIGNMENT,), np.uint8)
     start = -buffer.pointer % ALIGNMENT

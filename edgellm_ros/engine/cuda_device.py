@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA GPU as a device: one stream, buffers allocated once, pinned staging, events, graphs.
+"""A CUDA GPU as a device: one stream, buffers, pinned staging, events, graphs.
 
 Uses the driver through cuda-core and cuda-bindings in the primary context, which ONNX Runtime, TensorRT
 and PyTorch share.
@@ -20,61 +20,30 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}: pip install -r requirements-cuda.txt") from error
 
+from edgellm_ros.engine.cuda_errors import check
+from edgellm_ros.engine.cuda_graph import CudaGraph, check_replayable
 from edgellm_ros.engine.cuda_staging import PinnedPool, UploadRing, release_with
-from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.errors import DeviceMemoryError, EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor, check_same
-
-_Result = driver.CUresult
-# After these every later call fails in this process, whatever it is.
-LOST = {
-    _Result.CUDA_ERROR_ECC_UNCORRECTABLE,
-    _Result.CUDA_ERROR_ILLEGAL_ADDRESS,
-    _Result.CUDA_ERROR_LAUNCH_TIMEOUT,
-    _Result.CUDA_ERROR_CONTEXT_IS_DESTROYED,
-    _Result.CUDA_ERROR_ASSERT,
-    _Result.CUDA_ERROR_HARDWARE_STACK_ERROR,
-    _Result.CUDA_ERROR_ILLEGAL_INSTRUCTION,
-    _Result.CUDA_ERROR_MISALIGNED_ADDRESS,
-    _Result.CUDA_ERROR_INVALID_ADDRESS_SPACE,
-    _Result.CUDA_ERROR_INVALID_PC,
-    _Result.CUDA_ERROR_LAUNCH_FAILED,
-    _Result.CUDA_ERROR_DEINITIALIZED,
-    _Result.CUDA_ERROR_DEVICE_UNAVAILABLE,
-}
-
-
-def check(result: tuple[Any, ...], doing: str) -> Any:
-    """What a driver call returned beside its status. EngineError, or one of its kinds, says what it did."""
-    status, *values = result
-    if status == _Result.CUDA_SUCCESS:
-        return values[0] if values else None
-    name = status.name
-    if status == _Result.CUDA_ERROR_OUT_OF_MEMORY:
-        raise DeviceMemoryError(f"out of GPU memory {doing}")
-    if status in LOST:
-        raise DeviceLostError(
-            f"the GPU stopped working for this process ({name} {doing}): only a new process can use it again"
-        )
-    raise EngineError(f"CUDA: {name} {doing}")
 
 
 class CudaDevice:
     """The first GPU that CUDA_VISIBLE_DEVICES allows.
 
-    `name`: "cuda" or "tensorrt", which engines it runs; `arch`: such as "sm_90"; `description`: the GPU's
-    name. EngineError if there is none.
+    `name`: "cuda" or "tensorrt", which selects the engine backend. EngineError if there is no usable GPU.
     """
 
     memory = "cuda"
     max_queued_steps = 1
     capturing = False
+    fill_kernel: Any = None  # CUfunction `fill(pointer, bytes)` for graphs, set by whoever has compiled it
 
     def __init__(self, name: str = "cuda") -> None:
         self.name = name
         try:
             gpu = CudaCoreDevice(0)
             gpu.set_current()
-        except Exception as error:  # cuda-core has classes of its own for a missing driver and a missing GPU
+        except Exception as error:  # cuda-core has its own classes for a missing driver and a missing GPU
             raise EngineError(f"device {name!r} is not available: no usable NVIDIA GPU ({error})") from None
         self.description = gpu.name
         self.arch = f"sm_{gpu.arch}"
@@ -169,20 +138,20 @@ class CudaDevice:
                 record()
             except BaseException:
                 status, unfinished = driver.cuStreamEndCapture(self._stream)  # frees the stream
-                if status == _Result.CUDA_SUCCESS:
+                if status == driver.CUresult.CUDA_SUCCESS:
                     driver.cuGraphDestroy(unfinished)
                 raise
             finally:
                 self.capturing = False
             graph = check(driver.cuStreamEndCapture(self._stream), "ending a graph")
             try:
-                _check_replayable(graph)
-                return CudaGraph(self, graph)
+                check_replayable(graph)
+                return CudaGraph(self._stream, self._context, graph, self.activate, self.fill_kernel)
             finally:
                 driver.cuGraphDestroy(graph)
 
     def memory_info(self) -> tuple[int, int]:
-        """Bytes free and bytes in all, of the GPU."""
+        """Return the GPU's free and total memory in bytes."""
         self.activate()
         status, free, total = driver.cuMemGetInfo()
         check((status,), "asking for the memory in use")
@@ -210,61 +179,8 @@ class CudaReading:
         return array
 
 
-class CudaGraph:
-    """Work recorded by `CudaDevice.capture`. `nodes`: kernels, copies and fills that one launch queues."""
-
-    def __init__(self, device: CudaDevice, graph: Any) -> None:
-        self.nodes = len(graph_nodes(graph))
-        self._device = device
-        self._exec = check(driver.cuGraphInstantiate(graph, 0), "making a graph ready")
-        release_with(self, device._context, driver.cuGraphExecDestroy, self._exec)
-        check(driver.cuGraphUpload(self._exec, device._stream), "uploading a graph")
-
-    def launch(self, stream: Any) -> None:
-        self._device.activate()
-        check(driver.cuGraphLaunch(self._exec, self._device._stream), "launching a graph")
-
-
-def graph_nodes(graph: Any) -> list[Any]:
-    """The nodes of a recorded graph."""
-    status, _, count = driver.cuGraphGetNodes(graph)
-    check((status,), "reading a graph")
-    status, nodes, count = driver.cuGraphGetNodes(graph, count)
-    check((status,), "reading a graph")
-    return list(nodes[:count])
-
-
-def _check_replayable(graph: Any) -> None:
-    """EngineError if a node touches host memory.
-
-    A library's copy from its own host memory would be repeated at each launch, when that memory holds
-    something else or is gone.
-    """
-    kinds = driver.CUgraphNodeType
-    for node in graph_nodes(graph):
-        kind = check(driver.cuGraphNodeGetType(node), "reading a graph")
-        if kind == kinds.CU_GRAPH_NODE_TYPE_HOST:
-            raise EngineError("a graph cannot be recorded: it would call back to the host")
-        if kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
-            copy = check(driver.cuGraphMemcpyNodeGetParams(node), "reading a graph")
-            for memory, pointer, side in (
-                (copy.srcMemoryType, copy.srcDevice if int(copy.srcDevice) else copy.srcHost, "from"),
-                (copy.dstMemoryType, copy.dstDevice if int(copy.dstDevice) else copy.dstHost, "to"),
-            ):
-                if not _on_device(memory, int(pointer)):
-                    raise EngineError(f"a graph cannot be recorded: it would copy {side} host memory")
-
-
-def _on_device(memory: Any, pointer: int) -> bool:
-    if memory != driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED:
-        return memory == driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    status, kind = driver.cuPointerGetAttribute(attribute, pointer)
-    return status == _Result.CUDA_SUCCESS and int(kind) == int(driver.CUmemorytype.CU_MEMORYTYPE_DEVICE)
-
-
 class _Allocation:
-    """Device memory that is freed with its last tensor."""
+    """Device memory, freed together with the last tensor that uses it."""
 
     def __init__(self, context: Any, pointer: int, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinned host memory between NumPy arrays and a GPU: copies from and to it do not block the host."""
+"""Pinned host memory for copies between NumPy arrays and a GPU.
+
+These copies do not block the host.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-RING_BYTES = 1 << 20  # of each half; token ids, positions and lengths are far smaller
-PIECE_BYTES = RING_BYTES // 4  # larger arrays go in pieces: one is copied while another is written
+RING_BYTES = 1 << 20  # of each half; arrays of token ids, positions and lengths are far smaller
+PIECE_BYTES = RING_BYTES // 4  # larger arrays are split: one piece is copied while the next is written
 Check = Callable[[tuple[Any, ...], str], Any]
 
 
 def release_with(owner: Any, context: Any, release: Callable[[Any], Any], handle: Any) -> None:
-    """Give a driver's handle back when its owner goes, in whatever thread; not at the process's end."""
+    """Release a driver's handle together with its owner, in any thread.
+
+    Nothing is released at the end of the process.
+    """
 
     def give_back() -> None:
         driver.cuCtxPushCurrent(context)
@@ -28,20 +34,20 @@ def release_with(owner: Any, context: Any, release: Callable[[Any], Any], handle
 
 
 class PinnedSlot:
-    """Page-locked host memory and an event that says when a copy with it is done."""
+    """Page-locked host memory, and an event that marks the end of a copy."""
 
     def __init__(self, context: Any, nbytes: int, check: Check) -> None:
         self.nbytes = nbytes
         self.pointer = int(check(driver.cuMemAllocHost(max(1, nbytes)), "to allocate pinned host memory"))
         release_with(self, context, driver.cuMemFreeHost, self.pointer)
-        self.array = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(self.pointer), np.uint8)
+        self.array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.pointer))
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self.event = check(driver.cuEventCreate(flags), "to make an event")
         release_with(self, context, driver.cuEventDestroy, self.event)
 
 
 class PinnedPool:
-    """Slots for copies to the host, used again for copies of the same size."""
+    """Slots for copies to the host, reused for copies of the same size."""
 
     def __init__(self, context: Any, check: Check) -> None:
         self._context, self._check = context, check
@@ -56,7 +62,10 @@ class PinnedPool:
 
 
 class UploadRing:
-    """Two halves of pinned memory, filled in turns: a half is written again when its copies are done."""
+    """Two halves of pinned memory, filled in turn.
+
+    A half is reused after its copies are done.
+    """
 
     def __init__(self, context: Any, stream: Any, check: Check) -> None:
         self._stream, self._check = stream, check
@@ -64,10 +73,11 @@ class UploadRing:
         self._used = 0
 
     def upload(self, pointer: int, source: np.ndarray) -> None:
-        """Queue a copy of a contiguous array to the device; the array may be changed at once.
+        """Queue a copy of a contiguous array to the device.
 
-        All of it is staged here: what the driver does with memory that is not ours depends on how that was
-        allocated and on the machine, and need not be done when its call returns.
+        The array may be changed at once.
+        Everything is staged: how the driver reads other memory depends on its allocation and on the machine,
+        and the driver may read after its call has returned.
         """
         contents = source.reshape(-1).view(np.uint8)
         for start in range(0, len(contents), PIECE_BYTES):

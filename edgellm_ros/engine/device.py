@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: where buffers live and work is queued.
+"""Devices: own buffers and queue work.
 
-The runtime is written once against `Device`; it never asks which one it has. Every device has one stream:
-copies, kernels and engines run on it in order, so only `download`, `HostCopy.wait` and `synchronize` wait,
-and `upload` until there is room to stage what it was given.
+The runtime is written once against `Device` and never asks for the kind of device. Every device has one
+stream: copies, kernels and engines run in order. Only `download`, `HostCopy.wait` and `synchronize` wait for
+the stream, and `upload` waits for room in the staging buffer.
 
-A device's methods may be called from any thread. Engines and kernels are queued by one thread at a time: what
-another queues while `capture` records would be recorded too.
+A device's methods may be called from any thread. Engines and kernels are queued by one thread at a time: work
+that another thread queues while `capture` records would be recorded too.
 """
 
 from __future__ import annotations
@@ -23,66 +23,75 @@ ALIGNMENT = 64  # bytes; one AVX-512 register, one cache line
 
 
 class HostCopy(Protocol):
-    """A copy to the host that has begun."""
+    """A copy to the host that has been queued."""
 
     def wait(self) -> np.ndarray:
-        """The contents, as soon as the work queued before the copy is done. May be called once."""
+        """Wait for the copy and return the contents. May be called once."""
         ...
 
 
 class DeviceGraph(Protocol):
     """Recorded work that is queued with one call."""
 
-    def launch(self, stream: Any) -> None: ...
+    def launch(self, stream: Any) -> None:
+        """Queue the work."""
+        ...
 
 
 class Device(Protocol):
-    """Memory and a stream.
+    """Memory and a stream."""
 
-    `name`: the string that `open_device` was given; `memory`: where buffers live, "cpu" or "cuda"; `arch`:
-    such as "sm_90", "" on the CPU; `stream`: None on the CPU; `max_queued_steps`: how many decode steps may
-    be queued before the tokens of the first are read; `capturing`: true while `capture` records.
-    """
-
-    name: str
-    memory: str
-    arch: str
-    stream: Any
-    max_queued_steps: int
-    capturing: bool
+    name: str  # "cpu", "cuda" or "tensorrt", as `open_device` takes it
+    memory: str  # where buffers live: "cpu" or "cuda"
+    arch: str  # such as "sm_90"; "" on the CPU
+    stream: Any  # None on the CPU
+    max_queued_steps: int  # decode steps that may be queued before the tokens of the first are read
+    capturing: bool  # true while `capture` records
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
-        """New buffer with any contents."""
+        """Allocate a buffer with undefined contents."""
         ...
 
     def zeros(self, shape: Shape, dtype: Any) -> Tensor:
-        """New buffer of zeros."""
+        """Allocate a buffer of zeros."""
         ...
 
     def upload(self, target: Tensor, source: np.ndarray) -> None:
-        """Copy a host array of the same shape and type into the tensor. `source` may be reused at once."""
+        """Copy a host array of the same shape and type into the tensor.
+
+        `source` may be changed at once.
+        """
         ...
 
     def download(self, source: Tensor) -> np.ndarray:
-        """A new host array with the tensor's contents; waits for the work queued before."""
+        """Wait for the work queued before, and return the contents as a new host array."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy one tensor of this device into another of the same shape and type, not overlapping."""
+        """Copy a tensor of this device to another of the same shape and type.
+
+        The two do not overlap.
+        """
         ...
 
-    def fill_zero(self, target: Tensor) -> None: ...
+    def fill_zero(self, target: Tensor) -> None:
+        """Set all elements to zero."""
+        ...
 
     def copy_to_host(self, source: Tensor) -> HostCopy:
-        """Begin to copy a tensor's contents to the host, behind the work queued so far."""
+        """Queue a copy of a tensor's contents to the host."""
         ...
 
     def capture(self, record: Callable[[], None]) -> DeviceGraph | None:
-        """The work that `record` queues, as a graph, not done yet; None if the device has no graphs.
+        """Record the work that `record` queues as a graph, without running it.
 
-        The caller has run `record` before, and keeps the memory alive that it uses. EngineError if something
-        in it cannot be captured.
+        None if the device has no graphs. The caller has run `record` before, and keeps the memory alive that
+        the work uses. EngineError if some of the work cannot be recorded.
         """
+        ...
+
+    def memory_info(self) -> tuple[int, int]:
+        """Bytes free and bytes in all; (0, 0) where the device does not say."""
         ...
 
     def synchronize(self) -> None:
@@ -91,7 +100,7 @@ class Device(Protocol):
 
 
 class CpuHostCopy:
-    """Contents that were copied already."""
+    """A copy that is already complete."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -101,7 +110,7 @@ class CpuHostCopy:
 
 
 class CpuDevice:
-    """The host: buffers are NumPy arrays, everything happens at once."""
+    """The host: buffers are NumPy arrays, and all work is done immediately."""
 
     name = "cpu"
     memory = "cpu"
@@ -141,14 +150,17 @@ class CpuDevice:
     def capture(self, record: Callable[[], None]) -> None:
         return None
 
+    def memory_info(self) -> tuple[int, int]:
+        return 0, 0
+
     def synchronize(self) -> None:
         pass
 
 
 def open_device(name: str) -> Device:
-    """The device called "cpu", "cuda" or "tensorrt".
+    """Open the device "cpu", "cuda" or "tensorrt".
 
-    ValueError for another name, EngineError if it is not available here.
+    ValueError for another name, EngineError if the device is unavailable.
     """
     if name == "cpu":
         return CpuDevice()

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with engines and devices."""
+"""Errors of engines and devices."""
 
 
 class EngineError(RuntimeError):
-    """An engine or device cannot do what was asked: not here, wrongly bound, failed, or not finite."""
+    """An engine or device is unavailable, failed, or was used wrongly.
+
+    Also raised for results that are not finite.
+    """
 
 
 class DeviceMemoryError(EngineError):
-    """The device has not the memory that was asked for; it goes on working with what it has."""
+    """The device does not have the requested memory.
+
+    Work with less memory still succeeds.
+    """
 
 
 class DeviceLostError(EngineError):
-    """The device stopped working for this process: only a new process can use it again."""
+    """The device stopped working for this process.
+
+    Only a new process can use the device again.
+    """

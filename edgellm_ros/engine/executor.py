@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EngineExecutor: binds tensors to one engine and runs it.
+"""EngineExecutor: bind tensors to one engine and run it.
 
-Thin on purpose: `prepare` checks and binds, `execute` runs, `capture_graph` records what is bound for replay.
-Work that an earlier `prepare` did already is not repeated: a decode step whose tensors stand where they stood
-before costs one comparison, one that takes turns with others (adapters) a look-up.
+Thin on purpose: `prepare` checks and binds, `execute` runs, `capture_graph` records a run for replay.
+Bindings are kept: a decode step with the tensors of the step before costs one comparison, one that takes
+turns with others (adapters) a look-up.
 """
 
 from __future__ import annotations
@@ -18,28 +18,35 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.engine.backend import Binding, EngineBackend
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor
 
 logger = logging.getLogger(__name__)
 
+BACKENDS = ("onnxruntime", "tensorrt")
 KEPT_BINDINGS = 16  # a new binding of 117 tensors took 340 us, one that was kept 10 us
 
 
 @dataclass(frozen=True)
 class BindingSnapshot:
-    """Address and shape of every binding, in the engine's order.
+    """Address, shape and type of every tensor that is bound, in the engine's order.
 
-    Equal snapshots need no new binding, and may share a graph.
+    Equal snapshots share a binding, and may share a graph.
     """
 
     profile: int
-    bindings: tuple[tuple[int, Shape], ...]
+    bindings: tuple[tuple[int, Shape, np.dtype], ...]
+
+
+@dataclass(eq=False)
+class _KeptBinding:
+    bound: Any  # what the backend's `bind` returned
+    graph: DeviceGraph | None = None  # a recorded run
 
 
 class EngineExecutor:
-    """Executes one engine. `name` stands in errors.
+    """Execute one engine. `name` identifies the engine in errors.
 
     A graph input and output may be bound to the same memory (a KV cache updated in place).
     """
@@ -50,28 +57,35 @@ class EngineExecutor:
         self.supports_empty_tensors = backend.supports_empty_tensors
         self._backend = backend
         self._snapshot: BindingSnapshot | None = None
-        self._bound: OrderedDict[BindingSnapshot, Any] = OrderedDict()  # the latest one last
-        self._graphs: dict[BindingSnapshot, Any] = {}  # of bindings that are kept
+        self._current: _KeptBinding | None = None  # the binding of `_snapshot`
+        self._kept: OrderedDict[BindingSnapshot, _KeptBinding] = OrderedDict()  # the latest one last
         self._recording = True
 
     @property
     def snapshot(self) -> BindingSnapshot | None:
-        """What is bound; None before a successful `prepare`."""
+        """The current binding; None before a successful `prepare`."""
         return self._snapshot
 
     @property
     def bound(self) -> Any:
-        """What the backend made of it. Whoever records a run keeps this as long as the record."""
-        return self._bound.get(self._snapshot)
+        """The backend's current binding; None before a successful `prepare`.
+
+        Whoever records a run keeps this object as long as the record.
+        """
+        return None if self._current is None else self._current.bound
 
     @classmethod
-    def open(cls, path: str | Path, device: Device, threads: int = 0) -> EngineExecutor:
-        """Load an engine file `model.onnx`: the file itself, or what lies beside it for the device.
+    def open(cls, path: str | Path, device: Device, threads: int = 0, backend: str = "") -> EngineExecutor:
+        """Load `model.onnx`, or the variant beside it that the backend needs.
 
-        `threads` of the CPU, 0 = one per core. FileNotFoundError, EngineError.
+        `threads` of the CPU, 0 = one per core; `backend`: one of BACKENDS, "" = the one of the device.
+        FileNotFoundError, EngineError; ValueError for an unknown backend.
         """
         path = Path(path)
-        if device.name == "tensorrt":
+        backend = backend or ("tensorrt" if device.name == "tensorrt" else "onnxruntime")
+        if backend not in BACKENDS:
+            raise ValueError(f"unknown backend {backend!r}, expected one of {', '.join(BACKENDS)}")
+        if backend == "tensorrt":
             from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
 
             tensorrt = TensorRTBackend(path, device)
@@ -84,7 +98,7 @@ class EngineExecutor:
         return cls(OnnxRuntimeBackend(path, device, threads), f"{path.parent.name}/{path.name}")
 
     def dtype(self, name: str) -> np.dtype:
-        """Element type of a binding. EngineError if the engine has no such binding."""
+        """Return the element type of a binding. EngineError for an unknown name."""
         if name not in self.bindings:
             raise EngineError(f"{self.name}: no binding {name!r}; it has {', '.join(self.bindings)}")
         return self.bindings[name].dtype
@@ -92,61 +106,63 @@ class EngineExecutor:
     def prepare(
         self, profile: int, dims: Mapping[str, int], tensors: Mapping[str, Tensor], stream: Any = None
     ) -> None:
-        """Check every tensor against its binding with the symbols replaced by `dims`, and bind it.
+        """Check tensors against the engine's bindings, and bind them.
 
-        `tensors` must name exactly the engine's inputs and outputs. EngineError says which binding is
-        missing, unknown or of another type or shape.
+        `dims`: values of the symbols in shapes.
+        `tensors` must name exactly the engine's inputs and outputs. EngineError names the binding that is
+        missing, unknown or of another type or shape; then nothing is bound.
         """
+        names = self.bindings
         try:
-            snapshot = BindingSnapshot(
-                profile, tuple([(tensors[name].pointer, tensors[name].shape) for name in self.bindings])
-            )
+            parts = [(t.pointer, t.shape, t.dtype) for t in map(tensors.__getitem__, names)]
         except KeyError:
-            snapshot = None
-        if snapshot is not None and snapshot == self._snapshot and len(tensors) == len(self.bindings):
+            parts = []
+        complete = len(parts) == len(names) == len(tensors)
+        snapshot = BindingSnapshot(profile, tuple(parts))
+        if complete and snapshot == self._snapshot:
             return
-        self._snapshot = None
-        if snapshot not in self._bound or len(tensors) != len(self.bindings):
+        self._snapshot = self._current = None
+        kept = self._kept.get(snapshot) if complete else None
+        if kept is None:
             self._check(dims, tensors)
-            self._bound[snapshot] = self._backend.bind(profile, tensors, stream)
-            if len(self._bound) > KEPT_BINDINGS:
-                oldest, _ = self._bound.popitem(last=False)
-                self._graphs.pop(oldest, None)
-        self._bound.move_to_end(snapshot)
-        self._snapshot = snapshot
+            kept = self._kept[snapshot] = _KeptBinding(self._backend.bind(profile, tensors, stream))
+            if len(self._kept) > KEPT_BINDINGS:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(snapshot)
+        self._snapshot, self._current = snapshot, kept
 
     def execute(self, stream: Any = None) -> None:
-        """Replay the graph captured for what is bound, or else run the engine.
+        """Replay the graph captured for the current binding, or else run the engine.
 
         EngineError before `prepare` or on failure.
         """
-        if self._snapshot is None:
+        if self._current is None:
             raise EngineError(f"{self.name}: execute without a successful prepare")
-        graph = self._graphs.get(self._snapshot) if self._graphs else None
-        if graph is not None:
-            graph.launch(stream)
+        if self._current.graph is not None:
+            self._current.graph.launch(stream)
         else:
-            self._backend.run(self._bound[self._snapshot], stream)
+            self._backend.run(self._current.bound, stream)
 
     def capture_graph(self, stream: Any = None) -> bool:
-        """Record what is bound as a graph that `execute` replays from then on.
+        """Record a run as a graph that `execute` replays for the current binding.
 
-        False where the backend has no graphs.
+        False where the backend has no graphs. EngineError if the run cannot be recorded.
         """
-        if self._snapshot is None:
+        if self._current is None:
             raise EngineError(f"{self.name}: capture_graph without a successful prepare")
-        graph = self._backend.capture(self._bound[self._snapshot], stream)
-        if graph is None:
-            return False
-        self._graphs[self._snapshot] = graph
-        return True
+        graph = self._backend.capture(self._current.bound, stream)
+        if graph is not None:
+            self._current.graph = graph
+        return graph is not None
 
     def record(self, stream: Any = None) -> None:
-        """Capture what is bound and has been executed, for those who can do without.
+        """Capture the current binding, best effort.
 
-        Nothing happens where that was done before; that it cannot be done is logged, and not tried again.
+        The engine must have been executed with the binding.
+        Does nothing if already captured. Logs the first failure and stops trying.
         """
-        if not self._recording or self._snapshot in self._graphs:
+        if not self._recording or (self._current is not None and self._current.graph is not None):
             return
         try:
             self._recording = self.capture_graph(stream)

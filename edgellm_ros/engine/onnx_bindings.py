@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs and outputs of an ONNX file, with the names of their dimensions, which a TensorRT plan forgets."""
+"""Inputs and outputs of an ONNX file, with symbolic dimensions.
+
+A TensorRT plan does not keep the symbols.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from edgellm_ros.engine.errors import EngineError
 
 
 def read_bindings(path: Path) -> tuple[Binding, ...]:
-    """Inputs, then outputs, in the graph's order; weights are not read. FileNotFoundError, EngineError."""
+    """Read inputs, then outputs, in the graph's order, without the weights.
+
+    FileNotFoundError, or EngineError for a file that is not readable.
+    """
     import onnx_ir as ir
 
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found")
     try:
         graph = ir.load(path).graph
-    except Exception as error:  # protobuf and onnx raise classes of their own
+    except Exception as error:  # protobuf and onnx raise their own classes
         raise EngineError(f"{path}: not a readable ONNX file: {error}") from None
     return tuple(
         _binding(path, value, is_input)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime as an engine backend: a session that reads and writes our buffers by address."""
+"""ONNX Runtime as an engine backend, on our buffers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ DTYPES = {
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
-BFLOAT16, BFLOAT16_NUMBER = "tensor(bfloat16)", 16  # NumPy has no such type: a number of ONNX names it
+BFLOAT16, BFLOAT16_NUMBER = "tensor(bfloat16)", 16  # NumPy has no such type; ONNX's number stands for it
 
 
 class OnnxRuntimeBackend:
-    """One ONNX file in one session. Inputs and outputs are bound by address: nothing is copied in or out.
+    """One ONNX file in one session.
 
-    ONNX Runtime's TensorScatter writes in place when its cache input and output have one address.
+    Inputs and outputs are bound by address: nothing is copied.
+    ONNX Runtime's TensorScatter writes in place when its cache input and output have the same address.
 
-    On a CPU, sequences of a batch do not influence each other's bits, as long as they meet only in these
-    operators (found with ONNX Runtime 1.31 on x86-64 for 1 to 8 threads; test/engine/test_batch_invariance.py
-    holds it down):
+    On a CPU, sequences of a batch do not change each other's bits, as long as they share only these operators
+    (ONNX Runtime 1.31 on x86-64, 1 to 8 threads; tested by test/engine/test_batch_invariance.py):
 
-    - MatMul with a constant weight, fp32 or fp16: such weights are packed once, and every row takes the same
-      way through them, also a single row.
-    - Gemm of two activations with transA: no special way for a single row, long sums are cut every 128 terms
-      (builder/lora.py).
-    - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits
-      whatever their number; a single query (decode) takes another way and differs from them in the last bits.
+    - MatMul with a constant weight, fp32 or fp16: the weights are packed once, and every row is computed in
+      the same way, also a single row.
+    - Gemm of two activations with transA: a single row is no special case, and long sums are split every 128
+      terms (builder/lora.py).
+    - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits for
+      any number of queries; a single query (decode) is computed differently and differs in the last bits.
 
-    It does not hold for MatMul of two activations, where a single row and the number of threads and matrices
-    change the order of summation: engines that have such products (the action head) are run with shapes that
-    follow from one request alone. On a GPU the kernel of a product is chosen by its shape, so what shares a
-    batch may change the last bits.
+    This does not hold for MatMul of two activations, where a single row and the number of threads and
+    matrices change the order of summation: engines with such products (the action head) are run with shapes
+    that depend on one request alone. On a GPU the shape of a product selects the kernel, so other sequences
+    of a batch may change the last bits.
     """
 
     supports_empty_tensors = True
@@ -62,7 +62,7 @@ class OnnxRuntimeBackend:
             self._session = open_session(path, device, threads)
         except EngineError:
             raise
-        except Exception as error:  # onnxruntime raises many classes of its own
+        except Exception as error:  # onnxruntime raises many classes
             text = f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {error}"
             raise _engine_error(text, device) from error
         self._path, self._device = path, device
@@ -85,7 +85,7 @@ class OnnxRuntimeBackend:
     def run(self, bound: Any, stream: Any) -> None:
         try:
             self._session.run_with_iobinding(bound, self._run_options)
-        except Exception as error:  # onnxruntime raises many classes of its own
+        except Exception as error:  # onnxruntime raises many classes
             raise _engine_error(f"{self._path}: {error}", self._device) from error
 
     def capture(self, bound: Any, stream: Any) -> DeviceGraph | None:
@@ -96,9 +96,9 @@ class OnnxRuntimeBackend:
 
 
 def _engine_error(text: str, device: Device) -> EngineError:
-    """The kind of error that ONNX Runtime's text tells of, which may have several lines.
+    """Map an ONNX Runtime message to our error class.
 
-    Whether a device is lost it says itself.
+    Device loss is detected by asking the device.
     """
     text = " ".join(text.split())
     if any(words in text.lower() for words in ("out of memory", "failed to allocate", "bfc_arena")):
@@ -107,7 +107,7 @@ def _engine_error(text: str, device: Device) -> EngineError:
         device.synchronize()
     except DeviceLostError as lost:
         return DeviceLostError(f"{text} ({lost})")
-    except EngineError:  # of other work, which tells whoever waits for it
+    except EngineError:  # of other work: reported to the caller that waits for that work
         pass
     return EngineError(text)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime sessions: how they are set up for a CPU and for a CUDA GPU."""
+"""ONNX Runtime sessions: options for a CPU and for a CUDA GPU."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ FATAL = 4
 FIRST_WITH_OPSET_24 = (1, 24)
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a model given as bytes
 FIRST_WITH_SPIN_DURATION = (1, 28)
-# How long a thread looks for its next share of the work before it sleeps. Median of whole plans on 2 cores,
-# settings in turns in one process: alone, beside 1 and 2 other processes that never wait, beside several with
-# threads of their own (load average 4.7):
+# How long an idle thread spins before it sleeps. Median time of whole plans on 2 cores, settings in turns in
+# one process: alone, beside 1 and 2 busy processes, beside several busy processes with several threads (load
+# average 4.7):
 #     sleeping at once  128 ms  168 ms  270 ms  182 ms
 #     20 us              94 ms  151 ms  254 ms  214 ms
 #     without a limit           254 ms  371 ms
 SPIN_US = 20
-# Ways to compute attention that ONNX Runtime may take on a GPU, as bits: flash, memory-efficient, plain. Not
-# cuDNN's: its last bits differ from run to run with the same inputs (ONNX Runtime 1.31, H200, fp16).
+# Attention kernels that ONNX Runtime may use on a GPU, as bits: flash, memory-efficient, plain. Not cuDNN's,
+# whose last bits differ from run to run with the same inputs (ONNX Runtime 1.31, H200, fp16).
 ATTENTION_KERNELS = 1 | 2 | 16
 
 
 def open_session(path: Path, device: Device | None = None, threads: int = 0) -> Any:
-    """An `onnxruntime.InferenceSession` that works on the device's buffers, None = a CPU's.
+    """Open an `onnxruntime.InferenceSession` for a device; None = the CPU.
 
-    On a CPU the graph is lowered if it is too new for the library. EngineError if the library has no CUDA.
+    On a CPU the graph is lowered if it is too new for the library. EngineError if the library lacks CUDA.
     """
     import onnxruntime
 
     options = _session_options(onnxruntime, threads)
     if device is not None and device.memory == "cuda":
-        onnxruntime.set_default_logger_severity(FATAL)  # errors come as exceptions, without a line in between
+        onnxruntime.set_default_logger_severity(FATAL)  # errors are raised; they are not logged too
         providers = [(CUDA, _cuda_options(onnxruntime, device))]
-        # what cannot be done on the GPU is an error, not done on the CPU
+        # without fallback: an operator that the GPU cannot run is an error
         return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     source: str | bytes = str(path)
     if _version(onnxruntime) < FIRST_WITH_OPSET_24:
@@ -52,7 +52,10 @@ def open_session(path: Path, device: Device | None = None, threads: int = 0) -> 
 
 
 def run_options(device: Device) -> Any:
-    """Options of one run. On a GPU it only queues work: the device's stream is waited for elsewhere."""
+    """Make the options of a run.
+
+    On a GPU a run only queues work; the device waits for its stream.
+    """
     import onnxruntime
 
     if device.memory != "cuda":
@@ -64,15 +67,14 @@ def run_options(device: Device) -> Any:
 
 def _session_options(onnxruntime: Any, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
-    # A number given explicitly, because with 0 ONNX Runtime also pins its threads to cores, the same ones for
-    # every session.
+    # Never 0: then ONNX Runtime also pins its threads to cores, the same cores for every session.
     options.intra_op_num_threads = threads or available_cores()
     bounded = _version(onnxruntime) >= FIRST_WITH_SPIN_DURATION
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(bounded)))
     if bounded:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
-    # Plans of memory use are kept per input shape and would grow with every new prompt length; no time was
-    # lost without.
+    # Memory patterns are cached per input shape and would grow with every new prompt length. Measured: no
+    # time is lost without them.
     options.enable_mem_pattern = False
     options.log_severity_level = 3
     return options
@@ -80,11 +82,11 @@ def _session_options(onnxruntime: Any, threads: int) -> Any:
 
 def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
     if hasattr(onnxruntime, "preload_dlls"):
-        with contextlib.redirect_stdout(sys.stderr):  # it prints what it misses
+        with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries that it cannot find
             onnxruntime.preload_dlls()
     if CUDA not in onnxruntime.get_available_providers():
         raise EngineError(
-            f"device {device.name!r} needs ONNX Runtime with CUDA; {onnxruntime.__version__} here has none: "
+            f"device {device.name!r} needs ONNX Runtime with CUDA; {onnxruntime.__version__} here lacks it: "
             "pip uninstall onnxruntime && pip install -r requirements-cuda.txt"
         )
     return {
@@ -96,7 +98,7 @@ def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our graphs for an ONNX Runtime that knows no opset 24 (before 1.24; the last one for Python 3.10 is such).
+"""Lower graphs to opset 23, for an ONNX Runtime before 1.24.
 
-Of opset 24 the graphs use only TensorScatter that opset 23 lacks. It becomes a ScatterND, which also works in
-place.
+The last ONNX Runtime for Python 3.10 is 1.23.
+TensorScatter is the only operator in the graphs that opset 23 lacks. It becomes a ScatterND, which also works
+in place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ IR_VERSION = 11
 
 
 def lower_to_opset23(path: Path) -> bytes:
-    """The graph of a file as a serialised model of opset 23. Its weights stay in the file's external data."""
+    """Serialise the graph of a file as a model of opset 23.
+
+    The weights stay in the file's external data.
+    """
     model = ir.load(path)
     graph = model.graph
     index: ir.Value | None = None
@@ -40,8 +44,9 @@ def lower_to_opset23(path: Path) -> bytes:
 
 
 def _row_index(update: ir.Value, write_index: ir.Value) -> tuple[list[ir.Node], ir.Value]:
-    """Nodes that make [B,H,S,3]: sequence, head and cache row of each row of `update` [B,H,S,D]; write_index
-    [B].
+    """Make nodes for [B,H,S,3]: sequence, head and cache row of each row of `update`.
+
+    `update` [B,H,S,D], `write_index` [B]. Returns the nodes and their result.
     """
     nodes: list[ir.Node] = []
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor: a typed, shaped window on memory of one device.
+"""Tensor: a typed view, with a shape, of memory on one device.
 
 Buffers are allocated once, at the largest size, and used through views of smaller shape. A tensor is always
-contiguous (row-major), so an address and a shape say everything that an engine needs to bind it.
+contiguous (row-major), so an engine needs only address, shape and type to bind it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Shape = tuple[int, ...]
 
 
 class Tensor:
-    """A contiguous window on memory of one device.
+    """A contiguous view of memory of one device.
 
-    `pointer` is the address of its first element, `array` the NumPy view of it, None off the host.
-
-    `owner` is whatever keeps the memory alive; views share it. Made by a `Device`, or as a view of another
-    tensor.
+    Made by a `Device`, or as a view of another tensor.
+    - pointer: address of the first element
+    - owner: the object that keeps the memory alive, shared by views
+    - array: NumPy view of the same memory; None for memory that is not on the host
     """
 
     __slots__ = ("array", "dtype", "owner", "pointer", "shape")
@@ -35,7 +35,7 @@ class Tensor:
 
     @classmethod
     def from_array(cls, array: np.ndarray) -> Tensor:
-        """Host tensor on the memory of a contiguous NumPy array, not copied."""
+        """Make a host tensor on the memory of a contiguous NumPy array, without a copy."""
         if not array.flags.c_contiguous:
             raise ValueError(f"array of shape {array.shape} is not contiguous")
         return cls(array.__array_interface__["data"][0], array.shape, array.dtype, array, array)
@@ -46,7 +46,10 @@ class Tensor:
         return prod(self.shape)
 
     def view(self, *shape: int) -> Tensor:
-        """The first elements of this tensor, seen with another shape. ValueError if it has fewer elements."""
+        """View the first elements of this tensor with another shape.
+
+        ValueError if the shape has more elements than this tensor.
+        """
         size = prod(shape)
         if size > self.size:
             raise ValueError(
@@ -56,7 +59,7 @@ class Tensor:
         return Tensor(self.pointer, shape, self.dtype, self.owner, array)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Elements start..stop-1 along the first axis. ValueError outside of it."""
+        """View elements start..stop-1 along the first axis. ValueError out of range."""
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"rows {start}:{stop} are outside a tensor of shape {self.shape}")
         offset = start * prod(self.shape[1:]) * self.dtype.itemsize
@@ -68,7 +71,7 @@ class Tensor:
 
 
 def check_same(target: Tensor, source: np.ndarray | Tensor) -> None:
-    """ValueError unless both have one shape and type."""
+    """Raise ValueError unless both have the same shape and type."""
     if target.shape != source.shape or target.dtype != source.dtype:
         raise ValueError(
             f"cannot copy {source.dtype} {list(source.shape)} to {target.dtype} {list(target.shape)}"

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT as an engine backend: a plan whose contexts read and write our buffers by address.
+"""TensorRT as an engine backend, on our buffers.
 
-Written to TensorRT's rules, which the test double (test/doubles/tensorrt_double.py) holds it to:
+Follows TensorRT's rules, which the test double (test/doubles/tensorrt_double.py) enforces:
 
-- An execution context works with one optimization profile; a switch forgets its shapes. So each profile has
-  contexts of its own, and no context ever switches.
-- Intermediate results live in memory that we bring. All engines of a device run one after another on its one
-  stream, so they share one buffer, as large as the largest needs.
-- Addresses are multiples of 256. Windows on larger tensors may stand anywhere: those go through a copy.
+- An execution context has one optimization profile, and a switch resets its shapes. So each profile has its
+  own contexts, and no context ever switches.
+- We provide the memory for intermediate results. All engines of a device run one after another on its one
+  stream, so they share one buffer of the largest size.
+- Addresses are multiples of 256. Views of larger tensors may have other addresses; they are copied.
 - An output that TensorRT updates in place (a KV cache) must have the address of its input.
-- A context from which a graph was captured must not be changed afterwards, and neither may its memory go.
+- After a graph was captured from a context, neither the context may change nor its memory be freed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from edgellm_ros.engine.onnx_bindings import read_bindings
 from edgellm_ros.engine.tensor import Shape, Tensor
 from edgellm_ros.engine.tensorrt_library import (
     COMPATIBLE,
+    Library,
+    LibraryLog,
     engine_error,
     find_plan,
     library_log,
@@ -42,39 +44,39 @@ from edgellm_ros.engine.tensorrt_library import (
 if TYPE_CHECKING:
     import tensorrt as trt
 
-KEPT_CONTEXTS = 4  # per profile: bindings that take turns (adapters) need not be made anew; each costs memory
+KEPT_CONTEXTS = 4  # per profile, for bindings that take turns (adapters); each costs memory
 
 
 @dataclass(eq=False)
 class Bound:
-    """What `bind` made: shapes of the inputs, addresses, and copies for tensors that stand elsewhere.
+    """A binding: the tensors for TensorRT, and copies of tensors that are not aligned.
 
-    Whoever recorded a run with it keeps it as long as the graph, and with it the context that was recorded.
+    Whoever recorded a run keeps the binding as long as the graph, and with the binding the recorded context.
     """
 
     profile: int
-    tensors: dict[str, Tensor]  # what TensorRT is given, aligned
-    inward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (target, source), before a run
-    outward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # after it
-    recorded: list[trt.IExecutionContext] = field(default_factory=list)  # in graphs, not to be changed
+    tensors: dict[str, Tensor]  # aligned
+    inward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (target, source), copied before a run
+    outward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # copied after a run
+    recorded: list[trt.IExecutionContext] = field(default_factory=list)  # in graphs: must not change
 
 
 class TensorRTBackend:
-    """One plan, deserialised. `path` is the plan.
+    """One deserialised plan. `path`: the file of the plan.
 
-    `model`: the graph that it was made from; the plan beside it that fits GPU and library is taken.
+    `model`: the graph of the plan; the plan beside the graph that fits GPU and library is loaded.
     """
 
-    # TensorRT documents empty tensors, but it is asked for none: an adapter of rank 0 becomes one of zeros.
+    # TensorRT documents empty tensors, but none are used: an adapter of rank 0 becomes an adapter of zeros.
     supports_empty_tensors = False
 
     def __init__(self, model: Path, device: Device) -> None:
-        trt = load_library()
-        self.path = find_plan(model, device.arch, trt)
+        library = load_library()
+        self.path = find_plan(model, device.arch, library)
         self._device = device
-        self._trt = trt
-        self._log = library_log(trt)
-        self._engine = self._load(trt)
+        self._library = library
+        self._log: LibraryLog = library_log(library)
+        self._engine = self._load(library)
         self.bindings = read_bindings(model)
         self._check_bindings(model)
         self._aliases = self._find_aliases()
@@ -114,35 +116,38 @@ class TensorRTBackend:
             bound.recorded.append(self._contexts[bound.profile].pop(bound))
 
     def capture(self, bound: Bound, stream: Any) -> DeviceGraph | None:
-        self.run(bound, stream)  # TensorRT finishes in the first run what a change of shapes began
+        self.run(bound, stream)  # a change of shapes takes effect in the first run
         return self._device.capture(lambda: self.run(bound, stream))
 
-    def _load(self, trt: Any) -> trt.ICudaEngine:
-        runtime = start(trt, trt.Runtime)
-        # A version-compatible plan may carry the code that runs it. It was made here, by `edgellm build`.
+    def _load(self, library: Library) -> trt.ICudaEngine:
+        runtime = start(library, library.Runtime)
+        # A version-compatible plan may contain host code. `edgellm build` made the plan on this machine.
         runtime.engine_host_code_allowed = self.path.stem.endswith(COMPATIBLE)
         if not self.path.stat().st_size:
-            raise plan_error(self.path, trt.__version__, "the file is empty, truncated")
+            raise plan_error(self.path, library.__version__, "the file is empty, truncated")
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise plan_error(self.path, trt.__version__, self._log.take())
+            raise plan_error(self.path, library.__version__, self._log.take())
         return engine
 
     def _check_bindings(self, model: Path) -> None:
-        """EngineError unless the plan has the graph's inputs and outputs: it may be older than the graph."""
-        engine, trt = self._engine, self._trt
+        """Raise EngineError unless plan and graph have the same inputs and outputs.
+
+        The plan may be older than the graph.
+        """
+        engine, library = self._engine, self._library
         found = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
         problem = found.symmetric_difference(binding.name for binding in self.bindings)
         for binding in [] if problem else self.bindings:
             shape = tuple(engine.get_tensor_shape(binding.name))
-            is_input = engine.get_tensor_mode(binding.name) == trt.TensorIOMode.INPUT
+            is_input = engine.get_tensor_mode(binding.name) == library.TensorIOMode.INPUT
             same = len(shape) == len(binding.shape) and is_input == binding.is_input
-            same = same and _numpy_type(trt, engine.get_tensor_dtype(binding.name)) == binding.dtype
+            same = same and _numpy_type(library, engine.get_tensor_dtype(binding.name)) == binding.dtype
             pairs = zip(shape, binding.shape, strict=False)
             if not same or any(-1 != size != dim for size, dim in pairs if isinstance(dim, int)):
                 problem.add(binding.name)
-            if engine.get_tensor_location(binding.name) != trt.TensorLocation.DEVICE:
+            if engine.get_tensor_location(binding.name) != library.TensorLocation.DEVICE:
                 raise EngineError(f"{self.path}: {binding.name} would have to be in host memory")
         if problem:
             raise EngineError(
@@ -151,13 +156,13 @@ class TensorRTBackend:
             )
 
     def _find_aliases(self) -> dict[str, str]:
-        """Output -> the input in whose memory it is written."""
+        """Map each output that is updated in place to its input."""
         outputs = [binding.name for binding in self.bindings if not binding.is_input]
         aliases = {name: self._engine.get_aliased_input_tensor(name) for name in outputs}
         return {name: source for name, source in aliases.items() if source}
 
     def _profile(self, index: int) -> dict[str, tuple[Shape, Shape]]:
-        """Smallest and largest shape of each input whose shape may vary."""
+        """Return the smallest and largest shape of each input whose shape may vary."""
         ranges = {}
         for binding in self.bindings:
             if binding.is_input and any(not isinstance(dim, int) for dim in binding.shape):
@@ -166,13 +171,13 @@ class TensorRTBackend:
         return ranges
 
     def _place(self, bound: Bound, binding: Binding, tensors: Mapping[str, Tensor]) -> None:
-        """Choose what TensorRT is given for a tensor: it, or an aligned copy of it."""
+        """Bind a tensor, or an aligned copy of a tensor that is not aligned."""
         name, tensor = binding.name, tensors[binding.name]
         source = self._aliases.get(name)
         if source is not None:
             if tensor.pointer != tensors[source].pointer:
                 raise EngineError(
-                    f"{self.path}: {name} is written in the memory of {source}, bind both to one address"
+                    f"{self.path}: {name} is written in the memory of {source}: bind both to the same address"
                 )
             if tensor.pointer % ALIGNMENT:
                 raise EngineError(
@@ -181,7 +186,9 @@ class TensorRTBackend:
         elif not binding.is_input:
             same = [b.name for b in self.bindings if b.is_input and tensors[b.name].pointer == tensor.pointer]
             if same:
-                raise EngineError(f"{self.path}: {name} is not written in place, but has {same[0]}'s address")
+                raise EngineError(
+                    f"{self.path}: {name} is not updated in place, but has the address of {same[0]}"
+                )
         if tensor.pointer % ALIGNMENT == 0:
             bound.tensors[name] = tensor
             return
@@ -193,7 +200,10 @@ class TensorRTBackend:
             bound.outward.append((tensor, copy))
 
     def _context(self, bound: Bound) -> trt.IExecutionContext:
-        """The context that has these shapes and addresses; the one longest unused is changed if none has."""
+        """Return a context with the shapes and addresses of a binding.
+
+        If no context has them, a new context gets them, or the least recently used one.
+        """
         contexts = self._contexts[bound.profile]
         if bound in contexts:
             contexts.move_to_end(bound)
@@ -213,9 +223,9 @@ class TensorRTBackend:
         return context
 
     def _make_context(self, profile: int) -> trt.IExecutionContext:
-        trt = self._trt
+        strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
         self._log.take()
-        context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        context = self._engine.create_execution_context(strategy)
         if context is None:
             raise engine_error(f"{self.path}: TensorRT could not make a context: {self._log.take()}")
         if not context.set_optimization_profile_async(profile, int(self._device.stream.handle)):
@@ -244,17 +254,17 @@ class TensorRTBackend:
                 )
 
 
-def _numpy_type(trt: Any, dtype: trt.DataType) -> np.dtype | None:
-    """The NumPy type of a TensorRT type, None for those that no tensor of ours has."""
+def _numpy_type(library: Library, dtype: trt.DataType) -> np.dtype | None:
+    """Return the NumPy type of a TensorRT type; None for types that we do not use."""
     types = {
-        trt.DataType.FLOAT: np.float32,
-        trt.DataType.HALF: np.float16,
-        trt.DataType.INT32: np.int32,
-        trt.DataType.INT64: np.int64,
-        trt.DataType.UINT8: np.uint8,
-        trt.DataType.BOOL: np.bool_,
+        library.DataType.FLOAT: np.float32,
+        library.DataType.HALF: np.float16,
+        library.DataType.INT32: np.int32,
+        library.DataType.INT64: np.int64,
+        library.DataType.UINT8: np.uint8,
+        library.DataType.BOOL: np.bool_,
     }
-    if dtype == trt.DataType.BF16:
+    if dtype == library.DataType.BF16:
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)

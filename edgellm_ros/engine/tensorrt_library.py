@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorRT that is installed, full or lean: what it logs, what its plans are called."""
+"""The installed TensorRT library, full or lean: log, errors, names of plans."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import ctypes
 import functools
 import importlib
 import logging
+import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 
@@ -18,26 +19,113 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 T = TypeVar("T")
-FULL, LEAN = "tensorrt", "tensorrt_lean"  # Python modules; the lean one only loads version-compatible plans
-FIRST_VERSION = (10, 15)  # its parser is the first with TensorScatter, which becomes an update in place
+FULL, LEAN = (
+    "tensorrt",
+    "tensorrt_lean",
+)  # Python modules; the lean library only loads version-compatible plans
+FIRST_VERSION = (10, 15)  # the first parser with TensorScatter, which becomes an update in place
 COMPATIBLE = "-compatible"  # ends the name of a version-compatible plan
 KEPT_LINES = 20
 OUT_OF_MEMORY = ("out of memory", "outofmemory", "failed_allocation", "could not be allocated")
 LOST = ("illegal memory access", "unspecified launch failure", "misaligned address", "device-side assert")
-# Words of TensorRT's errors on loading a plan, and what they mean to a user.
+# Words of TensorRT's reasons for not loading a plan, with their meaning; the first that match count. TensorRT
+# 11.4 writes "[file::function::line] Error Code 1: Cuda Runtime (...)" or "IRuntime::deserializeCudaEngine:
+# Error Code 1: Serialization (...)". Names of files and functions tell nothing about the reason.
+NAMES = re.compile(r"\[[^\[\]]*::[^\[\]]*\]|[\w~]+(?:::[\w~]+)+(?:\([^()]*\))?")
+GPU_REASON = (
+    "cuda runtime",
+    "cuda driver",
+    "cuda initialization",
+    "cuda error",
+    "cudaerror",
+    "insufficient driver",
+)
 BAD_PLAN = (
-    (("incompatible device", "expecting compute"), "the plan was made for another GPU"),
-    (("version of tensorrt", "version tag", "expecting library version"), "another TensorRT made the plan"),
-    (("magic", "corrupt", "truncated", "assertion", "deserializ"), "the file is damaged or no plan"),
+    (
+        (
+            "incompatible device",
+            "expecting compute",
+            "compute capability",
+            "current device",
+            "platform specific tag",
+        ),
+        "the plan was made for another GPU or platform",
+    ),
+    (
+        (
+            "version of tensorrt",
+            "version tag",
+            "expecting library version",
+            "serialization version",
+            "runtime major version",
+            "deserialization call on a newer plan",
+            "supported starting tensorrt",
+        ),
+        "another TensorRT made the plan",
+    ),
+    (
+        (
+            "serialization assertion",
+            "magic tag",
+            "not a valid plan",
+            "no engine found in plan",
+            "empty blob",
+            "empty memory buffer",
+            "post deserialization check",
+            "failed to read plan",
+            "planentrytype",
+            "truncated",
+            "corrupt",
+        ),
+        "the file is damaged or no plan",
+    ),
 )
 
 
-def load_library(*names: str) -> trt:
-    """The first of these Python modules that is installed, of all if none is named. EngineError."""
+class Library(Protocol):
+    """The parts of the module `tensorrt` that we use.
+
+    `tensorrt_lean` has the parts for loading and running.
+    """
+
+    __name__: str
+    __version__: str
+    Builder: type[trt.Builder]
+    BuilderFlag: type[trt.BuilderFlag]
+    DataType: type[trt.DataType]
+    ExecutionContextAllocationStrategy: type[trt.ExecutionContextAllocationStrategy]
+    IAttentionOutputLayer: type[trt.IAttentionOutputLayer]
+    ILogger: type[trt.ILogger]
+    LayerType: type[trt.LayerType]
+    MemoryPoolType: type[trt.MemoryPoolType]
+    NetworkDefinitionCreationFlag: type[trt.NetworkDefinitionCreationFlag]
+    OnnxParser: type[trt.OnnxParser]
+    Runtime: type[trt.Runtime]
+    TensorIOMode: type[trt.TensorIOMode]
+    TensorLocation: type[trt.TensorLocation]
+
+    def __hash__(self) -> int: ...
+
+
+class LibraryLog(Protocol):
+    """Where a library logs."""
+
+    failed: bool  # whether there was an error since the last `take`
+
+    def take(self) -> str:
+        """Return the latest warnings and errors as one text, and clear them."""
+        ...
+
+
+def load_library(*names: str) -> Library:
+    """Import the first of these modules that is installed; default: full, lean.
+
+    EngineError if none is installed, or if the module is too old.
+    """
     problems = []
     for name in names or (FULL, LEAN):
         try:
-            library = importlib.import_module(name)
+            library = cast(Library, importlib.import_module(name))
         except ImportError as error:
             problems.append(str(error))
             continue
@@ -51,33 +139,32 @@ def load_library(*names: str) -> trt:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """The numbers of a version, to compare."""
+    """Return the numbers of a version, to compare."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 @functools.cache
-def library_log(library: Any) -> Any:
-    """Where the library logs: `take()` gives its latest warnings and errors as one text and forgets them;
-    `failed` says whether there was an error among them.
+def library_log(library: Library) -> Any:
+    """Return the library's log: a `LibraryLog`, and an `ILogger` of the library.
 
-    One for the process, because TensorRT ignores every logger but the first. All goes to Python's logging
-    too.
+    There is one log in the process, because TensorRT ignores every logger but the first. Everything also goes
+    to Python's logging.
     """
-    trt = library
+    logger_class = library.ILogger
 
-    class Log(trt.ILogger):
+    class Log(logger_class):  # type: ignore[valid-type, misc]  # the module is imported at run time
         def __init__(self) -> None:
-            trt.ILogger.__init__(self)
+            logger_class.__init__(self)
             self._lines: deque[str] = deque(maxlen=KEPT_LINES)
             self.failed = False
             self._levels = {
-                trt.ILogger.Severity.INTERNAL_ERROR: logging.ERROR,
-                trt.ILogger.Severity.ERROR: logging.ERROR,
-                trt.ILogger.Severity.WARNING: logging.WARNING,
-                trt.ILogger.Severity.INFO: logging.DEBUG,
+                logger_class.Severity.INTERNAL_ERROR: logging.ERROR,
+                logger_class.Severity.ERROR: logging.ERROR,
+                logger_class.Severity.WARNING: logging.WARNING,
+                logger_class.Severity.INFO: logging.DEBUG,
             }
 
-        def log(self, severity: Any, msg: str) -> None:
+        def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
             level = self._levels.get(severity)
             if level is None:
                 return
@@ -93,8 +180,8 @@ def library_log(library: Any) -> Any:
     return Log()
 
 
-def start(library: Any, make: Callable[[Any], T]) -> T:
-    """`make(log)`: a Runtime or Builder of the library. EngineError if it does not work here.
+def start(library: Library, make: Callable[[trt.ILogger], T]) -> T:
+    """Make a Runtime or Builder of the library. EngineError if that fails here.
 
     Without a usable CUDA, TensorRT 11.4 logs an error and returns an object that crashes the process when it
     is called or freed; a null pointer becomes a TypeError.
@@ -102,7 +189,7 @@ def start(library: Any, make: Callable[[Any], T]) -> T:
     log = library_log(library)
     log.take()
     try:
-        made = make(log)
+        made: T | None = make(log)
     except TypeError:
         made = None
     if made is None or log.failed:
@@ -112,7 +199,7 @@ def start(library: Any, make: Callable[[Any], T]) -> T:
 
 
 def engine_error(message: str) -> EngineError:
-    """The kind of error that a message with TensorRT's own words tells of."""
+    """Make the kind of EngineError that TensorRT's words in the message stand for."""
     lowered = message.lower()
     if any(words in lowered for words in OUT_OF_MEMORY):
         return DeviceMemoryError(message)
@@ -122,26 +209,31 @@ def engine_error(message: str) -> EngineError:
 
 
 def plan_error(path: Path, version: str, reason: str) -> EngineError:
-    """Why a plan could not be loaded, and what to do."""
+    """Make the error for a plan that cannot be loaded.
+
+    The text has TensorRT's reason, its meaning, and the advice.
+    """
     error = engine_error(f"{path}: TensorRT {version} cannot load the plan: {reason}")
     if type(error) is not EngineError:
         return error
-    lowered = reason.lower()
-    meaning = next((text for words, text in BAD_PLAN if any(word in lowered for word in words)), "")
+    words = NAMES.sub("", reason).lower()
+    if any(word in words for word in GPU_REASON):
+        return EngineError(f"{error} (the GPU or its driver is the reason, not the plan: see `nvidia-smi`)")
+    meaning = next((text for found, text in BAD_PLAN if any(word in words for word in found)), "")
     advice = f"`edgellm build {path.parent.parent}` makes one for this GPU and this TensorRT"
     return EngineError(f"{error} ({meaning + ': ' if meaning else ''}{advice})")
 
 
 def plan_path(model: Path, arch: str, version: str, compatible: bool = False) -> Path:
-    """Where the plan of a graph lies: beside it, named after GPU and TensorRT."""
+    """Return the path of a graph's plan, named after GPU and TensorRT."""
     return model.with_name(f"{arch}-trt{version}{COMPATIBLE if compatible else ''}.plan")
 
 
-def find_plan(model: Path, arch: str, library: Any) -> Path:
-    """The plan of a graph for this GPU and this library.
+def find_plan(model: Path, arch: str, library: Library) -> Path:
+    """Find the plan of a graph for this GPU and this library.
 
-    One that this very TensorRT made, or the latest version-compatible one that is not newer; the lean library
-    takes only the latter. EngineError lists the plans that are there.
+    The plan of the same TensorRT version, or else the latest version-compatible plan of an older version; the
+    lean library loads only the latter. EngineError lists the plans that exist.
     """
     version = library.__version__
     exact = plan_path(model, arch, version)

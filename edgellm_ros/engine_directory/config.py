@@ -185,6 +185,27 @@ class EngineConfig:
     generation: GenerationDefaults
     files: tuple[FileEntry, ...]
 
+    # The names under which TensorRT Edge-LLM's LLMEngineRunnerConfig has these values.
+    rope_config = property(lambda self: self.llm.rope)
+    num_decoder_layers = property(lambda self: self.llm.num_hidden_layers)
+    num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # those with a KV cache
+    num_kv_heads = property(lambda self: self.llm.num_key_value_heads)
+    head_dim = property(lambda self: self.llm.head_dim)
+    rotary_dim = property(lambda self: self.llm.head_dim)  # how many values of a head are rotated
+    hidden_size = property(lambda self: self.llm.hidden_size)
+    vocab_size = property(lambda self: self.llm.vocab_size)
+    reduced_vocab_size = property(lambda self: self.llm.reduced_vocab_size)
+    output_vocab_size = property(lambda self: self.llm.output_vocab_size)
+    num_deepstack_features = property(lambda self: self.llm.num_deepstack_features)
+    max_supported_batch_size = property(lambda self: self.builder.max_batch_size)
+    max_supported_input_length = property(lambda self: self.builder.max_input_len)
+    max_kv_cache_capacity = property(lambda self: self.builder.max_kv_cache_capacity)
+    max_supported_lora_rank = property(lambda self: self.builder.max_lora_rank)
+    hidden_state_layers = property(lambda self: self.builder.hidden_state_layers)
+    image_token_id = property(lambda self: self.special_tokens.image_token_id)
+    audio_token_id = property(lambda self: self.special_tokens.audio_token_id)
+    use_context_dependent_rope = property(lambda self: bool(self.llm.rope.mrope_section))
+
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat template: bos_token, eos_token, ...
+
 
 @dataclass(frozen=True)
 class FileEntry:

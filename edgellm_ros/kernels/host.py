@@ -68,53 +68,57 @@ class HostKernels:
         sequence, row = target_at
         target.array[:, sequence, :, row : row + count] = rows
 
-    def rotate_sequences(self, cache: Tensor, first: int, last: int, count: int) -> None:
-        for layer in cache.array[..., :count, :]:
-            rows = layer[first].copy()
-            for sequence in range(first, last):
-                layer[sequence] = layer[sequence + 1]
-            layer[last] = rows
-
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
-        for row in range(tokens.shape[0]):
-            token = _sample_row(logits.array[row, 0], state, row)
-            tokens.array[row] = token
-            if token >= 0:
-                state.seen.array[row, token] = True
-            state.step.array[row] += 1
+        for row, sampled in enumerate(tokens.array):
+            for offset in range(len(sampled)):
+                sampled[offset] = _sample_row(logits.array[row, offset], state, row, offset)
 
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
         np.take(vocab_map.array, tokens.array, out=out.array, mode="clip")
         out.array[tokens.array < 0] = -1
 
-    def advance(self, lengths: Tensor, state: StopState) -> None:
-        steps_left = state.steps_left.array[: lengths.shape[0]]
-        counts = steps_left > 0
-        lengths.array += counts
-        steps_left -= counts
+    def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:
+        tokens_left, trigger_token = state.tokens_left.array, state.trigger_token.array
+        stop_ids = state.stop_ids.array.tolist()
+        for row, sampled in enumerate(tokens.array.tolist()):
+            left = int(tokens_left[row])
+            taken = sampled[: max(0, min(int(offered.array[row]), left))]
+            left -= len(taken)
+            for place, token in enumerate(taken):
+                if token >= 0 and token in stop_ids:
+                    taken, left = taken[: place + 1], int(token == trigger_token[row])
+                    break
+            counts.array[row], tokens_left[row] = len(taken), left
 
-    def stop_test(self, tokens: Tensor, state: StopState) -> None:
-        ids, batch = tokens.array, tokens.shape[0]
-        steps_left, final_token = state.steps_left.array[:batch], state.final_token.array[:batch]
-        stops = (steps_left > 0) & (ids >= 0) & np.isin(ids, state.stop_ids.array)
-        steps_left[stops] = (ids == final_token)[stops]
+    def commit_tokens(
+        self, sampled: Tensor, tokens: Tensor, counts: Tensor, state: SamplingState, last_tokens: Tensor
+    ) -> None:
+        for row, count in enumerate(counts.array.tolist()):
+            if count:
+                taken = sampled.array[row, :count]
+                state.seen.array[row, taken[taken >= 0]] = True
+                state.position.array[row] += count
+                last_tokens.array[row] = tokens.array[row, count - 1]
+
+    def commit_rows(self, lengths: Tensor, counts: Tensor) -> None:
+        lengths.array += counts.array
 
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
-        count = top_ids.shape[1] - 1
-        for row in range(tokens.shape[0]):
-            scores = logits.array[row, 0].astype(np.float64)
+        count = top_ids.shape[-1] - 1
+        for place in np.ndindex(*tokens.shape):
+            scores = logits.array[place].astype(np.float64)
             scores -= scores.max()
             scores -= np.log(np.exp(scores).sum())
-            top_ids.array[row, :count] = np.argsort(-scores, kind="stable")[:count]
-            top_ids.array[row, count] = tokens.array[row]
-            top_values.array[row] = scores[top_ids.array[row]]
+            top_ids.array[place][:count] = np.argsort(-scores, kind="stable")[:count]
+            top_ids.array[place][count] = tokens.array[place]
+            top_values.array[place] = scores[top_ids.array[place]]
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
         x.array += np.float32(dt) * velocity.array
 
 
-def _sample_row(logits: np.ndarray, state: SamplingState, row: int) -> int:
-    """The next token for logits [V], or -1 if they are not finite."""
+def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int) -> int:
+    """Return the token `offset` places behind the next one of a sequence; -1 if logits [V] are not finite."""
     if not np.isfinite(logits).all():
         return -1
     temperature = float(state.temperature.array[row])
@@ -135,9 +139,10 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int) -> int:
     top_p, min_p = float(state.top_p.array[row]), float(state.min_p.array[row])
     if top_p < 1.0:
         mass_before = np.cumsum(probabilities) - probabilities
-        kept = int(np.searchsorted(mass_before, top_p))
+        kept = max(1, int(np.searchsorted(mass_before, top_p)))
     if min_p > 0.0:
         kept = min(kept, int(np.count_nonzero(probabilities >= min_p * probabilities[0])))
     cumulative = np.cumsum(probabilities[:kept])
-    draw = token_uniform(int(state.seed.array[row]), int(state.step.array[row])) * cumulative[-1]
-    return int(order[min(int(np.searchsorted(cumulative, draw, side="right")), kept - 1)])
+    uniform = token_uniform(int(state.seed.array[row]), int(state.position.array[row]) + offset)
+    place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return int(order[min(place, kept - 1)])

@@ -26,35 +26,35 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class SamplingState:
-    """How the next token of each sequence is drawn.
+    """Hold how the next tokens of each sequence are sampled, a row for each sequence."""
 
-    Rows stay with their sequence from its first token to its last. temperature [B] f32 (0 = the most likely
-    token), top_k [B] i64 (0 = off), top_p, min_p, repetition_penalty [B] f32, seed [B] u64, step [B] i64
-    (tokens drawn so far), seen [B, V] bool (tokens in the prompt or drawn already).
-    """
+    temperature: Tensor  # [B] f32; 0 = the most likely token
+    top_k: Tensor  # [B] i64; 0 = off
+    top_p: Tensor  # [B] f32; 1 = off
+    min_p: Tensor  # [B] f32; 0 = off
+    repetition_penalty: Tensor  # [B] f32; 1 = off
+    seed: Tensor  # [B] u64
+    position: Tensor  # [B] i64, of the next token in the answer: how many are committed
+    seen: Tensor  # [B, V] bool, tokens of the prompt and committed tokens of the answer
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    repetition_penalty: Tensor
-    seed: Tensor
-    step: Tensor
-    seen: Tensor
+    def rows(self, start: int, stop: int) -> SamplingState:
+        """Return the state of sequences start..stop-1, windows on the same memory."""
+        return SamplingState(**{name: tensor.rows(start, stop) for name, tensor in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class StopState:
-    """When each sequence of a batch has had its last decode step.
+    """Hold when each sequence of a batch has had its last token."""
 
-    steps_left [B] i64: decode steps that still count for the sequence; stop_ids [n] i64, n >= 1 (-1: no
-    token): those after which none does; final_token [B] i64: the stop token after which one more step counts,
-    to write that token's keys and values (-1: none).
-    """
+    tokens_left: Tensor  # [B] i64, tokens that the sequence may still take
+    trigger_token: Tensor  # [B] i64, the stop token whose KV row is needed; -1 = none
+    stop_ids: Tensor  # [n] i64, n >= 1, tokens that end an answer; -1 = none
 
-    steps_left: Tensor
-    stop_ids: Tensor
-    final_token: Tensor
+    def rows(self, start: int, stop: int) -> StopState:
+        """Return the state of sequences start..stop-1, windows on the same memory."""
+        return StopState(
+            self.tokens_left.rows(start, stop), self.trigger_token.rows(start, stop), self.stop_ids
+        )
 
 
 @dataclass(frozen=True)
@@ -144,42 +144,48 @@ class Kernels(Protocol):
         """
         ...
 
-    def rotate_sequences(self, cache: Tensor, first: int, last: int, count: int) -> None:
-        """Move sequence `first` of a cache [L,B,Hkv,C,D] behind `last`; those between move up by one.
-
-        In place, rows 0 .. count-1 of each; other rows stay as they are.
-        """
-        ...
-
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
-        """Tokens [B]: the next token of each row of logits [B,1,V], or -1 where logits are not finite.
+        """Sample tokens [B,N] from logits [B,N,V]; -1 where a row of logits is not finite.
 
-        Repetition penalty, temperature, top-k, top-p, min-p are applied in this order (that of transformers);
-        equally likely tokens rank by id. The drawn token is marked in `state.seen` and `state.step` is
-        advanced.
+        Token n of sequence b stands at position state.position[b] + n of the answer: its random number
+        depends on that and on the seed. Repetition penalty (of state.seen), temperature, top-k, top-p, min-p
+        are applied in this order (that of transformers); equally likely tokens rank by id. The most likely
+        token is always kept. The state stays as it is: `commit_tokens` changes it.
         """
         ...
 
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
-        """Out [B]: vocab_map[tokens[b]], or -1 where tokens [B] has -1."""
+        """Write out [B,N]: vocab_map[tokens[b,n]], or -1 where tokens [B,N] has -1."""
         ...
 
-    def advance(self, lengths: Tensor, state: StopState) -> None:
-        """Count a decode step: where steps_left > 0, lengths [B] grows by one and steps_left falls by one."""
-        ...
+    def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:
+        """Write counts [B]: how many of the first offered[b] of tokens [B,N] the sequence takes.
 
-    def stop_test(self, tokens: Tensor, state: StopState) -> None:
-        """Where steps_left > 0 and tokens [B] is one of stop_ids, set steps_left.
-
-        To 1 where it is the sequence's final_token, else to 0.
+        At most tokens_left, and none after the first of stop_ids. tokens_left falls by the count; after a
+        stop token it is 0, or 1 after the sequence's trigger_token: one more step writes the KV row of that
+        token.
         """
         ...
 
-    def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
-        """Log-probabilities of logits [B,1,V] as they are (no penalty, temperature 1), natural logarithm.
+    def commit_tokens(
+        self, sampled: Tensor, tokens: Tensor, counts: Tensor, state: SamplingState, last_tokens: Tensor
+    ) -> None:
+        """Take the first counts[b] tokens of a step into the answers: `seen`, `position`, `last_tokens` [B].
 
-        top_ids, top_values [B,K+1]: the K most likely tokens in falling order, then `tokens[b]`. A row whose
-        token is -1 may hold anything.
+        sampled [B,N]: as places among the logits, -1 is not marked as seen; tokens [B,N]: as token ids. Where
+        counts[b] is 0 nothing changes.
+        """
+        ...
+
+    def commit_rows(self, lengths: Tensor, counts: Tensor) -> None:
+        """Lengths [B] += counts [B]: the KV rows behind each length that are valid from now on."""
+        ...
+
+    def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
+        """Log-probabilities of logits [B,N,V] as they are (no penalty, temperature 1), natural logarithm.
+
+        top_ids, top_values [B,N,K+1]: the K most likely tokens in falling order, then `tokens[b,n]`. A row
+        whose token is -1 may hold anything.
         """
         ...
 

@@ -44,9 +44,9 @@ def philox4x32(c0: Word, c1: Word, c2: Word, c3: Word, seed: int) -> tuple[Word,
     return c0, c1, c2, c3
 
 
-def token_uniform(seed: int, step: int) -> float:
-    """Uniform number in [0, 1) with 53 random bits, for the token drawn at `step`."""
-    high, low, _, _ = philox4x32(step, 0, TOKEN_STREAM, 0, seed)
+def token_uniform(seed: int, position: int) -> float:
+    """Return a uniform number in [0, 1) with 53 random bits, for the token at a position of the answer."""
+    high, low, _, _ = philox4x32(position, 0, TOKEN_STREAM, 0, seed)
     return ((high >> 5) * 2**26 + (low >> 6)) * 2.0**-53
 
 

@@ -23,6 +23,7 @@ class HiddenStates:
         self,
         device: Device,
         layers: Sequence[int],
+        *,
         batch: int,
         tokens: int,
         hidden_size: int,

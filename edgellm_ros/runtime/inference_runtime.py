@@ -48,6 +48,7 @@ class LLMInferenceRuntime:
         threads: int = 0,
         lora_dirs: Mapping[str, str | Path] | None = None,
         prefix_cache_bytes: int | None = None,
+        decode_backend: str = "",
     ) -> None:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
@@ -55,7 +56,14 @@ class LLMInferenceRuntime:
         self._lock = threading.Lock()
         self._noise_seed = 0
         self._loaded: Pipeline | None = Pipeline(
-            root, self.config, self._metrics, device, threads, lora_dirs, prefix_cache_bytes
+            root,
+            self.config,
+            self._metrics,
+            device,
+            threads,
+            lora_dirs,
+            prefix_cache_bytes,
+            decode_backend,
         )
 
     @overload
@@ -83,10 +91,10 @@ class LLMInferenceRuntime:
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
-            pipeline, metrics = self._pipeline, self._metrics
+            pipeline, metrics = self.pipeline, self._metrics
             clock = StageClock(pipeline.device.synchronize)
-            sequences = pipeline.admit(requests, self._noise_seed)  # requests -> prompts with placeholders
-            # earlier prompts -> tokens not to compute again; hidden states are of whole prompts
+            sequences = pipeline.prepare(requests, self._noise_seed)  # requests -> prompts with placeholders
+            # prefix cache -> tokens not to compute again; hidden states are of whole prompts
             pipeline.match_prefixes(sequences, reuse=not output_thinker_embeddings)
             clock.end("tokenize_s")
             try:
@@ -94,24 +102,25 @@ class LLMInferenceRuntime:
                 metrics.multimodal.seconds += clock.end("vision_s")
                 pipeline.encode_audio(sequences)  # sound -> rows of embeddings
                 metrics.multimodal.seconds += clock.end("audio_s")
-                waiting = [sequence for sequence in sequences if sequence.report("prefill", 0)]
-                waiting.sort(key=lambda sequence: sequence.adapter.name)  # one run for each adapter
-                if waiting:
-                    embeds = pipeline.prefill(waiting)  # prompts and rows -> KV cache, first tokens
+                going_on = [sequence for sequence in sequences if sequence.report("prefill", 0)]
+                going_on.sort(key=lambda sequence: sequence.adapter.name)  # one run for each adapter
+                if going_on:
+                    # prompts and rows -> KV cache, first tokens
+                    pipeline.prefill(going_on, keep_hidden_states=output_thinker_embeddings)
                     metrics.prefill.seconds += clock.end("prefill_s")
-                    if output_thinker_embeddings:
-                        pipeline.hidden_states.keep(embeds)
-                    waiting = pipeline.decode(waiting)  # tokens -> KV cache, next tokens, text
+                while pipeline.batch.sequences:
+                    ended = pipeline.decode()  # tokens -> KV cache, next tokens, text; until one has ended
                     metrics.generation.seconds += clock.end("decode_s")
-                    pipeline.sample_actions(waiting)  # noise and KV cache -> trajectories
+                    pipeline.sample_actions(ended)  # noise and KV cache -> trajectories
                     metrics.action.seconds += clock.end("action_s")
-                    pipeline.store_prefixes(waiting)  # KV cache -> beginnings of later prompts
+                    pipeline.store_prefixes(ended)  # KV cache -> prefix cache
+                    pipeline.batch.evict(ended)
                     clock.end("keep_s")
             except BaseException as error:
                 pipeline.recover_after(error)
                 raise
         seconds = clock.metrics()
-        responses = [_response(sequence, seconds) for sequence in sequences]
+        responses = [response_of(sequence, seconds) for sequence in sequences]
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
 
     def set_action_noise_seed(self, seed: int) -> None:
@@ -127,12 +136,12 @@ class LLMInferenceRuntime:
         where there are no graphs or, with the reason in the log, a step cannot be recorded.
         """
         with self._lock:
-            return self._pipeline.capture_decoding_cuda_graph()
+            return self.pipeline.capture_decoding_cuda_graph()
 
     @property
     def embedding_table(self) -> Tensor:
         """The embedding of every token [V,H], on the device. Not to be written to."""
-        return self._pipeline.embedder.table
+        return self.pipeline.embedder.table
 
     def base_model_hidden_states(self, layer: int) -> Tensor | None:
         """What the last batch's prompts became in the language model, [B,S,H], on the device.
@@ -143,17 +152,17 @@ class LLMInferenceRuntime:
         asked for hidden states. The runtime owns the memory and overwrites it when the next request begins:
         until then, copy what you keep.
         """
-        return self._pipeline.hidden_states.layer(layer)
+        return self.pipeline.hidden_states.layer(layer)
 
     @property
     def base_model_input_token_ids(self) -> list[list[int]]:
         """Token ids of each prompt of the last batch that was computed, in the order of the hidden states."""
-        return self._pipeline.input_token_ids
+        return self.pipeline.input_token_ids
 
     @property
     def base_model_prefill_length(self) -> int:
         """S of the hidden states: the longest prompt of the last batch; 0 if they were not asked for."""
-        return self._pipeline.hidden_states.prefill_length
+        return self.pipeline.hidden_states.prefill_length
 
     def gen_and_save_system_prompt_kv_cache(self, system_prompt: str, lora: str = "") -> int:
         """Compute what all prompts of this system prompt begin with, for requests to come.
@@ -163,15 +172,16 @@ class LLMInferenceRuntime:
         or for an unknown adapter.
         """
         with self._lock:
-            pipeline = self._pipeline
+            pipeline = self.pipeline
             clock = StageClock(pipeline.device.synchronize)
-            sequence = pipeline.admit_system_prompt(system_prompt, lora)
+            sequence = pipeline.prepare_system_prompt(system_prompt, lora)
             pipeline.match_prefixes([sequence])
             clock.end("tokenize_s")
             try:
                 pipeline.prefill([sequence])
                 self._metrics.prefill.seconds += clock.end("prefill_s")
                 pipeline.store_prefixes([sequence])
+                pipeline.batch.evict([sequence])
                 clock.end("keep_s")
             except BaseException as error:
                 pipeline.recover_after(error)
@@ -186,7 +196,7 @@ class LLMInferenceRuntime:
     def save_prefix_cache(self, path: str | Path) -> None:
         """Write all beginnings of prompts that are kept to a file. OSError where that is not possible."""
         with self._lock:
-            pipeline = self._pipeline
+            pipeline = self.pipeline
             pipeline.drop_removed_adapters()
             save_prefix_cache(path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config))
 
@@ -197,7 +207,7 @@ class LLMInferenceRuntime:
         everything stays as it was. EngineError if the device fails: then nothing is kept.
         """
         with self._lock:
-            pipeline = self._pipeline
+            pipeline = self.pipeline
             return load_prefix_cache(
                 path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config)
             )
@@ -205,7 +215,7 @@ class LLMInferenceRuntime:
     def clear_prefix_cache(self) -> None:
         """Forget all beginnings of prompts."""
         with self._lock:
-            self._pipeline.prefixes.clear()
+            self.pipeline.prefixes.clear()
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Exchange the matrix that makes logits of hidden states: `lm_head.weight` [H,V], for all requests
@@ -214,14 +224,14 @@ class LLMInferenceRuntime:
         EngineError if the engine was not exported with `lm_head_input`, or for another shape.
         """
         with self._lock:
-            self._pipeline.runner.set_lm_head_weights(name, weights)
+            self.pipeline.runner.set_lm_head_weights(name, weights)
 
     def add_lora(self, name: str, directory: str | Path) -> None:
         """Load a LoRA adapter as PEFT saves it, under a new name; requests may name it from then on.
 
         ValueError or FileNotFoundError that says what is wrong with it; then everything is as before.
         """
-        self._pipeline.loras.add(name, directory)
+        self.pipeline.loras.add(name, directory)
 
     def remove_lora(self, *names: str) -> None:
         """Forget adapters and, when the next batch begins, their prompts; a batch that runs with one ends
@@ -229,7 +239,7 @@ class LLMInferenceRuntime:
 
         ValueError for the active one and for unknown ones: then none is removed.
         """
-        self._pipeline.remove_loras(names)
+        self.pipeline.remove_loras(names)
 
     @property
     def prefill_metrics(self) -> LLMPrefillMetrics:
@@ -249,7 +259,7 @@ class LLMInferenceRuntime:
 
     def lora_names(self) -> list[str]:
         """Adapters that requests may name, sorted."""
-        return self._pipeline.loras.names()
+        return self.pipeline.loras.names()
 
     def switch_lora_weights(self, name: str) -> None:
         """Make an adapter the active one, which requests use that name none; "" or "base" is the base model.
@@ -257,12 +267,12 @@ class LLMInferenceRuntime:
         Nothing is copied; the batch in progress is not touched. ValueError for an unknown one: then the old
         one stays active.
         """
-        self._pipeline.loras.switch(name)
+        self.pipeline.loras.switch(name)
 
     @property
     def active_lora(self) -> str:
         """The adapter of requests that name none; "" is the base model."""
-        return self._pipeline.loras.active
+        return self.pipeline.loras.active
 
     def close(self) -> None:
         """Free engines and buffers, after the batch in progress. A closed runtime raises EngineError."""
@@ -274,8 +284,11 @@ class LLMInferenceRuntime:
         return self._loaded is None
 
     @property
-    def _pipeline(self) -> Pipeline:
-        """What is loaded. EngineError if the runtime is closed."""
+    def pipeline(self) -> Pipeline:
+        """Return the stages and what they own, for tests and benchmarks: its layout may change.
+
+        EngineError if the runtime is closed.
+        """
         pipeline = self._loaded  # read once: another thread may close the runtime
         if pipeline is None:
             raise EngineError("the runtime is closed")
@@ -288,7 +301,8 @@ class LLMInferenceRuntime:
         self.close()
 
 
-def _response(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMGenerationResponse:
+def response_of(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMGenerationResponse:
+    """Return what a finished sequence has to say."""
     return LLMGenerationResponse(
         text=sequence.text.text,
         token_ids=sequence.generated,

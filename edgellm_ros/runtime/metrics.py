@@ -71,11 +71,15 @@ class StageClock:
         self._stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
 
     def end(self, stage: str) -> float:
-        """The stage ends when its work is done. Returns its seconds. EngineError if some of it failed."""
+        """End a stage when its work is done; return the seconds since the last end.
+
+        A stage may come several times: its seconds add up. EngineError if some of the work failed.
+        """
         self._finish()
         now = time.perf_counter()
-        self._stages[stage], self._last = now - self._last, now
-        return self._stages[stage]
+        seconds, self._last = now - self._last, now
+        self._stages[stage] += seconds
+        return seconds
 
     def metrics(self) -> dict[str, float]:
         """Every stage, from the request to the first token, and the whole."""

@@ -18,19 +18,19 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
 from edgellm_ros.kernels import load_kernels
 from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import MIN_PREFILL, InputEmbedder
-from edgellm_ros.runtime.batch.sampling_rows import TokenSampler
+from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
-from edgellm_ros.runtime.decoding.vanilla import DecodeStep
+from edgellm_ros.runtime.decoding.method import DecodeMethod
+from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LM_HEAD, LLMEngineRunner
-from edgellm_ros.runtime.engines.llm_engine_runner_config import LLMEngineRunnerConfig
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
@@ -58,124 +58,159 @@ class Pipeline:
         threads: int,
         lora_dirs: Mapping[str, str | Path] | None,
         prefix_cache_bytes: int | None,
+        decode_backend: str,
     ) -> None:
-        llm, builder = config.llm, config.builder
+        # 1. the device and the engines
+        self.config = config
         self.device = open_device(device) if isinstance(device, str) else device
         kernels = load_kernels(self.device)
         self._metrics = metrics
 
-        def engine(part: str) -> EngineExecutor:
-            return EngineExecutor.open(root / part / "model.onnx", self.device, threads)
+        def engine(part: str, backend: str = "") -> EngineExecutor:
+            return EngineExecutor.open(root / part / "model.onnx", self.device, threads, backend)
 
+        builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
-        runner_config = LLMEngineRunnerConfig.from_engine(config)
-        self.runner = LLMEngineRunner(engine("llm"), runner_config, self.device, kernels, horizon)
+        decode_engine = engine("llm", decode_backend) if decode_backend else None
+        self.runner = LLMEngineRunner(engine("llm"), config, self.device, kernels, horizon, decode_engine)
+        self.vision = self.audio = self.action = None
+        if config.vision is not None:
+            self.vision = VisionRunner(engine("visual"), config.vision, self.device, builder.max_input_len)
+        if config.audio is not None:
+            self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
+        if config.action is not None:
+            table, samples = self.runner.rope_table, builder.max_action_samples
+            self.action = ActionRunner(engine("action"), config.action, self.device, kernels, table, samples)
+
+        # 2. weights that are inputs: embeddings, adapters, the LM head
+        dtype = self.runner.embeds_dtype
+        self.embedder = InputEmbedder(root / "embedding.safetensors", config, self.device, kernels, dtype)
+        self.runner.share_embedding(self.embedder.table)
         self.loras = self.runner.loras
         if lora_dirs is None:
             lora_dirs = find_adapters(root) if builder.max_lora_rank else {}
         for name, directory in lora_dirs.items():
             self.loras.add(name, directory)
-        dtype = self.runner.embeds_dtype
-        self.embedder = InputEmbedder(root / "embedding.safetensors", config, self.device, kernels, dtype)
-        self.runner.share_embedding(self.embedder.table)
-        vocab_map = read_vocab_map(root, llm) if llm.reduced_vocab_size else None
-        batch, stops = builder.max_batch_size, config.stop_token_ids
-        self.sampler = TokenSampler(self.device, kernels, batch, llm.vocab_size, stops, vocab_map)
-        self.logits = self.device.empty((batch, 1, llm.output_vocab_size), np.float32)
-        parts = self.embedder, self.runner, self.sampler
-        self._decode_step = DecodeStep(self.device, *parts, self.logits)
-        self._decode_loop = DecodeLoop(self.device, self.runner.kv_cache, self.sampler, self._decode_step)
+        self._removed: deque[LoraAdapter] = deque()
         if builder.lm_head_input:
-            shape = (llm.hidden_size, llm.output_vocab_size)
+            shape = (config.hidden_size, config.output_vocab_size)
             matrix = read_tensor(root / "lm_head.safetensors", LM_HEAD, shape)
             self.runner.set_lm_head_weights(LM_HEAD, matrix)
-        sizes = (batch, builder.max_input_len, llm.hidden_size)
-        self.hidden_states = HiddenStates(self.device, builder.hidden_state_layers, *sizes, dtype)
-        self.input_token_ids: list[list[int]] = []
-        shape = (runner_config.num_attention_layers, runner_config.num_kv_heads, runner_config.head_dim)
+
+        # 3. the batch: everything that is kept per row, and what decodes it
         cache = self.runner.kv_cache
-        prefix_bytes = cache.nbytes if prefix_cache_bytes is None else prefix_cache_bytes
-        self.prefixes = PrefixCache(self.device, kernels, *shape, cache.dtype, prefix_bytes)
-        self._removed: deque[LoraAdapter] = deque()
-        self._special_tokens = config.special_tokens
-        self._image_token = config.special_tokens.image_token_id
-        self._audio_token = config.special_tokens.audio_token_id
-        self.vision: VisionRunner | None = None
-        if config.vision is not None:
-            self.vision = VisionRunner(engine("visual"), config.vision, self.device, builder.max_input_len)
-        self.audio: AudioRunner | None = None
-        if config.audio is not None:
-            self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
-        self.action: ActionRunner | None = None
-        if config.action is not None:
-            table, samples = self.runner.rope_table, builder.max_action_samples
-            self.action = ActionRunner(engine("action"), config.action, self.device, kernels, table, samples)
+        self.sampling = SamplingRows(
+            self.device,
+            kernels,
+            max_batch_size=builder.max_batch_size,
+            vocab_size=config.vocab_size,
+            stop_token_ids=config.stop_token_ids,
+            vocab_map=read_vocab_map(root, config.llm) if config.reduced_vocab_size else None,
+        )
+        self.batch = Batch([cache, self.sampling], builder.max_batch_size)
+        self.logits = self.device.empty((builder.max_batch_size, 1, config.output_vocab_size), np.float32)
+        vanilla = VanillaDecoding(
+            self.device, self.batch, self.embedder, self.runner, self.sampling, self.logits
+        )
+        self.use_decode_method(vanilla)
+
+        # 4. what outlives a batch: prefixes, hidden states
+        self.prefixes = PrefixCache(
+            self.device,
+            kernels,
+            layers=config.num_attention_layers,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=cache.dtype,
+            capacity_bytes=cache.nbytes if prefix_cache_bytes is None else prefix_cache_bytes,
+        )
+        self.hidden_states = HiddenStates(
+            self.device,
+            builder.hidden_state_layers,
+            batch=builder.max_batch_size,
+            tokens=builder.max_input_len,
+            hidden_size=config.hidden_size,
+            dtype=dtype,
+        )
+        self.input_token_ids: list[list[int]] = []
+
+        # 5. requests to token ids
         tokenizer = Tokenizer(root / "tokenizer.json")
         prompts = PromptBuilder(tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
         self.preparer = RequestPreparer(
             config, tokenizer, prompts, self.loras, self.vision, self.audio, self.action
         )
 
-    def admit(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
-        """Requests -> prompts with placeholders. ValueError for what cannot be served."""
-        self.drop_removed_adapters()
-        self.hidden_states.clear()
-        self.input_token_ids = []
-        return self.preparer.admit(requests, noise_seed)
+    def use_decode_method(self, method: DecodeMethod) -> None:
+        """Let this method yield the tokens from now on; the batch must be empty."""
+        self.method = method
+        self.sampling.resize(method.tokens_per_step)
+        self._decode_loop = DecodeLoop(self.batch, method, self.device.max_queued_steps)
 
-    def admit_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
-        """What all prompts of a system prompt begin with, as a sequence. ValueError."""
+    def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
+        """Requests -> prompts with placeholders. ValueError for what cannot be served."""
+        self._forget_last_batch()
+        return self.preparer.prepare(requests, noise_seed)
+
+    def prepare_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
+        """Return what all prompts of a system prompt begin with, as a sequence. ValueError."""
+        self._forget_last_batch()
+        return self.preparer.prepare_system_prompt(system_prompt, lora)
+
+    def _forget_last_batch(self) -> None:
         self.drop_removed_adapters()
         self.hidden_states.clear()
         self.input_token_ids = []
-        return self.preparer.admit_system_prompt(system_prompt, lora)
 
     def match_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
-        """Earlier prompts -> how much of each prompt need not be computed again."""
+        """Prefix cache -> how much of each prompt need not be computed again."""
         if not self.prefixes.capacity_bytes:
             return
         for sequence in sequences:
             ids, images, sounds = sequence.token_ids, sequence.image_tokens, sequence.audio_tokens
-            keys = prefix_keys(ids, sequence.request, images, sounds, self._special_tokens)
+            keys = prefix_keys(ids, sequence.request, images, sounds, self.config.special_tokens)
             sequence.prefix_keys = keys
             if reuse:
                 sequence.prefix = self.prefixes.match(sequence.adapter.key, keys)
-        # Each is padded to the longest rest, for which its cache must have room behind what it reuses.
+        # Each is padded to the longest rest, for which its row must have slots behind what it reuses.
         new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
         room = self.runner.kv_cache.capacity - max(MIN_PREFILL, new_tokens)
         for sequence in sequences:
-            sequence.reused_tokens = min(sequence.prefix.length, room)
+            sequence.kv_length = sequence.reused_tokens = min(sequence.prefix.length, room)
 
     def store_prefixes(self, sequences: list[GenerationSequence]) -> None:
-        """KV cache -> prompts for later requests. `sequences`: as they stand in the KV cache."""
-        for row, sequence in enumerate(sequences):
+        """KV rows of prompts -> prefix cache. The sequences must be in the batch."""
+        for sequence in sequences:
             if sequence.prefix_keys:
-                rows = self.runner.kv_cache.sequence(row)
+                rows = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
                 self.prefixes.insert(sequence.adapter.key, sequence.prefix_keys, rows)
 
     def remove_loras(self, names: Sequence[str]) -> None:
-        """See `LLMInferenceRuntime.remove_lora`. From any thread: the prefixes may be in use until the next
-        batch.
+        """See `LLMInferenceRuntime.remove_lora`. From any thread.
+
+        What was computed with the adapters may be in use until the next batch, and is dropped then.
         """
         self._removed.extend(self.loras.remove(*names))
 
     def drop_removed_adapters(self) -> None:
-        """Forget what there is of adapters that were removed: prompts, recorded steps."""
+        """Drop the prefixes and recorded steps of adapters that were removed."""
         while self._removed:
             adapter = self._removed.popleft()
             self.prefixes.remove(adapter.key)
-            self._decode_step.forget(adapter)
+            self.method.drop(adapter)
 
     def recover_after(self, error: BaseException) -> None:
-        """What went wrong must not reach the next request.
+        """Make sure that the next batch starts clean after a failure.
 
-        An engine's numbers that are not finite may come from the rows of an earlier prompt: so these go too.
+        Numbers that are not finite may come from KV rows of an earlier prompt: so the prefix cache goes too.
         Work that is still queued must be done before its memory is used again.
         """
-        with suppress(EngineError):  # what is raised already, or follows from it
+        with suppress(EngineError):  # raised already, or a consequence of that
             self.device.synchronize()
-        with suppress(DeviceLostError):  # nothing on it is used again
+        with suppress(DeviceLostError):  # nothing on the device is used again
+            self.batch.clear()
             self.runner.kv_cache.clear()
+            self.device.synchronize()
         if isinstance(error, EngineError):
             self.prefixes.clear()
 
@@ -184,7 +219,8 @@ class Pipeline:
         if self.vision is None:
             return
         for sequence in sequences:
-            row, first_new = sequence.image_row, sequence.image_row + sequence.reused(self._image_token)
+            reused = sequence.reused(self.config.image_token_id)
+            row, first_new = sequence.image_row, sequence.image_row + reused
             for index, (height, width) in enumerate(sequence.image_grids):
                 if not sequence.report("vision", index):
                     break
@@ -200,7 +236,8 @@ class Pipeline:
         if self.audio is None:
             return
         for sequence in sequences:
-            row, first_new = sequence.audio_row, sequence.audio_row + sequence.reused(self._audio_token)
+            reused = sequence.reused(self.config.audio_token_id)
+            row, first_new = sequence.audio_row, sequence.audio_row + reused
             for index, tokens in enumerate(sequence.audio_tokens):
                 if not sequence.report("audio", index):
                     break
@@ -210,65 +247,72 @@ class Pipeline:
                     self._metrics.multimodal.total_sounds += 1
                     self._metrics.multimodal.total_audio_tokens += tokens
 
-    def prefill(self, sequences: list[GenerationSequence]) -> Tensor:
-        """Prompts and rows -> KV cache -> first tokens. Returns what the language model read, [B,S,H].
+    def prefill(self, sequences: list[GenerationSequence], keep_hidden_states: bool = False) -> None:
+        """Prompts and rows of embeddings -> KV cache -> first tokens; the sequences join the batch.
 
         What is reused of a prompt is copied to the KV cache; the rest is computed.
         """
-        for row, sequence in enumerate(sequences):
-            rows = self.runner.kv_cache.sequence(row)
-            self.prefixes.load(sequence.prefix, rows, sequence.reused_tokens)
+        rows = self.batch.admit(sequences)
+        cache = self.runner.kv_cache
+        for row, sequence in zip(rows, sequences, strict=True):
+            self.prefixes.load(sequence.prefix, cache.sequence(row), sequence.reused_tokens)
         prompts = [sequence.token_ids[sequence.reused_tokens :] for sequence in sequences]
         first_rows = [
             (
-                sequence.image_row + sequence.reused(self._image_token),
-                sequence.audio_row + sequence.reused(self._audio_token),
+                sequence.image_row + sequence.reused(self.config.image_token_id),
+                sequence.audio_row + sequence.reused(self.config.audio_token_id),
             )
             for sequence in sequences
         ]
         embeds, deepstack = self.embedder.embed_prompts(prompts, first_rows)
         positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.int64)
-        for row, sequence in enumerate(sequences):
-            positions[row, :, : len(prompts[row])] = sequence.positions[:, sequence.reused_tokens :]
-        lengths = [len(prompt) for prompt in prompts]
-        reused = [sequence.reused_tokens for sequence in sequences]
-        deltas = [sequence.rope_delta for sequence in sequences]
+        for index, sequence in enumerate(sequences):
+            positions[index, :, : len(prompts[index])] = sequence.positions[:, sequence.reused_tokens :]
         logits = self.logits.rows(0, len(prompts))
-        hidden_states = self.hidden_states.outputs(*embeds.shape[:2])
-        adapters = [sequence.adapter for sequence in sequences]
         self.runner.execute_prefill_step(
-            embeds, lengths, positions, deltas, deepstack, logits, hidden_states, adapters, reused
+            embeds,
+            [len(prompt) for prompt in prompts],
+            positions,
+            deepstack,
+            logits,
+            self.hidden_states.outputs(*embeds.shape[:2]),
+            [sequence.adapter for sequence in sequences],
+            rows,
         )
         self.input_token_ids = [sequence.token_ids for sequence in sequences]
         self._metrics.prefill.total_runs += 1
-        self._metrics.prefill.computed_tokens += sum(lengths)
-        self._metrics.prefill.reused_tokens += sum(reused)
-        self.sampler.begin(sequences)
-        self.sampler.draw(logits)
-        self.sampler.deliver(self.sampler.copy_to_host(logits, sequences), sequences)
-        return embeds
+        self._metrics.prefill.computed_tokens += sum(map(len, prompts))
+        self._metrics.prefill.reused_tokens += sum(sequence.reused_tokens for sequence in sequences)
+        self.sampling.sample(logits, rows)
+        self.sampling.commit_rows(rows, self.sampling.count(rows))
+        logprobs = max(sequence.request.logprobs for sequence in sequences)
+        for sequence in sequences:
+            sequence.kv_length = len(sequence.token_ids)
+        self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
+        if keep_hidden_states:
+            self.hidden_states.keep(embeds)
+        for sequence in sequences:
+            sequence.report("decode", 0)
 
-    def decode(self, sequences: list[GenerationSequence]) -> list[GenerationSequence]:
-        """Tokens -> KV cache -> next tokens, until every sequence has ended.
-
-        Returns the sequences in the order in which the KV cache then has them.
-        """
-        batch, steps = self._decode_loop.run(sequences)
-        self._metrics.generation.total_runs += steps
-        self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in sequences)
-        return batch
+    def decode(self) -> list[GenerationSequence]:
+        """Tokens -> KV cache -> next tokens, until at least one sequence has ended; return the ended ones."""
+        steps = self._decode_loop.steps
+        ended = self._decode_loop.run_until_one_ends()
+        self._metrics.generation.total_runs += self._decode_loop.steps - steps
+        self._metrics.generation.generated_tokens += sum(len(sequence.generated) for sequence in ended)
+        return ended
 
     def sample_actions(self, sequences: list[GenerationSequence]) -> None:
-        """Noise and KV cache -> trajectories -> paths, for the sequences that announced them."""
+        """Noise and KV cache -> trajectories -> paths, for the sequences that triggered the action head."""
         if self.action is None:
             return
         space = self.action.action_space
-        for row, sequence in enumerate(sequences):
+        for sequence in sequences:
             if not sequence.wants_actions_now:
                 continue
             samples = sequence.request.action_samples
             steps = sequence.request.denoise_steps or self.action.default_steps
-            cache = self.runner.kv_cache.sequence(row)
+            cache = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
             report = partial(sequence.report, "action")
             normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, report)
             if normalised is not None:
@@ -279,4 +323,4 @@ class Pipeline:
 
     def capture_decoding_cuda_graph(self) -> bool:
         """See `LLMInferenceRuntime`."""
-        return all(map(self._decode_step.capture_vanilla_decoding_cuda_graph, self.loras.loaded()))
+        return self.method.capture(self.loras.loaded())

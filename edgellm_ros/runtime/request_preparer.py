@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RequestPreparer: requests to sequences of tokens.
-
-What is wrong with a request is found here, before any work.
-"""
+"""RequestPreparer: check requests and make their prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.trajectory_history import check_history, history_speed, history_tokens
@@ -19,11 +18,11 @@ from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.rope import get_rope_index
 from edgellm_ros.runtime.prompt.text_stream import TextStream
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
-from edgellm_ros.runtime.request import LLMGenerationRequest
+from edgellm_ros.runtime.request import LLMGenerationRequest, check_speed
 
 
 class RequestPreparer:
-    """Checks requests against what the engine has and takes, and makes their prompts."""
+    """Check requests against the engine's parts and limits, and make their prompts."""
 
     def __init__(
         self,
@@ -43,8 +42,12 @@ class RequestPreparer:
         self._audio = audio
         self._action = action
 
-    def admit(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
-        """Sequences of a batch. `noise_seed`: for requests that bring none. ValueError names the request."""
+    def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
+        """Make the sequences of a batch.
+
+        `noise_seed` is for requests without one. ValueError names the request that cannot be served; then
+        the whole batch is refused, and nothing has been computed.
+        """
         limit = self._config.builder.max_batch_size
         if not 1 <= len(requests) <= limit:
             raise ValueError(
@@ -54,35 +57,40 @@ class RequestPreparer:
         for index, request in enumerate(requests):
             try:
                 first_row = sequences[-1].end_row if sequences else 0
-                sequences.append(self._prompt(request, first_row, noise_seed))
+                sequences.append(self._prepare(request, first_row, noise_seed))
             except ValueError as error:
                 raise ValueError(f"request {index}: {error}" if len(requests) > 1 else str(error)) from None
         return sequences
 
-    def admit_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
-        """What all prompts of a system prompt begin with, as a sequence. ValueError."""
-        request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
-        return self._sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
+    def prepare_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
+        """Make a sequence of the tokens with which all prompts of a system prompt begin.
 
-    def _prompt(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
-        self._check_supported(request)
+        ValueError if the system prompt is empty, too long, or not at the beginning of prompts.
+        """
+        request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
+        return self._make_sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
+
+    def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
+        self._check_against_engine(request)
         action = self._config.action
         speed, history = request.speed or 0.0, []
         if action is not None:
             points = check_history(request.history, action.trajectory_history)
             history = history_tokens(points, action.trajectory_history)
             if request.speed is None:
-                speed = history_speed(points, action.trajectory_history)
+                with np.errstate(over="ignore"):  # becomes infinite, and is refused
+                    speed = history_speed(points, action.trajectory_history)
+                check_speed("the speed of the history", speed)
         grids = [self._vision.token_grid(image) for image in request.images] if self._vision else []
         image_tokens = [height * width for height, width in grids]
         audio_tokens = [self._audio.num_tokens(sound) for sound in request.audio] if self._audio else []
         token_ids = self._prompts.build(request, image_tokens, audio_tokens, history)
-        sequence = self._sequence(request, token_ids, grids, audio_tokens, first_row)
+        sequence = self._make_sequence(request, token_ids, grids, audio_tokens, first_row)
         sequence.speed = speed
         sequence.noise_seed = noise_seed if request.noise_seed is None else request.noise_seed
         return sequence
 
-    def _sequence(
+    def _make_sequence(
         self,
         request: LLMGenerationRequest,
         token_ids: list[int],
@@ -91,6 +99,8 @@ class RequestPreparer:
         first_row: int,
     ) -> GenerationSequence:
         config, action, tokens = self._config, self._config.action, self._config.special_tokens
+        if not token_ids:
+            raise ValueError("the prompt has 0 tokens: the chat template left nothing of the request")
         if len(token_ids) > config.builder.max_input_len:
             raise ValueError(
                 f"the prompt has {len(token_ids)} tokens; this engine takes at most "
@@ -115,7 +125,7 @@ class RequestPreparer:
             text=TextStream(self._tokenizer, request.sampling.stop),
         )
 
-    def _check_supported(self, request: LLMGenerationRequest) -> None:
+    def _check_against_engine(self, request: LLMGenerationRequest) -> None:
         if request.images and self._vision is None:
             raise ValueError("this engine has no vision encoder, the request has images")
         if request.audio and self._audio is None:

@@ -41,7 +41,8 @@ def test_directory_holds_what_its_config_lists(tiny_checkpoint, tmp_path):
     assert EngineConfig.load(tmp_path, verify=True) == written
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     graphs = {f"{part}/model.onnx{end}" for part in PARTS for end in ("", ".data")}
-    others = {"tokenizer.json", "chat_template.jinja", "embedding.safetensors", "llm/model.cuda.onnx"}
+    others = {"tokenizer.json", "chat_template.jinja", "special_tokens_map.json"}
+    others |= {"embedding.safetensors", "llm/model.cuda.onnx"}
     assert {entry.path for entry in written.files} == graphs | others
     assert found == graphs | others | {"config.json"}
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The action runner over an engine whose velocity is known, and over the tiny expert."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -26,16 +28,17 @@ def cache(device, kernels, config) -> LinearKVCache:
     cache = LinearKVCache(
         device,
         kernels,
-        llm.num_hidden_layers,
-        3,
-        llm.num_key_value_heads,
-        builder.max_kv_cache_capacity,
-        llm.head_dim,
-        np.float32,
+        layers=llm.num_hidden_layers,
+        max_batch_size=3,
+        kv_heads=llm.num_key_value_heads,
+        capacity=builder.max_kv_cache_capacity,
+        head_dim=llm.head_dim,
+        dtype=np.dtype(np.float32),
     )
-    cache.reset_for_new_sequences([20, 33, 7], [0, -5, 0])
+    for row, (length, delta) in enumerate([(20, 0), (33, -5), (7, 0)]):
+        cache.open(row, SimpleNamespace(kv_length=length, rope_delta=delta))
     rng = np.random.default_rng(0)
-    for tensor in cache.bindings().values():
+    for tensor in cache.bindings(range(3)).values():
         device.upload(tensor, rng.standard_normal(tensor.shape).astype(np.float32))
     return cache
 
@@ -121,7 +124,7 @@ def test_samples_are_those_of_a_smaller_number_of_samples(runner, cache):
 
 def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(device, runner, cache):
     before = runner.execute(cache.sequence(1), samples=1, steps=3, seed=3, report=always)
-    bindings = cache.bindings()
+    bindings = cache.bindings(range(3))
     for tensor in bindings.values():
         with edited(device, tensor) as rows:
             rows[1, :, 33:] += 1.0
@@ -133,9 +136,9 @@ def test_the_trajectory_depends_on_the_committed_rows_of_its_own_cache_only(devi
 
 
 def test_the_cache_is_only_read(device, runner, cache):
-    before = {name: device.download(tensor) for name, tensor in cache.bindings().items()}
+    before = {name: device.download(tensor) for name, tensor in cache.bindings(range(3)).items()}
     runner.execute(cache.sequence(1), samples=2, steps=3, seed=3, report=always)
-    for name, tensor in cache.bindings().items():
+    for name, tensor in cache.bindings(range(3)).items():
         np.testing.assert_array_equal(device.download(tensor), before[name])
 
 

@@ -112,6 +112,9 @@ class DeferredDevice:
                 self.capturing = False
                 self._queue = waiting
 
+    def memory_info(self) -> tuple[int, int]:
+        return 0, 0
+
     def synchronize(self) -> None:
         self._not_in_a_graph("waiting for the device")
         self.work(lambda: not self._queue)

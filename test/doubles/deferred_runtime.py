@@ -90,7 +90,7 @@ def queueing() -> Iterator[None]:
 
 def used(runtime: LLMInferenceRuntime, *requests: LLMGenerationRequest) -> tuple[int, int]:
     """Graphs launched and recorded on a WatchedDevice while a batch was answered."""
-    calls = runtime._pipeline.device.calls
+    calls = runtime.pipeline.device.calls
     calls.clear()
     runtime.handle_request(list(requests))
     return calls["launch"], calls["capture"]

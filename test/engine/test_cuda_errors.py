@@ -153,7 +153,7 @@ def test_a_command_whose_device_is_lost_ends_with_one_line(device, tiny_engine):
 answer = LLMInferenceRuntime.handle_request
 
 def lose_and_answer(runtime, request):
-    lose(runtime._pipeline.device)
+    lose(runtime.pipeline.device)
     return answer(runtime, request)
 
 LLMInferenceRuntime.handle_request = lose_and_answer

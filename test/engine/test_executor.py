@@ -9,6 +9,7 @@ from onnx.reference import ReferenceEvaluator
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import KEPT_BINDINGS, EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
 from fixtures.graphs import FLOAT, INT64, helper, linear_with_cache, save_model
 from fixtures.on_device import put
 
@@ -78,6 +79,18 @@ def test_a_wrong_type_is_named(device, executor, tensors):
     tensors["write_index"] = device.zeros((2,), np.int32)
     with pytest.raises(EngineError, match="write_index must be int64, got int32"):
         executor.prepare(0, DIMS, tensors)
+
+
+def test_a_wrong_type_is_named_where_another_tensor_was_bound_before(device, executor, tensors):
+    executor.prepare(0, DIMS, tensors)
+    good = tensors["x"]
+    wrong = Tensor(good.pointer, good.shape, np.dtype(np.int32), good.owner)
+    with pytest.raises(EngineError, match="x must be float32, got int32"):
+        executor.prepare(0, DIMS, {**tensors, "x": wrong})
+    with pytest.raises(EngineError, match="without a successful prepare"):
+        executor.execute()
+    executor.prepare(0, DIMS, tensors)  # kept
+    executor.execute()
 
 
 def test_a_wrong_shape_is_named_with_its_symbols(executor, tensors):

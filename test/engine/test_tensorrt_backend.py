@@ -3,6 +3,7 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -184,7 +185,7 @@ class TestBindingErrors:
         )
         build(path, library, [{"B": Range(1, 1, 4)}])
         x = host.zeros((2,), np.float32)
-        with pytest.raises(EngineError, match=r"y is not written in place, but has x's address"):
+        with pytest.raises(EngineError, match=r"y is not updated in place, but has the address of x"):
             TensorRTBackend(path, host).bind(0, {"x": x, "y": x}, None)
 
 
@@ -233,7 +234,10 @@ class TestPlans:
             (lambda plan: b"", "the file is empty.*damaged"),
             (lambda plan: b"junk" + plan[4:], "Magic tag does not match.*damaged"),
             (lambda plan: plan[:24] + bytes([11, 2, 0, 9]) + plan[28:], "another TensorRT made the plan"),
-            (lambda plan: plan.replace(b'"arch": "host"', b'"arch": "8.7"'), "made for another GPU"),
+            (
+                lambda plan: plan.replace(b'"arch": "host"', b'"arch": "8.7"'),
+                "made for another GPU or platform",
+            ),
         ],
     )
     def test_a_plan_that_cannot_be_loaded_says_why(self, model, host, change, meaning):
@@ -243,6 +247,72 @@ class TestPlans:
             EngineError, match=rf"TensorRT 11.4.0.106 cannot load the plan.*{meaning}.*edgellm build"
         ):
             TensorRTBackend(model, host)
+
+    # Texts of libnvinfer_lean.so 11.4.0.106, in the forms "%s: Error Code %d: %s (%s)" and
+    # "[%s::%s::%d] Error Code %d: %s (%s)" that it writes them in.
+    @pytest.mark.parametrize(
+        "reason",
+        [
+            "IRuntime::deserializeCudaEngine: Error Code 1: Cuda Runtime (CUDA driver version is "
+            "insufficient for CUDA runtime version)",
+            "[cudaDriverHelpers.cpp::deserializeCudaEngineEx::31] Error Code 1: Cuda Driver (Failed to query "
+            "CUDA driver version. Please check Nvidia GPU driver installation.)",
+            "IRuntime::deserializeCudaEngine: Error Code 6: Internal Error (CUDA initialization failure with "
+            "error: 999); IRuntime::deserializeCudaEngine: Error Code 2: Internal Error (Engine "
+            "deserialization failed.)",
+        ],
+    )
+    def test_a_gpu_that_fails_is_not_taken_for_a_damaged_plan(self, reason):
+        error = str(tensorrt_library.plan_error(Path("engine/llm/a.plan"), "11.4.0.106", reason))
+        assert reason in error
+        assert "the GPU or its driver is the reason, not the plan" in error
+        assert "damaged" not in error
+        assert "edgellm build" not in error
+
+    @pytest.mark.parametrize(
+        ("reason", "meaning"),
+        [
+            (
+                "Error Code 1: Serialization (Serialization assertion plan.header.size == blobSize failed.)",
+                "damaged",
+            ),
+            ("Error Code 4: API Usage Error (Cannot deserialize empty blob.)", "damaged"),
+            ("Error Code 4: API Usage Error (Not a valid plan stream.)", "damaged"),
+            ("Error Code 2: Internal Error (No engine found in plan.)", "damaged"),
+            (
+                "Error Code 6: API Usage Error (TensorRT plan major version does not match runtime major "
+                "version. )",
+                "another TensorRT made the plan",
+            ),
+            (
+                "Error Code 6: API Usage Error (Trying to load an engine created with incompatible "
+                "serialization version (1). Check that the engine was not created using safety runtime, same "
+                "OS was used and version compatibility parameters were set accordingly and that it is a TRT "
+                "engine file.)",
+                "another TensorRT made the plan",
+            ),
+            (
+                "Error Code 6: API Usage Error (The engine plan file is generated on an incompatible device, "
+                "expecting compute 8.7 got compute 9.0, please rebuild.)",
+                "another GPU or platform",
+            ),
+            (
+                "Error Code 1: Serialization (Platform specific tag mismatch detected. TensorRT plan files "
+                "are only supported on the target runtime platform they were created on.)",
+                "another GPU or platform",
+            ),
+            ("Error Code 2: Internal Error (Engine deserialization failed.)", ""),
+            ("Error Code 2: Internal Error (Assertion mMyelinResource != nullptr failed. )", ""),
+        ],
+    )
+    def test_the_reason_and_not_the_name_of_a_function_tells_its_meaning(self, reason, meaning):
+        reason = f"IRuntime::deserializeCudaEngine: {reason}"
+        error = str(tensorrt_library.plan_error(Path("engine/llm/a.plan"), "11.4.0.106", reason))
+        assert f"cannot load the plan: {reason} (" in error
+        explained = error.rpartition(" (")[2]
+        assert meaning in explained
+        assert bool(meaning) == (":" in explained)
+        assert "`edgellm build engine` makes one" in explained
 
     def test_a_plan_of_another_graph_is_named(self, model, host, library, tmp_path):
         onnx.save(linear_with_cache(capacity=16), tmp_path / "other.onnx")

@@ -6,6 +6,7 @@ Without a GPU it can be asked one thing only: whether it says so and leaves the 
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.tensorrt_library import plan_path
+from edgellm_ros.engine.tensorrt_library import BAD_PLAN, GPU_REASON, plan_path
 from fixtures.graphs import linear_with_cache
 
 BINDINGS = "tensorrt_lean_bindings"
@@ -61,6 +62,34 @@ def test_without_a_gpu_it_says_so_and_the_process_goes_on():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("TensorRT 11.4.0.106 does not work here: createInferRuntime") == 2
     assert "CUDA initialization failure" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Cuda Runtime",
+        "Cuda Driver",
+        "CUDA initialization failure with error: ",
+        "Serialization assertion plan.header.size == blobSize failed.",
+        "Cannot deserialize empty blob.",
+        "Not a valid plan stream.",
+        "No engine found in plan.",
+        "not compatible with this version of TensorRT, expecting library version ",
+        "TensorRT plan major version does not match runtime major version.",
+        "incompatible serialization version (",
+        "generated on an incompatible device, expecting compute ",
+        "Expected compute capability >=",
+        "Platform specific tag mismatch detected.",
+    ],
+)
+def test_the_words_that_our_errors_explain_are_in_the_library(words):
+    folder = Path(find_spec("tensorrt_lean_libs").submodule_search_locations[0])
+    (library,) = folder.glob("libnvinfer_lean.so.*")
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
+        assert contents.find(words.encode()) >= 0
+    assert any(
+        word in words.lower() for word in (*GPU_REASON, *(word for found, _ in BAD_PLAN for word in found))
+    )
 
 
 OPEN = """

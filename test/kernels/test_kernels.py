@@ -100,50 +100,56 @@ def test_cache_rows_are_copied_between_caches_of_different_capacity(side):
     assert (copied == 7).all()
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 3), (1, 3), (0, 1), (2, 2)])
-def test_a_sequence_moves_behind_the_others_and_those_after_it_move_up(side, first, last):
-    before = RNG.standard_normal((4, 5, 2, 7, 3)).astype(np.float32)
-    cache = side.tensor(before)
-    side.kernels.rotate_sequences(cache, first, last, 6)
-    order = [*range(first), *range(first + 1, last + 1), first, *range(last + 1, 5)]
-    np.testing.assert_array_equal(side.read(cache)[..., :6, :], before[:, order, :, :6])
-    np.testing.assert_array_equal(side.read(cache)[..., 6:, :], before[..., 6:, :])
-
-
 def test_as_many_rows_are_visible_as_are_filled_after_the_next_tokens(side):
     out = side.tensor(np.zeros(3, np.int64))
     side.kernels.visible_rows(side.tensor([0, 7, 2]), 5, out)
     assert side.read(out).tolist() == [5, 12, 7]
 
 
-def stop_state(side, steps_left, stop_ids=(-1,), final_token=-1) -> StopState:
-    final = np.broadcast_to(np.int64(final_token), (len(steps_left),)).copy()
-    return StopState(side.tensor(steps_left, np.int64), side.tensor(stop_ids, np.int64), side.tensor(final))
+def counted(side, tokens, tokens_left, stop_ids=(-1,), trigger=-1, offered=None):
+    """Counts and tokens_left after count_tokens of tokens [B,N]."""
+    tokens = np.array(tokens, np.int64)
+    batch, width = tokens.shape
+    triggers = np.broadcast_to(np.int64(trigger), (batch,)).copy()
+    state = StopState(*(side.tensor(values, np.int64) for values in (tokens_left, triggers, stop_ids)))
+    counts = side.tensor(np.full(batch, 77))
+    offers = np.full(batch, width) if offered is None else offered
+    side.kernels.count_tokens(side.tensor(tokens), side.tensor(offers, np.int64), state, counts)
+    return side.read(counts).tolist(), side.read(state.tokens_left).tolist()
 
 
-def test_a_step_counts_for_the_sequences_that_have_steps_left(side):
-    state, lengths = stop_state(side, [2, 0, 1, 5]), side.tensor([10, 20, 30])
-    side.kernels.advance(lengths, state)
-    assert side.read(lengths).tolist() == [11, 20, 31]
-    assert side.read(state.steps_left).tolist() == [1, 0, 0, 5]  # the batch has three sequences
+def test_a_sequence_takes_no_more_tokens_than_it_has_left(side):
+    assert counted(side, [[4], [4], [4]], [2, 0, 1]) == ([1, 0, 1], [1, 0, 0])
+    assert counted(side, [[4, 5, 6]] * 3, [2, 0, 7]) == ([2, 0, 3], [0, 0, 4])
 
 
-def test_no_step_counts_after_a_stop_token(side):
-    state = stop_state(side, [9, 9, 9, 0, 9], stop_ids=[5, 7])
-    side.kernels.stop_test(side.tensor([7, 6, 5, 7]), state)
-    assert side.read(state.steps_left).tolist() == [0, 9, 0, 0, 9]
+def test_a_sequence_takes_no_more_tokens_than_are_offered(side):
+    assert counted(side, [[4, 5, 6]] * 3, [9, 9, 9], offered=[1, 2, 0]) == ([1, 2, 0], [8, 7, 9])
 
 
-def test_one_more_step_counts_after_the_final_token_of_a_sequence(side):
-    state = stop_state(side, [9, 9, 1, 0], stop_ids=[5, 7], final_token=[7, 5, 7, 7])
-    side.kernels.stop_test(side.tensor([7, 7, 7, 7]), state)
-    assert side.read(state.steps_left).tolist() == [1, 0, 1, 0]
+def test_nothing_is_taken_after_a_stop_token(side):
+    assert counted(side, [[7], [6], [5], [7]], [9, 9, 9, 0], [5, 7]) == ([1, 1, 1, 0], [0, 8, 0, 0])
+    assert counted(side, [[4, 7, 4], [4, 4, 5]], [9, 9], [5, 7]) == ([2, 3], [0, 0])
+
+
+def test_one_more_step_counts_after_the_trigger_token_of_a_sequence(side):
+    found = counted(side, [[7]] * 4, [9, 9, 1, 0], [5, 7], trigger=[7, 5, 7, 7])
+    assert found == ([1, 1, 1, 0], [1, 0, 1, 0])
+    assert counted(side, [[4, 7, 7]], [9], [7], trigger=7) == ([2], [1])
 
 
 def test_no_token_is_not_a_stop_token(side):
-    state = stop_state(side, [9], stop_ids=[5, -1])
-    side.kernels.stop_test(side.tensor([-1]), state)
-    assert side.read(state.steps_left).tolist() == [9]
+    assert counted(side, [[-1]], [9], [5, -1]) == ([1], [8])
+
+
+def test_committed_tokens_are_seen_and_move_the_position(side):
+    state = side.sampling_state(3, 9, position=[0, 5, 7])
+    tokens = side.tensor([[1, 2, 3], [4, -1, 5], [6, 7, 8]])
+    ids, last = side.tensor([[11, 12, 13], [14, -1, 15], [16, 17, 18]]), side.tensor([1, 2, 3])
+    side.kernels.commit_tokens(tokens, ids, side.tensor([2, 3, 0]), state, last)
+    assert side.read(last).tolist() == [12, 15, 3]
+    assert side.read(state.position).tolist() == [2, 8, 7]
+    assert [np.flatnonzero(row).tolist() for row in side.read(state.seen)] == [[1, 2], [4, 5], []]
 
 
 def test_embed_of_no_token_takes_some_row_and_does_not_fail(side):
@@ -156,6 +162,6 @@ def test_embed_of_no_token_takes_some_row_and_does_not_fail(side):
 
 
 def test_drawn_tokens_are_mapped_to_the_whole_vocabulary(side):
-    out = side.tensor(np.zeros(4, np.int64))
-    side.kernels.map_tokens(side.tensor([2, 0, -1, 1]), side.tensor([5, 7, 300]), out)
-    assert side.read(out).tolist() == [300, 5, -1, 7]
+    out = side.tensor(np.zeros((2, 2), np.int64))
+    side.kernels.map_tokens(side.tensor([[2, 0], [-1, 1]]), side.tensor([5, 7, 300]), out)
+    assert side.read(out).tolist() == [[300, 5], [-1, 7]]

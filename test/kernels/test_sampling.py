@@ -40,10 +40,10 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(side, logits):
     np.testing.assert_allclose(counts[likely], expected[likely], atol=5 * np.sqrt(expected.max()))
 
 
-def test_the_step_advances_so_that_each_token_has_its_own_random_number(side, logits):
+def test_the_position_advances_so_that_each_token_has_its_own_random_number(side, logits):
     state = side.sampling_state(1, VOCABULARY, temperature=2.0)
     drawn = [side.sample(logits[None], state)[0] for _ in range(20)]
-    assert side.read(state.step).tolist() == [20]
+    assert side.read(state.position).tolist() == [20]
     assert len(set(drawn)) > 5
     assert [
         side.sample(logits[None], again)[0]

@@ -14,7 +14,7 @@ from fixtures.device_under_test import Side, host_side
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.float32, np.float16, BFLOAT16]
 VOCABULARY = 151936  # of Qwen3
-LARGE = pytest.param(VOCABULARY, marks=pytest.mark.slow)
+MIDDLE, LARGE = (pytest.param(size, marks=pytest.mark.slow) for size in (4097, VOCABULARY))
 
 
 @pytest.fixture(scope="session")
@@ -130,26 +130,28 @@ def test_caches(agree, rng, dtype, head_size):
         place.kernels.copy_cache_rows(source, (2, 3), target, (1, 7), 17)
         place.kernels.copy_cache_rows(source, (0, 0), target, (2, 39), 1)
         place.kernels.copy_cache_rows(source, (0, 0), target, (0, 0), 0)
-        place.kernels.rotate_sequences(source, 0, 3, 20)
-        place.kernels.rotate_sequences(target, 1, 2, 40)
-        place.kernels.rotate_sequences(target, 1, 1, 40)
-        place.kernels.rotate_sequences(target, 0, 2, 0)
         return source, target
 
     agree(run)
 
 
-def test_what_counts_decode_steps(agree, rng):
-    lengths, steps_left, final_token = (rng.integers(low, 5, 300) for low in (0, -1, -1))
-    tokens, stop_ids = rng.integers(-1, 9, 300), np.array([2, 3, -1])
+@pytest.mark.parametrize("width", [1, 4])
+def test_what_a_step_commits(agree, rng, width):
+    lengths, tokens_left, trigger_token = (rng.integers(low, 7, 300) for low in (0, -1, -1))
+    tokens, offered = rng.integers(-1, 9, (300, width)), rng.integers(0, width + 1, 300)
+    stop_ids = np.array([2, 3, -1])
 
     def run(place: Side):
-        state = StopState(*(place.tensor(values) for values in (steps_left, stop_ids, final_token)))
-        device_lengths, mapped = place.tensor(lengths), place.tensor(np.zeros(300, np.int64))
-        place.kernels.advance(device_lengths, state)
-        place.kernels.stop_test(place.tensor(tokens), state)
-        place.kernels.map_tokens(place.tensor(tokens), place.tensor(np.arange(9) * 11 % 9), mapped)
-        return device_lengths, state.steps_left, mapped
+        stops = StopState(*(place.tensor(values) for values in (tokens_left, trigger_token, stop_ids)))
+        state = place.sampling_state(300, 9)
+        device_lengths, counts = place.tensor(lengths), place.tensor(np.zeros(300, np.int64))
+        device_tokens, mapped = place.tensor(tokens), place.tensor(np.zeros_like(tokens))
+        place.kernels.count_tokens(device_tokens, place.tensor(offered), stops, counts)
+        last = place.tensor(np.full(300, 5))
+        place.kernels.commit_tokens(device_tokens, place.tensor(tokens + 100), counts, state, last)
+        place.kernels.commit_rows(device_lengths, counts)
+        place.kernels.map_tokens(device_tokens, place.tensor(np.arange(9) * 11 % 9), mapped)
+        return device_lengths, counts, stops.tokens_left, state.position, state.seen, last, mapped
 
     agree(run)
 
@@ -172,7 +174,7 @@ def draws(
     """Tokens [steps][B], then what the state has become."""
     state = place.sampling_state(*logits.shape, seen, **parameters)
     tokens = [place.sample(logits, state) for _ in range(steps)]
-    return tokens, place.read(state.step).tolist(), place.read(state.seen).tobytes()
+    return tokens, place.read(state.position).tolist(), place.read(state.seen).tobytes()
 
 
 def assert_same_draws(
@@ -206,11 +208,11 @@ RULES = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("vocabulary", [1, 50, 4097, LARGE])
+@pytest.mark.parametrize("vocabulary", [1, 50, MIDDLE, LARGE])
 def test_the_same_tokens_are_drawn(side, rng, vocabulary, rules):
     logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
     seen = rng.random((2, vocabulary)) < 0.1
-    assert_same_draws(side, logits, 3, seen, seed=[3, MAX_SEED], step=[0, 1000], **rules)
+    assert_same_draws(side, logits, 3, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
 
 
 @pytest.mark.slow
@@ -241,9 +243,21 @@ def test_rows_of_a_batch_follow_their_own_rules(side, rng):
         side, logits, 3, rng.random(logits.shape) < 0.01,
         temperature=[0.0, 1.0, 0.7, 1.0, 0.0, 1.2, 0.0, 0.9], top_k=[0, 0, 20, 0, 5, 900, 0, 0],
         top_p=[1.0, 0.9, 1.0, 1.0, 0.5, 0.95, 1.0, 1.0], min_p=[0, 0, 0, 0, 0, 0, 0, 0.1],
-        repetition_penalty=[1.0, 1.2, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0], seed=list(range(8)), step=list(range(8)),
+        repetition_penalty=[1.0, 1.2, 1.0, 1.0, 1.5, 1.0, 1.0, 1.0], seed=list(range(8)),
+        position=list(range(8)),
     )  # fmt: skip
     assert all(row[3] == row[6] == -1 for row in tokens)
+
+
+def test_several_tokens_of_a_sequence_have_the_numbers_of_their_positions(side, rng):
+    """Row n of a step samples what step n would have sampled, where nothing is penalised."""
+    logits = (rng.standard_normal((3, 4, 500)) * 2).astype(np.float32)
+    rules = {"temperature": [0.0, 1.0, 0.7], "top_p": 0.9, "seed": [1, 2, 3]}
+    tokens = side.tensor(np.zeros((3, 4), np.int64))
+    side.kernels.sample(side.tensor(logits), side.sampling_state(3, 500, **rules), tokens)
+    state = host_side().sampling_state(3, 500, **rules)
+    one_by_one = [host_side().sample(logits[:, place], state) for place in range(4)]
+    np.testing.assert_array_equal(side.read(tokens).T, one_by_one)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_trajectories_are_those_of_the_cpu(pairs, on_cpu, record_property):
 def first_logits(runtime, device, request: LLMGenerationRequest) -> np.ndarray:
     """The logits [V] of the answer's first token."""
     runtime.handle_request(replace(request, sampling=replace(request.sampling, max_tokens=1)))
-    return device.download(runtime._pipeline.logits)[0, 0]
+    return device.download(runtime.pipeline.logits)[0, 0]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), HALF_TOLERANCES.items())
@@ -97,7 +97,7 @@ def test_logits_in_half_precision_are_those_of_fp32_on_the_cpu(
     with LLMInferenceRuntime(tmp_path, device, prefix_cache_bytes=0) as half:
         for scene in scenes(SCENES):
             one = scene.request()
-            expected = first_logits(on_cpu, on_cpu._pipeline.device, one)
+            expected = first_logits(on_cpu, on_cpu.pipeline.device, one)
             difference = first_logits(half, device, one) - expected
             euclidean.append(np.linalg.norm(difference) / np.linalg.norm(expected))
             maximum.append(np.abs(difference).max() / np.abs(expected).max())

@@ -166,7 +166,7 @@ def both(request, thinker, image):
 
 def test_prompt_and_positions_are_the_reference_s(thinker, runtime, both):
     prompt, request = both
-    (sequence,) = runtime._pipeline.preparer.admit([request], 0)
+    (sequence,) = runtime.pipeline.preparer.prepare([request], 0)
     positions, delta = thinker.positions(prompt)
     assert sequence.token_ids == prompt.input_ids[0].tolist()
     np.testing.assert_array_equal(sequence.positions, positions[:, 0])

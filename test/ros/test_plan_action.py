@@ -255,7 +255,7 @@ BAD_GOALS = {
     "negative tokens": (bad_sampling(max_tokens=-1), "max_tokens must be an integer from 1"),
     "negative temperature": (bad_sampling(temperature=-0.5), "temperature must be a number from 0"),
     "NaN temperature": (bad_sampling(temperature=float("nan")), "temperature must be a number from 0"),
-    "top_p above 1": (bad_sampling(top_p=1.5), "top_p must be a number from 0 to 1"),
+    "top_p above 1": (bad_sampling(top_p=1.5), "top_p must be a number from 1e-30 to 1"),
     "empty stop string": (bad_sampling(stop=[""]), "stop must be a sequence of non-empty strings"),
 }
 

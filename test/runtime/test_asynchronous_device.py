@@ -4,6 +4,7 @@
 import dataclasses
 import threading
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def recording(acting_engine):
     """A runtime on a deferred device whose decode steps are recorded."""
     with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
         assert runtime.capture_decoding_cuda_graph() is True
-        runtime._pipeline.device.synchronize()
+        runtime.pipeline.device.synchronize()
         yield runtime
 
 
@@ -40,7 +41,7 @@ def recording(acting_engine):
 def plain(acting_engine):
     """One whose steps are not."""
     with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
-        runtime._pipeline.device.synchronize()
+        runtime.pipeline.device.synchronize()
         yield runtime
 
 
@@ -48,15 +49,36 @@ def plain(acting_engine):
 def deferred(request):
     """Both, with nothing left to do from the test before."""
     runtime = request.getfixturevalue(request.param)
-    device = runtime._pipeline.device
+    device = runtime.pipeline.device
     assert device.waiting() == 0
     device.calls.clear()
     device.readings = device.most_readings = 0
     return runtime
 
 
+@contextmanager
+def evictions(runtime):
+    """The committed KV rows of each sequence that leaves the batch meanwhile.
+
+    Where the action head has read them, the device's number is the same.
+    """
+    pipeline, lengths = runtime.pipeline, []
+    evict = pipeline.batch.evict
+
+    def watched(sequences):
+        for sequence in sequences:
+            cache = pipeline.runner.kv_cache.sequence(pipeline.batch.row_of(sequence))
+            lengths.append(sequence.kv_length)
+            assert sequence.actions is None or pipeline.device.download(cache.length) == lengths[-1:]
+        evict(sequences)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.batch, "evict", watched)
+        yield lengths
+
+
 def calls(runtime) -> dict[str, int]:
-    return dict(runtime._pipeline.device.calls)
+    return dict(runtime.pipeline.device.calls)
 
 
 @pytest.mark.slow
@@ -119,7 +141,7 @@ def test_adapters_of_one_batch_answer_as_on_the_cpu(tiny_lora_engine, tiny_check
 
 def test_ids_are_all_that_a_step_reads_and_it_sends_nothing(deferred):
     uploads = []
-    device = deferred._pipeline.device
+    device = deferred.pipeline.device
 
     def watch(progress):
         if progress.stage == "decode":
@@ -139,14 +161,14 @@ def test_log_probabilities_are_read_where_they_are_wanted(deferred):
 
 def test_the_next_step_is_queued_before_the_tokens_of_the_last_are_read(deferred):
     deferred.handle_request(request(max_tokens=12, repetition_penalty=1.3))
-    assert deferred._pipeline.device.most_readings == 2
+    assert deferred.pipeline.device.most_readings == 2
 
 
 def test_no_step_is_queued_that_no_answer_has_a_place_for(deferred):
     runs = deferred.generation_metrics.total_runs
     deferred.handle_request(request(max_tokens=6, repetition_penalty=1.3))
     assert deferred.generation_metrics.total_runs == runs + 5
-    assert deferred._pipeline.device.waiting() == 0
+    assert deferred.pipeline.device.waiting() == 0
 
 
 def test_a_stop_that_is_found_late_costs_one_step(acting_runtime, deferred):
@@ -171,9 +193,9 @@ def test_rows_written_after_the_end_are_not_counted(acting_runtime, deferred, an
     ]
     rows = []
     for runtime in (acting_runtime, deferred):
-        answers = runtime.handle_request(batch)
-        cache, device = runtime._pipeline.runner.kv_cache, runtime._pipeline.device
-        rows.append([int(device.download(cache.sequence(i).length)[0]) for i in range(4)])
+        with evictions(runtime) as lengths:
+            answers = runtime.handle_request(batch)
+        rows.append(lengths)
     expected = [one.prompt_tokens + len(one.token_ids) - (one.actions is None) for one in answers]
     assert sorted(rows[1]) == sorted(expected)
     assert sorted(rows[0]) == sorted(expected)
@@ -227,7 +249,7 @@ class TestWhatGoesWrong:
         batch = [dataclasses.replace(endless, on_progress=fail), endless]
         with pytest.raises(RuntimeError, match="gone"):
             deferred.handle_request(batch)
-        assert deferred._pipeline.device.waiting() <= 1  # the cache is cleared
+        assert deferred.pipeline.device.waiting() <= 1  # the cache is cleared
         one = request(images=(IMAGE,), audio=(SOUND,), max_tokens=20, action_samples=1)
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
 
@@ -235,7 +257,7 @@ class TestWhatGoesWrong:
         self, acting_runtime, deferred
     ):
         """They are so from the fourth step on; by the time this is known the fifth is queued."""
-        pipeline = deferred._pipeline
+        pipeline = deferred.pipeline
         device, table = pipeline.device, pipeline.embedder.table
         weights = device.download(table)
 
@@ -251,7 +273,7 @@ class TestWhatGoesWrong:
 
     def test_what_a_sequence_computes_after_its_end_may_be_anything(self, acting_runtime, deferred):
         """A stop string ends one sequence; the step queued by then is not finite for it."""
-        pipeline = deferred._pipeline
+        pipeline = deferred.pipeline
         talking, ending = (
             request("what do you see?", max_tokens=9, repetition_penalty=1.3, logprobs=1),
             request(max_tokens=9, repetition_penalty=1.3, temperature=1.0, logprobs=1),
@@ -260,22 +282,22 @@ class TestWhatGoesWrong:
         third = expected[1].text[:3][-1:]
         ending = dataclasses.replace(ending, sampling=dataclasses.replace(ending.sampling, stop=(third,)))
         expected[1] = acting_runtime.handle_request(ending)
-        step = pipeline.sampler.draw
+        step = pipeline.sampling.sample
 
-        def spoil_last_row(logits):
+        def spoil_last_row(logits, rows=None):
             if logits.shape[0] == 2 and len(drawn) == len(expected[1].token_ids):
                 device = pipeline.device
                 device.copy(logits.rows(1, 2), not_finite)
             drawn.append(logits.shape[0])
-            step(logits)
+            step(logits, rows)
 
         drawn = []
         not_finite = pipeline.device.empty((1, 1, deferred.config.llm.output_vocab_size), np.float32)
         pipeline.device.upload(not_finite, np.full(not_finite.shape, np.nan, np.float32))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline.sampler, "draw", spoil_last_row)
-            patch.setattr(pipeline._decode_step, "_recorded", {})
-            patch.setattr(pipeline._decode_step, "_recording", False)
+            patch.setattr(pipeline.sampling, "sample", spoil_last_row)
+            patch.setattr(pipeline.method.recorded, "_recorded", {})
+            patch.setattr(pipeline.method.recorded, "_recording", False)
             answers = deferred.handle_request([talking, ending])
         assert drawn[len(expected[1].token_ids)] == 2
         for one, other in zip(answers, expected, strict=True):
@@ -292,8 +314,8 @@ def test_a_request_cancelled_between_tokens_keeps_what_it_had(acting_runtime, de
 
 def test_the_time_of_a_stage_is_that_of_the_work_it_queued(deferred, monkeypatch):
     """Vision, whose rows nobody reads before the prefill."""
-    runner = deferred._pipeline.vision
-    encode, device = runner.encode, deferred._pipeline.device
+    runner = deferred.pipeline.vision
+    encode, device = runner.encode, deferred.pipeline.device
 
     def slow(*arguments):
         encode(*arguments)

@@ -49,7 +49,7 @@ def runtime(engine):
 def test_steps_of_every_batch_size_and_adapter_are_recorded_and_replayed(runtime, engine):
     runtime.add_lora("a", engine / "lora" / "a")
     assert runtime.capture_decoding_cuda_graph() is True
-    assert runtime._pipeline.device.calls["capture"] == 2 * 2
+    assert runtime.pipeline.device.calls["capture"] == 2 * 2
     for batch in ([""], ["a"], ["", ""], ["a", "a"]):
         assert used(runtime, *(request(lora=name, **WORDS) for name in batch)) == (TOKENS - 1, 0)
 
@@ -63,7 +63,7 @@ def test_recording_again_records_what_has_changed_only(runtime, engine):
     runtime.capture_decoding_cuda_graph()
     runtime.add_lora("a", engine / "lora" / "a")
     assert runtime.capture_decoding_cuda_graph() is True
-    assert runtime._pipeline.device.calls["capture"] == 2 + 2
+    assert runtime.pipeline.device.calls["capture"] == 2 + 2
 
 
 def test_an_adapter_that_is_loaded_later_is_recorded_after_its_first_step(runtime, on_cpu, engine):
@@ -79,10 +79,10 @@ def test_a_record_is_not_replayed_for_other_bindings(runtime, engine):
     """Here the matrix moves, as nothing in the runtime does: the record would read where it was."""
     runtime.capture_decoding_cuda_graph()
     one = request(**WORDS)
-    runner = runtime._pipeline.runner
-    moved = runtime._pipeline.device.empty((48, 302), np.float32)
+    runner = runtime.pipeline.runner
+    moved = runtime.pipeline.device.empty((48, 302), np.float32)
     weights = np.random.default_rng(0).standard_normal((48, 302)).astype(np.float32)
-    runtime._pipeline.device.upload(moved, weights)
+    runtime.pipeline.device.upload(moved, weights)
     runner._shared["lm_head.weight"] = moved
     assert used(runtime, one) == (TOKENS - 2, 1)  # the first step of the new binding is not a replay
     assert used(runtime, one) == (TOKENS - 1, 0)
@@ -124,11 +124,11 @@ def test_different_adapters_in_one_batch_run_without_a_record_and_the_log_says_s
 def test_an_adapter_that_is_removed_takes_its_records_with_it(runtime, engine):
     runtime.add_lora("a", engine / "lora" / "a")
     runtime.capture_decoding_cuda_graph()
-    step = runtime._pipeline._decode_step
-    assert len(step._recorded) == 4
+    recorded = runtime.pipeline.method.recorded
+    assert len(recorded) == 4
     runtime.remove_lora("a")
     runtime.handle_request(request(**WORDS))
-    assert len(step._recorded) == 2
+    assert len(recorded) == 2
 
 
 class Refusing(WatchedDevice):

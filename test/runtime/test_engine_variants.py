@@ -47,7 +47,7 @@ def engines(request, tmp_path_factory):
 def test_an_engine_that_takes_lengths_reads_each_prompt_in_a_run_of_its_own(engines, monkeypatch):
     with LLMInferenceRuntime(engines[1], "cpu") as runtime:
         runs = []
-        executor = runtime._pipeline.runner._executor
+        executor = runtime.pipeline.runner._prefill
         prepare = executor.prepare
         monkeypatch.setattr(
             executor,

@@ -130,7 +130,7 @@ def test_an_engine_without_hidden_states_has_its_input_only(runtime):
     runtime.handle_request(request(), output_thinker_embeddings=True)
     assert runtime.base_model_hidden_states(0) is not None
     assert runtime.base_model_hidden_states(1) is None
-    assert not any(name.startswith("hidden_states") for name in runtime._pipeline.runner._executor.bindings)
+    assert not any(name.startswith("hidden_states") for name in runtime.pipeline.runner._prefill.bindings)
 
 
 def test_a_layer_that_is_not_put_out_is_none(open_runtime):

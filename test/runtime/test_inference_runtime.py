@@ -225,10 +225,19 @@ class TestActions:
         assert answer.actions is None
         assert answer.paths is None
 
-    def test_the_announcing_token_is_in_the_cache_before_the_head_reads_it(self, acting_runtime, device):
+    def test_the_trigger_token_is_in_the_cache_before_the_head_reads_it(
+        self, acting_runtime, device, monkeypatch
+    ):
+        action, lengths = acting_runtime.pipeline.action, []
+        execute = action.execute
+
+        def watched(cache, *rest):
+            lengths.extend(device.download(cache.length).tolist())
+            return execute(cache, *rest)
+
+        monkeypatch.setattr(action, "execute", watched)
         answer = self.act(acting_runtime, action_samples=1)
-        sequence = acting_runtime._pipeline.runner.kv_cache.sequence(0)
-        assert device.download(sequence.length).tolist() == [answer.prompt_tokens + len(answer.token_ids)]
+        assert lengths == [answer.prompt_tokens + len(answer.token_ids)]
 
 
 class TestCancel:
@@ -414,7 +423,7 @@ class TestEnginesWithoutSomething:
 
 def test_what_is_raised_when_the_device_is_lost_is_what_lost_it(tiny_engine, monkeypatch):
     with LLMInferenceRuntime(tiny_engine) as runtime:
-        pipeline = runtime._pipeline
+        pipeline = runtime.pipeline
 
         def lose(*_: object) -> None:
             raise DeviceLostError("the GPU is gone")

@@ -1,28 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
-from fixtures.on_device import edited
+from fixtures.on_device import edited, put
 
 
 @pytest.fixture
 def cache(device, kernels) -> LinearKVCache:
     shape = {"layers": 2, "max_batch_size": 3, "kv_heads": 2, "capacity": 16, "head_dim": 4}
-    return LinearKVCache(device, kernels, **shape, dtype=np.float32)
+    return LinearKVCache(device, kernels, **shape, dtype=np.dtype(np.float32))
 
 
-def test_lengths_are_the_same_on_host_and_device(device, cache):
-    cache.reset_for_new_sequences([0, 5], [0, -2])
-    cache.commit_sequence_length(np.array([4, 0]))
-    assert cache.active_batch_size == 2
-    assert cache.lengths.tolist() == device.download(cache.device_lengths).tolist() == [4, 5]
-    assert device.download(cache.device_rope_deltas).tolist() == [0, -2]
+def fill(cache, *rows) -> None:
+    """Open a row for each (length, rope delta)."""
+    for row, (length, delta) in enumerate(rows):
+        cache.open(row, SimpleNamespace(kv_length=length, rope_delta=delta))
+
+
+def test_a_commit_lengthens_the_rows_of_a_step(device, cache):
+    fill(cache, (0, 0), (5, -2), (3, 0))
+    cache.commit(put(device, np.array([4, 0])))
+    assert device.download(cache.lengths(range(3))).tolist() == [4, 5, 3]
+    assert device.download(cache.rope_deltas(range(3))).tolist() == [0, -2, 0]
+
+
+def test_a_commit_of_some_rows_leaves_the_others(device, cache):
+    fill(cache, (1, 0), (2, 0), (3, 0))
+    cache.commit_rows(range(1, 3), put(device, np.array([10, 10])))
+    assert device.download(cache.lengths(range(3))).tolist() == [1, 12, 13]
 
 
 def test_what_an_engine_reads_and_writes_is_the_same_memory(cache):
-    cache.reset_for_new_sequences([0, 0], [0, 0])
-    bindings = cache.bindings()
+    bindings = cache.bindings(range(2))
     assert set(bindings) == {
         f"{name}_{layer}"
         for name in ("key_cache", "value_cache", "present_key", "present_value")
@@ -33,10 +45,17 @@ def test_what_an_engine_reads_and_writes_is_the_same_memory(cache):
     assert len({tensor.pointer for tensor in bindings.values()}) == 4
 
 
+def test_bindings_of_later_rows_begin_where_these_rows_are(cache):
+    row_bytes = 2 * 16 * 4 * 4
+    for name, tensor in cache.bindings(range(2, 3)).items():
+        assert tensor.shape == (1, 2, 16, 4)
+        assert tensor.pointer == cache.bindings(range(3))[name].pointer + 2 * row_bytes
+
+
 def test_a_sequence_is_a_window_on_its_rows(device, cache):
-    cache.reset_for_new_sequences([3, 7, 9], [0, -1, -2])
+    fill(cache, (3, 0), (7, -1), (9, -2))
     sequence = cache.sequence(1)
-    with edited(device, cache.bindings()["value_cache_1"]) as rows:
+    with edited(device, cache.bindings(range(3))["value_cache_1"]) as rows:
         rows[1, 0, 2] = 5.0
     assert device.download(sequence.values[1])[0, 0, 2].tolist() == [5.0] * 4
     assert sequence.values[0].shape == (1, 2, 16, 4)
@@ -44,69 +63,31 @@ def test_a_sequence_is_a_window_on_its_rows(device, cache):
     assert device.download(sequence.rope_delta).tolist() == [-1]
 
 
-def mark(device, cache) -> None:
-    """Fill every sequence's rows with a number of its own: its place, and the layer's in the hundreds."""
+def test_a_row_moves_with_its_keys_values_and_length(device, cache):
+    fill(cache, (3, 0), (7, -1), (9, -2))
+    for name, tensor in cache.bindings(range(3)).items():
+        number = 100 * int(name[-1]) * (1 if "key" in name else -1)
+        with edited(device, tensor) as rows:
+            rows[...] = number + np.arange(3)[:, None, None, None]
+    cache.move(2, 0)
+    moved = cache.sequence(0)
+    assert device.download(moved.length).tolist() == [9]
+    assert device.download(moved.rope_delta).tolist() == [-2]
     for layer in (0, 1):
-        for name, sign in (("key_cache", 1), ("value_cache", -1)):
-            with edited(device, cache.bindings()[f"{name}_{layer}"]) as rows:
-                for place in range(cache.active_batch_size):
-                    rows[place] = sign * (100 * layer + place)
+        for tensors, sign in ((moved.keys, 1), (moved.values, -1)):
+            committed = device.download(tensors[layer])[0, :, :9]
+            assert set(committed.ravel().tolist()) == {100 * layer * sign + 2}
+    assert cache.host_length(0) == 9
 
 
-def marks(device, cache, place) -> set[float]:
-    """The numbers in the committed rows of a sequence."""
-    sequence = cache.sequence(place)
-    (length,) = device.download(sequence.length)
-    rows = [device.download(tensor)[0, :, :length] for tensor in (*sequence.keys, *sequence.values)]
-    return {float(value) for array in rows for value in array.ravel()}
-
-
-def test_when_a_sequence_ends_those_after_it_move_up(device, cache):
-    cache.reset_for_new_sequences([3, 7, 9], [0, -1, -2])
-    mark(device, cache)
-    cache.evict(0)
-    assert cache.lengths.tolist() == device.download(cache.device_lengths).tolist() == [7, 9]
-    assert device.download(cache.device_rope_deltas).tolist() == [-1, -2]
-    assert marks(device, cache, 0) == {1, 101, -1, -101}
-    assert marks(device, cache, 1) == {2, 102, -2, -102}
-
-
-def test_a_sequence_that_has_ended_can_be_read_while_the_others_go_on(device, cache):
-    cache.reset_for_new_sequences([9, 7, 3], [-2, -1, 0])
-    mark(device, cache)
-    for index, remaining in ((1, 2), (0, 1)):
-        cache.evict(index)
-        cache.commit_sequence_length(np.ones(remaining, np.int64))
-    cache.evict(0)
-    for place, (length, delta, number) in enumerate([(5, 0, 2), (10, -2, 0), (7, -1, 1)]):
-        assert device.download(cache.sequence(place).length).tolist() == [length]
-        assert device.download(cache.sequence(place).rope_delta).tolist() == [delta]
-        assert number in marks(device, cache, place)
-    assert cache.active_batch_size == 0
-
-
-@pytest.mark.parametrize("index", [-1, 2])
-def test_a_sequence_that_is_not_active_cannot_end(cache, index):
-    cache.reset_for_new_sequences([3, 7], [0, 0])
-    with pytest.raises(ValueError, match=f"sequence {index} is not among the 2"):
-        cache.evict(index)
-
-
-def test_more_rows_than_there_are_is_an_error_that_names_both(cache):
-    cache.reset_for_new_sequences([16], [0])
-    with pytest.raises(ValueError, match=r"\[17\] tokens exceed the capacity 16"):
-        cache.commit_sequence_length(np.array([1]))
-
-
-@pytest.mark.parametrize("batch", [0, 4])
-def test_a_batch_that_does_not_fit_is_an_error(cache, batch):
-    with pytest.raises(ValueError, match=f"{batch} sequences, the cache holds 1 to 3"):
-        cache.reset_for_new_sequences([0] * batch, [0] * batch)
+def test_a_closed_row_is_empty(device, cache):
+    fill(cache, (3, 0), (7, -1))
+    cache.close(1)
+    assert device.download(cache.lengths(range(2))).tolist() == [3, 0]
 
 
 def test_clearing_leaves_zeros_everywhere(device, cache):
-    cache.reset_for_new_sequences([0, 0, 0], [0, 0, 0])
-    for tensor in cache.bindings().values():
+    for tensor in cache.bindings(range(3)).values():
         device.upload(tensor, np.full(tensor.shape, np.nan, np.float32))
     cache.clear()
-    assert all(not device.download(tensor).any() for tensor in cache.bindings().values())
+    assert all(not device.download(tensor).any() for tensor in cache.bindings(range(3)).values())

@@ -2,6 +2,7 @@
 """The two phases agree: what decoding computes token by token is what prefill computes at once."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.engines.llm_engine_runner_config import LLMEngineRunnerConfig
 from fixtures.on_device import assert_same_up_to_rounding, put
 
 HIDDEN, VOCABULARY = 48, 302
@@ -20,7 +20,7 @@ HIDDEN, VOCABULARY = 48, 302
 def runner(device, kernels, tiny_engine) -> LLMEngineRunner:
     config = EngineConfig.load(tiny_engine)
     executor = EngineExecutor.open(tiny_engine / "llm" / "model.onnx", device)
-    return LLMEngineRunner(executor, LLMEngineRunnerConfig.from_engine(config), device, kernels)
+    return LLMEngineRunner(executor, config, device, kernels)
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +30,42 @@ def embeds() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def prefill(device, runner):
+def opened() -> list:
+    """The sequences in the KV cache, by row."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def prefill(device, runner, opened):
     """Logits [B, V] after prompts of the given lengths, inputs [B, S, H]."""
 
     def run(inputs, lengths) -> np.ndarray:
         batch, tokens, _ = inputs.shape
+        opened.clear()
+        for row in range(batch):
+            opened.append(SimpleNamespace(kv_length=0, rope_delta=0))
+            runner.kv_cache.open(row, opened[row])
         logits = device.empty((batch, 1, VOCABULARY), np.float32)
         positions = np.broadcast_to(np.arange(tokens), (batch, 3, tokens))
         deepstack = [device.zeros(inputs.shape, np.float32) for _ in range(2)]
-        runner.execute_prefill_step(put(device, inputs), lengths, positions, [0] * batch, deepstack, logits)
+        runner.execute_prefill_step(put(device, inputs), lengths, positions, deepstack, logits)
+        for sequence, length in zip(opened, lengths, strict=True):
+            sequence.kv_length = length
         return device.download(logits)[:, 0]
 
     return run
 
 
 @pytest.fixture(scope="module")
-def decode(device, runner):
+def decode(device, runner, opened):
     """Logits [B, V] after one more token for each sequence, inputs [B, H]."""
 
     def run(inputs) -> np.ndarray:
         logits = device.empty((len(inputs), 1, VOCABULARY), np.float32)
         runner.execute_vanilla_decoding_step(put(device, inputs[:, None]), logits)
-        runner.kv_cache.commit_sequence_length(np.ones(len(inputs), np.int64))
+        runner.kv_cache.commit(put(device, np.ones(len(inputs), np.int64)))
+        for sequence in opened:
+            sequence.kv_length += 1
         return device.download(logits)[:, 0]
 
     return run
@@ -74,12 +88,15 @@ def test_prompts_of_different_lengths_do_not_see_padding_or_each_other(prefill, 
 
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
-def test_when_one_sequence_ends_the_others_go_on_as_if_alone(runner, prefill, decode, embeds, ended):
+def test_when_one_sequence_ends_the_others_go_on_as_if_alone(runner, opened, prefill, decode, embeds, ended):
     lengths = [8, 6, 7]
     prefill(embeds[:3, :8], lengths)
     decode(embeds[:3, 8])
-    runner.kv_cache.evict(ended)
     order = [sequence for sequence in range(3) if sequence != ended]
+    for target, source in enumerate(order):
+        if source != target:
+            runner.kv_cache.move(source, target)
+    del opened[ended]
     steps = [decode(embeds[order, token]) for token in (9, 10)]
     for place, sequence in enumerate(order):
         mine = slice(sequence, sequence + 1)
@@ -92,7 +109,8 @@ def test_when_one_sequence_ends_the_others_go_on_as_if_alone(runner, prefill, de
 def test_an_engine_of_another_capacity_is_an_error_that_names_both(device, kernels, tiny_engine):
     config = EngineConfig.load(tiny_engine)
     executor = EngineExecutor.open(tiny_engine / "llm" / "model.onnx", device)
-    other = dataclasses.replace(LLMEngineRunnerConfig.from_engine(config), max_kv_cache_capacity=500)
+    builder = dataclasses.replace(config.builder, max_kv_cache_capacity=500)
+    other = dataclasses.replace(config, builder=builder)
     with pytest.raises(EngineError, match=r"448.*max_kv_cache_capacity 500"):
         LLMEngineRunner(executor, other, device, kernels)
 

@@ -107,7 +107,7 @@ class TestReducedVocabulary:
             len(letters),
             len(letters),
         )
-        assert reduced._pipeline.runner.config.output_vocab_size == len(letters)
+        assert reduced.pipeline.runner.config.output_vocab_size == len(letters)
 
     def test_more_log_probabilities_than_tokens_are_refused(
         self, tiny_checkpoint, tmp_path, runtime, exported

@@ -369,7 +369,7 @@ class TestEngineDirectory:
 
 class TestDigest:
     def test_it_tells_contents_apart_not_names(self, fresh, directories):
-        loras = fresh._pipeline.loras
+        loras = fresh.pipeline.loras
         loras.add("copy", directories["a"])
         digests = {name: loras.get(name).digest for name in ("", "a", "b", "copy")}
         assert digests["a"] == digests["copy"]
@@ -382,4 +382,4 @@ class TestDigest:
         config = json.loads((other / "adapter_config.json").read_text())
         (other / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 9}))
         fresh.add_lora("other", other)
-        assert fresh._pipeline.loras.get("other").digest != fresh._pipeline.loras.get("a").digest
+        assert fresh.pipeline.loras.get("other").digest != fresh.pipeline.loras.get("a").digest

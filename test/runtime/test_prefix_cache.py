@@ -15,6 +15,7 @@ from edgellm_ros.runtime.prefix.prefix_cache import PAGE, PrefixCache
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
 
 LAYERS, KV_HEADS, HEAD_DIM, CAPACITY = 2, 2, 4, 200
+SHAPE = {"layers": LAYERS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": np.dtype(np.float32)}
 PAGE_BYTES = 2 * LAYERS * KV_HEADS * PAGE * HEAD_DIM * 4
 
 
@@ -23,7 +24,7 @@ def make_cache(device, kernels):
     """A prefix cache of so many pages."""
 
     def make(pages: int = 12) -> PrefixCache:
-        return PrefixCache(device, kernels, LAYERS, KV_HEADS, HEAD_DIM, np.float32, pages * PAGE_BYTES)
+        return PrefixCache(device, kernels, **SHAPE, capacity_bytes=pages * PAGE_BYTES)
 
     return make
 
@@ -36,7 +37,7 @@ def cache(make_cache) -> PrefixCache:
 @pytest.fixture
 def slots(device, kernels) -> LinearKVCache:
     """The KV cache: prompts are computed in slot 0, prefixes are loaded into slot 1."""
-    return LinearKVCache(device, kernels, LAYERS, 2, KV_HEADS, CAPACITY, HEAD_DIM, np.float32)
+    return LinearKVCache(device, kernels, **SHAPE, max_batch_size=2, capacity=CAPACITY)
 
 
 def row(keys, token) -> float:
@@ -185,7 +186,7 @@ def test_without_memory_nothing_is_kept(make_cache, compute):
 @pytest.mark.parametrize("size", [-1, PAGE_BYTES - 1])
 def test_a_budget_without_room_for_a_page_is_an_error_that_names_both(size, device, kernels):
     with pytest.raises(ValueError, match=f"0 or at least {PAGE_BYTES} bytes, got {size}"):
-        PrefixCache(device, kernels, LAYERS, KV_HEADS, HEAD_DIM, np.float32, size)
+        PrefixCache(device, kernels, **SHAPE, capacity_bytes=size)
 
 
 def test_clearing_forgets_everything(cache, compute):

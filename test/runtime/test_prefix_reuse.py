@@ -190,7 +190,7 @@ class TestWhatIsReused:
 
     def test_prompts_of_an_adapter_that_was_removed_make_room(self, lora_engine, tmp_path, runtime_device):
         with LLMInferenceRuntime(lora_engine, runtime_device) as runtime:
-            prefixes = runtime._pipeline.prefixes
+            prefixes = runtime.pipeline.prefixes
             runtime.handle_request(REQUESTS[0])
             kept = prefixes.used_bytes
 
@@ -213,7 +213,7 @@ class TestWhatIsReused:
 
     def test_nothing_of_an_answer_is(self, reusing):
         answer = reusing.handle_request(REQUESTS[2])
-        pages = [page for _, page in reusing._pipeline.prefixes.pages()]
+        pages = [page for _, page in reusing.pipeline.prefixes.pages()]
         assert sum(len(page.keys) for page in pages) == answer.prompt_tokens
 
     def test_hidden_states_are_those_of_the_whole_prompt(self, reusing, anew, device):
@@ -314,7 +314,7 @@ class TestOnDisk:
 def test_rows_that_are_not_finite_fail_one_request_and_are_forgotten(lora_engine, anew, device):
     with LLMInferenceRuntime(lora_engine, device) as runtime:
         runtime.handle_request(REQUESTS[0])
-        with edited(device, runtime._pipeline.prefixes.pool) as rows:
+        with edited(device, runtime.pipeline.prefixes.pool) as rows:
             rows[:] = np.nan
         with pytest.raises(EngineError, match="not finite"):
             runtime.handle_request(REQUESTS[0])
@@ -334,7 +334,7 @@ class FailingCopies:
 
 def test_a_system_prompt_whose_rows_were_not_copied_is_not_kept(lora_engine, device, monkeypatch):
     with LLMInferenceRuntime(lora_engine, device) as runtime:
-        prefixes = runtime._pipeline.prefixes
+        prefixes = runtime.pipeline.prefixes
         monkeypatch.setattr(prefixes, "_kernels", FailingCopies())
         with pytest.raises(EngineError, match="the copy failed"):
             runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
@@ -342,7 +342,7 @@ def test_a_system_prompt_whose_rows_were_not_copied_is_not_kept(lora_engine, dev
 
 
 def test_pages_of_a_file_whose_rows_were_not_copied_are_not_kept(reusing, tmp_path):
-    pipeline = reusing._pipeline
+    pipeline = reusing.pipeline
     reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
     reusing.save_prefix_cache(tmp_path / "prompts")
     with pytest.raises(EngineError, match="the copy failed"):

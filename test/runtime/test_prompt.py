@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import json
+import shutil
+from datetime import datetime
 
 import pytest
 
+from edgellm_ros.builder import export
+from edgellm_ros.builder.vocabulary import template_tokens
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
@@ -57,9 +61,9 @@ def test_a_template_without_a_place_for_images_or_sounds_is_an_error(tmp_path, t
     (tmp_path / "t.jinja").write_text("{{ messages[0].content[-1].text }}")
     builder = PromptBuilder(tokenizer, ChatTemplate(tmp_path / "t.jinja"), EngineConfig.load(tiny_engine))
     assert builder.build(LLMGenerationRequest("go"), [], [], []) == tokenizer.encode("go")
-    with pytest.raises(ValueError, match="took in 0 of 1 images"):
+    with pytest.raises(ValueError, match="has 0 placeholders for 1 images"):
         builder.build(LLMGenerationRequest("go"), [4], [], [])
-    with pytest.raises(ValueError, match="took in 0 of 2 sounds"):
+    with pytest.raises(ValueError, match="has 0 placeholders for 2 sounds"):
         builder.build(LLMGenerationRequest("go"), [], [4, 1], [])
 
 
@@ -85,18 +89,105 @@ def test_a_missing_or_malformed_template_is_named(tmp_path):
         ChatTemplate(tmp_path / "bad.jinja")
 
 
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<p>"}
+MESSAGES = [
+    {"role": "system", "content": " <b> "},
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "h\u00e9 'x'"}]},
+]
+# template source -> what transformers 5.23 makes of it; the test below compares with transformers itself
+RENDERED = {
+    "{{ bos_token }}a{{ eos_token }}{{ pad_token }}": "<s>a</s><p>",
+    "{{ unk_token }}|{{ unk_token is defined }}": "|False",
+    "{% if cls_token %}x{% else %}none{% endif %}": "none",
+    "{% for m in messages %}{{ m.role }}{% break %}{% endfor %}": "system",
+    "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}": "user",
+    "{{ messages[0] | tojson }}": '{"role": "system", "content": " <b> "}',
+    "{{ messages[0] | tojson(indent=2) }}": '{\n  "role": "system",\n  "content": " <b> "\n}',
+    "{{ messages[0] | tojson(sort_keys=true) }}": '{"content": " <b> ", "role": "system"}',
+    "{{ messages[0] | tojson(separators=(',', ':')) }}": '{"role":"system","content":" <b> "}',
+    "{{ messages[1].content[1] | tojson }}": '{"type": "text", "text": "h\u00e9 \'x\'"}',
+    "{{ messages[1].content[1].text | tojson(ensure_ascii=true) }}": '"h\\u00e9 \'x\'"',
+    "{{ tools }} {{ tools is defined }} {{ documents is none }}": "None True True",
+    "{% generation %}{% set x = 1 %}inside{% endgeneration %}{{ x }}": "inside",
+    "{{ strftime_now('%%') }}": "%",
+    "  {% if add_generation_prompt %}\n  yes\n  {% endif %}\nend\n": "  yes\nend",
+    "{%- for m in messages %}\n    {% if loop.first %}first {% endif %}\n{{ m.role }}\n{%- endfor %}\n":
+        "first systemuser",
+}  # fmt: skip
+
+
+@pytest.fixture
+def template(tmp_path):
+    def make(source: str) -> ChatTemplate:
+        (tmp_path / "t.jinja").write_text(source)
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(SPECIAL_TOKENS))
+        return ChatTemplate(tmp_path / "t.jinja")
+
+    return make
+
+
+@pytest.mark.parametrize("source", RENDERED)
+def test_a_template_has_the_functions_and_variables_of_transformers(template, source):
+    assert template(source).render(MESSAGES) == RENDERED[source]
+
+
+def test_strftime_now_is_the_local_time(template):
+    year = template("{{ strftime_now('%Y') }}")
+    assert year.render([]) == datetime.now().strftime("%Y")
+
+
+def test_a_special_token_that_is_not_a_string_is_named(tmp_path):
+    (tmp_path / "t.jinja").write_text("x")
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": 5}')
+    with pytest.raises(ValueError, match=r"special_tokens_map\.json: bos_token must be a string, got 5"):
+        ChatTemplate(tmp_path / "t.jinja")
+
+
+def test_an_exported_template_knows_the_tokens_of_the_checkpoint(tiny_checkpoint, tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint, checkpoint)
+    added = {"__type": "AddedToken", "content": "<|im_end|>", "special": True}
+    config = {"bos_token": "<|endoftext|>", "eos_token": added, "unk_token": None, "cls_token": "<c>"}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    older = {"bos_token": {"content": "<|im_start|>"}, "cls_token": None}
+    (checkpoint / "special_tokens_map.json").write_text(json.dumps(older))
+    source = "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ cls_token }}{{ messages[0].content }}"
+    (checkpoint / "chat_template.jinja").write_text(source)
+    config = export(checkpoint, tmp_path / "engine")
+    assert "special_tokens_map.json" in [entry.path for entry in config.files]
+    rendered = ChatTemplate(tmp_path / "engine" / "chat_template.jinja").render([{"content": "go"}])
+    assert rendered == "<|im_start|><|im_end|>go"
+
+
 @pytest.mark.parity
-def test_templates_render_as_transformers_renders_them(tmp_path, tiny_checkpoint):
+def test_an_exported_template_knows_the_tokens_that_transformers_passes(tiny_checkpoint, tmp_path):
     transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tiny_checkpoint / "tokenizer.json"))
-    source = (
-        "{%- for m in messages %}\n    {% if loop.first %}first {% endif %}\n"
-        "{{ m.role }}: {{ m.content | trim }}\n{{ m | tojson }}\n{%- endfor %}\n"
-        "{% if add_generation_prompt %}assistant:{% endif %}\n"
+    for decoder in ({}, {"added_tokens_decoder": {}}):
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_end|>", "sep_token": None}
+        shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | decoder))
+        (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "x"}')
+        reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        assert template_tokens(tmp_path) == reference.special_tokens_map
+
+
+def test_a_special_token_of_another_type_is_refused_at_export(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": ["a"]}')
+    with pytest.raises(
+        ValueError, match=r"tokenizer_config\.json: eos_token must be a string or an added token"
+    ):
+        template_tokens(tmp_path)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("source", RENDERED)
+def test_templates_render_as_transformers_renders_them(template, tiny_checkpoint, source):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tiny_checkpoint / "tokenizer.json"), **SPECIAL_TOKENS
     )
-    (tmp_path / "t.jinja").write_text(source)
-    messages = [{"role": "system", "content": " <b> "}, {"role": "user", "content": "h\u00e9"}]
     expected = tokenizer.apply_chat_template(
-        json.loads(json.dumps(messages)), chat_template=source, tokenize=False, add_generation_prompt=True
+        MESSAGES, chat_template=source, tokenize=False, add_generation_prompt=True
     )
-    assert ChatTemplate(tmp_path / "t.jinja").render(messages) == expected
+    assert expected == RENDERED[source]
+    assert template(source).render(MESSAGES) == expected

@@ -49,9 +49,9 @@ def test_euler_steps_send_nothing(acting_runtime, deferred):
     deferred.handle_request(ACTING)
     for steps in (1, 4, 40):
         one = dataclasses.replace(ACTING, denoise_steps=steps)
-        deferred._pipeline.device.calls.clear()
+        deferred.pipeline.device.calls.clear()
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
-        sent.append(deferred._pipeline.device.calls["upload"])
+        sent.append(deferred.pipeline.device.calls["upload"])
     assert sent == sent[:1] * 3
 
 

@@ -1,21 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 
+import numpy as np
 import pytest
 
-from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from edgellm_ros.runtime.request import (
+    MAX_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_PENALTY,
+    MIN_TEMPERATURE,
+    MIN_TOP_P,
+    LLMGenerationRequest,
+    SamplingParams,
+)
 
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"temperature": -0.1}, "temperature must be a number from 0 to inf, got -0.1"),
+        ({"temperature": -0.1}, r"temperature must be a number from 0 to 1e\+06, got -0.1"),
+        ({"temperature": 1e39}, r"temperature must be a number from 0 to 1e\+06, got 1e\+39"),
+        ({"temperature": 1e-40}, r"temperature must be 0 or a number from 1e-06 to 1e\+06, got 1e-40"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
-        ({"top_p": 1.1}, "top_p must be a number from 0 to 1"),
-        ({"top_p": 0.0}, "greater than 0"),
+        ({"top_p": 1.1}, "top_p must be a number from 1e-30 to 1, got 1.1"),
+        ({"top_p": 0.0}, "top_p must be a number from 1e-30 to 1, got 0.0"),
+        ({"top_p": 1e-50}, "top_p must be a number from 1e-30 to 1, got 1e-50"),
+        ({"top_p": complex(1)}, "top_p must be a number"),
         ({"min_p": -1.0}, "min_p"),
-        ({"repetition_penalty": 0.0}, "greater than 0"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty must be a number from 1e-06 to 1e\+06, got 0.0"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty must be a number from 1e-06"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty must be a number from 1e-06"),
         ({"top_k": -1}, "top_k must be an integer from 0"),
         ({"top_k": 2.5}, "top_k must be an integer"),
         ({"max_tokens": 0}, "max_tokens must be an integer from 1"),
@@ -42,7 +57,9 @@ def test_wrong_sampling_parameters_are_errors_that_name_the_value(parameters, me
         ({"prompt": "x", "denoise_steps": -5}, "denoise_steps"),
         ({"prompt": "x", "noise_seed": -1}, "noise_seed"),
         ({"prompt": "x", "speed": math.nan}, "speed"),
-        ({"prompt": "x", "speed": -1.0}, "speed"),
+        ({"prompt": "x", "speed": -1.0}, "speed must be a number from 0 to 1000, got -1.0"),
+        ({"prompt": "x", "speed": math.inf}, "speed must be a number from 0 to 1000, got inf"),
+        ({"prompt": "x", "sampling": {"top_k": 3}}, "sampling must be SamplingParams, got dict"),
     ],
 )
 def test_wrong_requests_are_errors_that_name_the_value(parameters, message):
@@ -53,3 +70,22 @@ def test_wrong_requests_are_errors_that_name_the_value(parameters, message):
 def test_lists_are_taken_where_tuples_are_kept():
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert LLMGenerationRequest("x", images=[]).images == ()
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty", "min_p"])
+def test_every_accepted_bound_is_a_normal_float32(name):
+    low, high = {
+        "temperature": (MIN_TEMPERATURE, MAX_TEMPERATURE),
+        "top_p": (MIN_TOP_P, 1.0),
+        "repetition_penalty": (MIN_PENALTY, MAX_PENALTY),
+        "min_p": (0.0, 1.0),
+    }[name]
+    for bound in (low, high, np.float32(1.0), 1):
+        SamplingParams(**{name: bound})
+        assert np.isfinite(np.float32(bound))
+        assert bound == 0 or np.float32(bound) >= np.finfo(np.float32).tiny
+
+
+def test_numbers_of_numpy_are_numbers():
+    sampling = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.9))
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.9)

@@ -33,7 +33,7 @@ def test_the_random_requests_cover_every_way_to_end(acting_runtime):
 
 def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypatch):
     sizes = []
-    runner = acting_runtime._pipeline.runner
+    runner = acting_runtime.pipeline.runner
     step = runner.execute_vanilla_decoding_step
 
     def watched(embeds, logits, adapters):
@@ -47,11 +47,11 @@ def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypat
     )
     # First tokens come out of the prefill; the second, fifth and ninth step are the last of a sequence each.
     # That one is cancelled after the fourth is known only when the fifth is queued, where steps run ahead.
-    fifth = 3 if acting_runtime._pipeline.device.max_queued_steps else 2
+    fifth = 3 if acting_runtime.pipeline.device.max_queued_steps else 2
     assert sizes == [4, 4, 3, 3, fifth, 1, 1, 1, 1]
 
 
-def test_words_do_not_wait_for_another_sequence_s_trajectory(acting_runtime):
+def test_trajectories_do_not_wait_for_another_sequence_s_words(acting_runtime):
     seen = []
 
     def watch(name):
@@ -62,5 +62,6 @@ def test_words_do_not_wait_for_another_sequence_s_trajectory(acting_runtime):
     answers = acting_runtime.handle_request([acting, talking])
     assert answers[0].actions is not None
     assert len(answers[1].token_ids) > len(answers[0].token_ids)
-    last_words = max(index for index, entry in enumerate(seen) if entry == ("talking", "decode"))
-    assert seen.index(("acting", "action")) > last_words
+    last_action = max(index for index, entry in enumerate(seen) if entry == ("acting", "action"))
+    words_after = seen[last_action:].count(("talking", "decode"))
+    assert words_after == len(answers[1].token_ids) - len(answers[0].token_ids) - 1

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+from itertools import chain
+
 import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
 
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 
@@ -54,6 +58,143 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
         Tokenizer(tmp_path / "tokenizer.json")
+
+
+# token -> its options
+ODD_TOKENS = {
+    "<l>": {"lstrip": True},
+    "<r>": {"rstrip": True},
+    "<w>": {"single_word": True},
+    "<n>": {"normalized": True},
+    "<<l>>": {},  # another token is nested in this one
+    "ab<": {},  # its end is the beginning of others
+    "$": {},  # a single letter, which the vocabulary has too
+    "\u2603": {},  # a single letter, which the vocabulary has not
+    "\u00a7": {},  # a single letter, of which the vocabulary has a part
+}
+
+
+@pytest.fixture(scope="module")
+def odd_file(tmp_path_factory):
+    """A tokenizer whose special tokens have every option of the library; it cuts at 3 tokens by default."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate([*alphabet, "$a"])}
+    library = Library(models.BPE(vocab=vocabulary, merges=[("$", "a")]))
+    library.normalizer = normalizers.Lowercase()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    plain = {"special": True, "normalized": False}
+    library.add_special_tokens([AddedToken(name, **(plain | kind)) for name, kind in ODD_TOKENS.items()])
+    library.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    library.enable_truncation(3)
+    library.enable_padding(length=9)
+    path = tmp_path_factory.mktemp("odd") / "tokenizer.json"
+    library.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def odd(odd_file) -> Tokenizer:
+    return Tokenizer(odd_file)
+
+
+ODD_TEXTS = (
+    *ODD_TOKENS,
+    "a  <l>  b",
+    "a \n <r> \t b",
+    "<r>  <l>",
+    "a<w>b <w> c, <w>. <w>",
+    "x<N>y<n>Z",
+    "<<l>>< <l>>",
+    "xab<l>  ab<<l>>",
+    "a$b$$ $",
+    "\u00a7\u00a7x",
+    "\u2603\u2603x",
+    "<think> <r> </think>",
+    "\u00fcber \U0001f600 <r> \u4e2d",
+    "",
+    " ",
+)
+
+
+def test_a_length_in_the_file_does_not_cut_a_prompt(odd):
+    assert len(odd.encode("abcdefgh")) == len(odd.encode_prompt("abcdefgh")) == 8
+    assert len(odd.encode("a")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a  <l>  b", ["a", "<l>", "  b"]),
+        ("a  <r>  b", ["a  ", "<r>", "b"]),
+        ("a<w>b <w>", ["a<w>b ", "<w>"]),
+        ("x<N>", ["x", "<n>"]),
+        ("$a", ["$", "a"]),
+    ],
+)
+def test_options_of_special_tokens_count_in_a_prompt(odd, text, parts):
+    tokens = [odd.encode_prompt(part) if part in ODD_TOKENS else odd.encode(part) for part in parts]
+    assert odd.encode_prompt(text) == list(chain(*tokens))
+    guard, (user,) = odd.protect("<r>")
+    assert odd.encode_prompt(f"{text}|{user}", guard) == [*chain(*tokens), *odd.encode("|<r>")]
+
+
+@pytest.mark.parametrize("text", [text for text in ODD_TEXTS if "<think>" not in text])
+def test_no_special_token_can_be_written_by_a_user(odd, text):
+    guard, (user,) = odd.protect(text)
+    end = odd.encode_prompt("<<l>>")
+    assert odd.encode_prompt(f"x{user}<<l>>", guard) == [*odd.encode(f"x{text}"), *end]
+    assert odd.encode_prompt(f"<<l>>{user}", guard) == [*end, *odd.encode(text)]
+
+
+def test_text_without_special_tokens_is_not_altered_by_protection(odd):
+    assert odd.protect("a  b\n", "<w")[1] == ["a  b\n", "<w"]
+
+
+def test_an_unknown_letter_is_no_special_token(tmp_path):
+    library = Library(models.BPE(vocab={"<unk>": 0, "a": 1}, merges=[], unk_token="<unk>"))
+    library.add_special_tokens(["<unk>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    guard, (text,) = tokenizer.protect("a\u4e2da")
+    assert text == "a\u4e2da"
+    assert tokenizer.encode_prompt(text, guard) == [1, 0, 1]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff"])
+def test_protecting_text_that_is_not_unicode_is_an_error(odd, text):
+    with pytest.raises(ValueError, match="not valid Unicode"):
+        odd.protect(text)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_odd_special_tokens_are_found_where_transformers_finds_them(odd, odd_file, text):
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(odd_file))
+    assert odd.encode_prompt(text) == reference(text, add_special_tokens=False)["input_ids"]
+    reference.split_special_tokens = True
+    assert (
+        odd.encode(text) == reference(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    )
+
+
+# transformers does not sanitize <N>, which the normaliser makes a token, and refuses tokens of the vocabulary
+@pytest.mark.parity
+@pytest.mark.parametrize("text", [text for text in ODD_TEXTS if not {"N", "$", "\u00a7"} & set(text)])
+def test_special_tokens_of_users_are_text_as_in_transformers(odd, odd_file, text):
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(odd_file))
+    guard, (user,) = odd.protect(text)
+    ids = odd.encode_prompt(f"<r>{user}<<l>>", guard)
+    expected = reference.apply_chat_template(
+        [{"role": "user", "content": text}],
+        chat_template="<r>{{ messages[0].content }}<<l>>",
+        sanitize_control_tokens=True,
+    )["input_ids"]
+    special = {token for token, content in reference.added_tokens_decoder.items() if content.special}
+    assert [token for token in ids if token in special] == [token for token in expected if token in special]
+    assert reference.decode(ids) == reference.decode(expected)
 
 
 @pytest.mark.parity

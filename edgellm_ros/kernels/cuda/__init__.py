@@ -11,5 +11,7 @@ from edgellm_ros.kernels.cuda.program import CudaProgram
 
 
 def load_cuda_kernels(device: Any) -> CudaKernels:
-    """The kernels for a `CudaDevice`, compiled for its architecture or taken from the cache."""
-    return CudaKernels(device, CudaProgram(device, cached_kernels(device.arch)))
+    """Load the kernels for a `CudaDevice`, compiled for its architecture or taken from the cache."""
+    program = CudaProgram(device, cached_kernels(device.arch))
+    device.fill_kernel = program.function("fill")
+    return CudaKernels(device, program)

@@ -102,21 +102,8 @@ class CudaKernels:
             *addresses, layers, heads, *(stride // width for stride in strides), count * row // width,
         )  # fmt: skip
 
-    def rotate_sequences(self, cache: Tensor, first: int, last: int, count: int) -> None:
-        if first == last:
-            return
-        layers, batch, heads, capacity, _ = cache.shape
-        row = _row_bytes(cache)
-        width = _width(row, cache)
-        head_stride = capacity * row // width
-        self._by_plane(
-            f"rotate_sequences_{width}", layers * heads, count * row // width,
-            cache.pointer, layers, heads, batch * heads * head_stride, heads * head_stride, head_stride,
-            first, last, count * row // width,
-        )  # fmt: skip
-
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
-        rows, vocab = tokens.shape[0], logits.shape[-1]
+        rows, vocab = tokens.size, logits.shape[-1]
         _check_logits(logits, state.seen.shape[-1])
         if not rows:
             return
@@ -125,8 +112,8 @@ class CudaKernels:
         self._program.launch(
             "sample", (blocks, rows), SAMPLE_THREADS,
             logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
-            state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.step.pointer,
-            state.seen.pointer, tokens.pointer, self._scratch_for(rows),
+            state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.position.pointer,
+            state.seen.pointer, tokens.pointer, tokens.shape[1], self._scratch_for(rows),
             cooperative=blocks > 1,
         )  # fmt: skip
 
@@ -136,18 +123,27 @@ class CudaKernels:
             out.pointer, tokens.pointer, vocab_map.pointer, out.size, vocab_map.size,
         )  # fmt: skip
 
-    def advance(self, lengths: Tensor, state: StopState) -> None:
-        self._by_element("advance", lengths.size, lengths.pointer, state.steps_left.pointer, lengths.size)
-
-    def stop_test(self, tokens: Tensor, state: StopState) -> None:
+    def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:
         self._by_element(
-            "stop_test", tokens.size,
-            tokens.pointer, state.steps_left.pointer, state.stop_ids.pointer, state.stop_ids.size,
-            state.final_token.pointer, tokens.size,
+            "count_tokens", counts.size,
+            tokens.pointer, offered.pointer, state.tokens_left.pointer, state.trigger_token.pointer,
+            state.stop_ids.pointer, state.stop_ids.size, counts.pointer, *tokens.shape,
         )  # fmt: skip
 
+    def commit_tokens(
+        self, sampled: Tensor, tokens: Tensor, counts: Tensor, state: SamplingState, last_tokens: Tensor
+    ) -> None:
+        self._by_element(
+            "commit_tokens", counts.size,
+            sampled.pointer, tokens.pointer, counts.pointer, state.position.pointer, state.seen.pointer,
+            last_tokens.pointer, *tokens.shape, state.seen.shape[1],
+        )  # fmt: skip
+
+    def commit_rows(self, lengths: Tensor, counts: Tensor) -> None:
+        self._by_element("commit_rows", lengths.size, lengths.pointer, counts.pointer, lengths.size)
+
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
-        rows, vocab, width = tokens.shape[0], logits.shape[-1], top_ids.shape[1]
+        rows, vocab, width = tokens.size, logits.shape[-1], top_ids.shape[-1]
         _check_logits(logits, vocab)
         most = min(vocab, MOST_LOGPROBS)
         if not 0 <= width - 1 <= most:

@@ -9,7 +9,8 @@ from typing import Any
 from cuda.bindings import driver
 from cuda.core import Kernel, LaunchConfig, ObjectCode, launch
 
-from edgellm_ros.engine.cuda_device import CudaDevice, check
+from edgellm_ros.engine.cuda_device import CudaDevice
+from edgellm_ros.engine.cuda_errors import check
 from edgellm_ros.engine.errors import EngineError
 
 Grid = tuple[int, ...]
@@ -38,6 +39,11 @@ class CudaProgram:
             if status is not None:
                 check((status,), f"launching the kernel {name}")
             raise EngineError(f"cannot launch the kernel {name} on {list(grid)} blocks: {error}") from error
+
+    def function(self, name: str) -> driver.CUfunction:
+        """Return a kernel as the driver's graphs take it; valid as long as this program."""
+        kernel = driver.CUkernel(int(self._load(name).handle))
+        return check(driver.cuKernelGetFunction(kernel), f"loading the kernel {name}")
 
     def _load(self, name: str) -> Kernel:
         self._kernels[name] = self._code.get_kernel(name)

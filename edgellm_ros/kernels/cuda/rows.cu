@@ -39,23 +39,6 @@ __device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i6
   }
 }
 
-// The first `units` units of each plane move from sequence s + 1 to s, for first <= s < last, and those of
-// `first` to `last`. Each thread rotates its own column, so nothing is read after it was overwritten.
-template <class Unit>
-__device__ void rotate_sequences(Unit* cache, i64 layers, i64 heads, i64 layer_stride, i64 sequence_stride,
-                                 i64 head_stride, i64 first, i64 last, i64 units) {
-  for (i64 plane = blockIdx.y; plane < layers * heads; plane += gridDim.y) {
-    Unit* rows = cache + plane / heads * layer_stride + plane % heads * head_stride;
-    for (i64 unit = first_index(); unit < units; unit += index_stride()) {
-      Unit* column = rows + unit;
-      const Unit leaving = column[first * sequence_stride];
-      for (i64 sequence = first; sequence < last; ++sequence)
-        column[sequence * sequence_stride] = column[(sequence + 1) * sequence_stride];
-      column[last * sequence_stride] = leaving;
-    }
-  }
-}
-
 #define ROW_KERNELS(width, Unit)                                                                                    \
   extern "C" __global__ void embed_##width(Unit* out, const i64* ids, const Unit* table, const Unit* multimodal,    \
                                            i64 tokens, i64 vocab, i64 multimodal_count, i64 units) {                \
@@ -70,11 +53,11 @@ __device__ void rotate_sequences(Unit* cache, i64 layers, i64 heads, i64 layer_s
       i64 source_layer_stride, i64 source_head_stride, i64 units) {                                                 \
     copy_cache_rows(target, source, layers, heads, target_layer_stride, target_head_stride, source_layer_stride,    \
                     source_head_stride, units);                                                                     \
-  }                                                                                                                 \
-  extern "C" __global__ void rotate_sequences_##width(Unit* cache, i64 layers, i64 heads, i64 layer_stride,         \
-                                                      i64 sequence_stride, i64 head_stride, i64 first, i64 last,    \
-                                                      i64 units) {                                                  \
-    rotate_sequences(cache, layers, heads, layer_stride, sequence_stride, head_stride, first, last, units);         \
   }
 
 FOR_EACH_WIDTH(ROW_KERNELS)
+
+// Zeros in place of a graph's memset nodes: engine/cuda_graph.py.
+extern "C" __global__ void fill(unsigned char* out, i64 bytes) {
+  for (i64 i = first_index(); i < bytes; i += index_stride()) out[i] = 0;
+}

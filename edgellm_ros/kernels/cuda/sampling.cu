@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next token of each row of a batch, in one cooperative launch: gridDim.x blocks for each of gridDim.y rows.
+// A token of each row of logits, in one cooperative launch: gridDim.x blocks for each of gridDim.y rows.
 //
 // Every filter keeps the most likely tokens up to some place in the falling order, so top-k, top-p and the draw
 // are one question: which token is the first at which the count, or the mass, summed in that order exceeds a
@@ -257,20 +257,20 @@ struct RowSampler {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
-           const float* min_ps, const float* penalties, const u64* seeds, i64* steps, bool* seen, i64* tokens,
-           RowScratch* scratch) {
+           const float* min_ps, const float* penalties, const u64* seeds, const i64* positions, const bool* seen,
+           i64* tokens, i64 tokens_per_sequence, RowScratch* scratch) {
   __shared__ SampleShared shared;
-  const i64 row = blockIdx.y;
+  const int row = blockIdx.y, sequence = row / (int)tokens_per_sequence;
   const int share = ((int)vocab + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * share;
   const int end = begin + share < (int)vocab ? begin + share : (int)vocab;
-  const bool greedy = !(temperatures[row] > 0.0f);  // also where it is no number: the search below would not end
-  RowSampler sampler{shared,         scratch[row], logits + row * vocab, seen + row * vocab,
-                     penalties[row], Ranks(vocab), begin,                end};
+  const bool greedy = !(temperatures[sequence] > 0.0f);  // also where it is no number: the search below would not end
+  RowSampler sampler{shared,              scratch[row], logits + (i64)row * vocab, seen + (i64)sequence * vocab,
+                     penalties[sequence], Ranks(vocab), begin,                end};
 
   sampler.find_best();
   i64 token = -1;
   if (!greedy) {
-    const float temperature = temperatures[row], min_p = min_ps[row], top_p = top_ps[row];
+    const float temperature = temperatures[sequence], min_p = min_ps[sequence], top_p = top_ps[sequence];
     sampler.clear_next_histogram();
     if (threadIdx.x == 0) shared.scale = make_scale(temperature);
     sampler.barrier();
@@ -281,7 +281,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (threadIdx.x == 0 && min_p > 0.0f)  // rounded up: no score that is a float lies between
         shared.least_score = __double2float_ru(sampler.top + (double)temperature * log((double)min_p));
       const u64 top_p_bits = top_p < 1.0f ? (u64)fmaxf(top_p * 18446744073709551616.0f, 1.0f) : 0;
-      token = sampler.draw(top_ks[row], top_p_bits, min_p > 0.0f, token_bits(seeds[row], (u32)steps[row]));
+      const u32 position = (u32)positions[sequence] + (u32)(row - sequence * (int)tokens_per_sequence);
+      token = sampler.draw(top_ks[sequence], top_p_bits, min_p > 0.0f, token_bits(seeds[sequence], position));
     }
   }
 
@@ -293,8 +294,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const u64 best = __ldcg(&sampler.scratch.best);
       if (greedy && best != NOT_FINITE) token = sampler.ranks.id(best);
       tokens[row] = token;
-      if (token >= 0) seen[row * vocab + token] = true;
-      steps[row] += 1;
       sampler.scratch.best = sampler.scratch.min_p_mass = 0;
       sampler.scratch.arrived = sampler.scratch.left = 0;
     }

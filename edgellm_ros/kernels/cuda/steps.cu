@@ -55,23 +55,43 @@ extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch,
   for (i64 i = first_index(); i < batch; i += index_stride()) out[i] = lengths[i] + steps;
 }
 
-extern "C" __global__ void advance(i64* lengths, i64* steps_left, i64 batch) {
+// How many of the first offered[i] of tokens [batch, width] each sequence takes: see `Kernels.count_tokens`.
+extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i64* tokens_left,
+                                        const i64* trigger_token, const i64* stop_ids, i64 stop_count, i64* counts,
+                                        i64 batch, i64 width) {
   for (i64 i = first_index(); i < batch; i += index_stride()) {
-    if (steps_left[i] > 0) {
-      lengths[i] += 1;
-      steps_left[i] -= 1;
+    const i64 left = tokens_left[i], most = clamp(offered[i] < left ? offered[i] : left, 0, width);
+    i64 count = 0, left_after = left - most;
+    while (count < most) {
+      const i64 token = tokens[i * width + count++];
+      bool stops = false;
+      for (i64 stop = 0; stop < stop_count; ++stop) stops |= stop_ids[stop] == token;
+      if (stops && token >= 0) {
+        left_after = token == trigger_token[i];
+        break;
+      }
     }
+    counts[i] = count;
+    tokens_left[i] = left_after;
   }
 }
 
-extern "C" __global__ void stop_test(const i64* tokens, i64* steps_left, const i64* stop_ids, i64 stop_count,
-                                     const i64* final_token, i64 batch) {
+// Takes the first counts[i] of sampled and tokens [batch, width] into the answer of a sequence.
+extern "C" __global__ void commit_tokens(const i64* sampled, const i64* tokens, const i64* counts, i64* positions,
+                                         bool* seen, i64* last_tokens, i64 batch, i64 width, i64 vocab) {
   for (i64 i = first_index(); i < batch; i += index_stride()) {
-    const i64 token = tokens[i];
-    bool stops = false;
-    for (i64 stop = 0; stop < stop_count; ++stop) stops |= stop_ids[stop] == token;
-    if (stops && token >= 0 && steps_left[i] > 0) steps_left[i] = token == final_token[i];
+    const i64 count = counts[i];
+    for (i64 place = 0; place < count; ++place) {
+      const i64 token = sampled[i * width + place];
+      if (token >= 0) seen[i * vocab + token] = true;
+    }
+    positions[i] += count;
+    if (count > 0) last_tokens[i] = tokens[i * width + count - 1];
   }
+}
+
+extern "C" __global__ void commit_rows(i64* lengths, const i64* counts, i64 batch) {
+  for (i64 i = first_index(); i < batch; i += index_stride()) lengths[i] += counts[i];
 }
 
 extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vocab_map, i64 batch, i64 map_size) {

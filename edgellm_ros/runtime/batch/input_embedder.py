@@ -88,7 +88,7 @@ class InputEmbedder:
         return self._token_embeds.rows(0, batch)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Drawn tokens [B], on the device, to inputs_embeds [B,1,H]."""
+        """Return inputs_embeds [B,1,H] of sampled tokens [B], on the device."""
         embeds = self.token_embeds(tokens.shape[0])
         self._kernels.embed(tokens.view(tokens.shape[0], 1), self.table, self._rows, embeds)
         return embeds

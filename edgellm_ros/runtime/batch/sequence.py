@@ -17,38 +17,32 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, Progress
 
 @dataclass(eq=False)
 class GenerationSequence:
-    """State of one request.
-
-    adapter: of the language model; token_ids: the prompt, with placeholders for images and sounds;
-    image_grids: rows and columns of tokens of each image; audio_tokens: tokens of each sound; first_row:
-    where the rows of its images and, after them, of its sounds begin in the batch's multimodal rows;
-    positions [3, S] and rope_delta: see `get_rope_index`; max_tokens: what the request and the cache's room
-    allow; speed at the start in m/s; prefix_keys: what its tokens are told apart by, none if prompts are not
-    kept; prefix: what earlier prompts have left of this one, of which the first reused_tokens are not
-    computed again; generated, logprobs: the answer so far, one entry per token; finish_reason "" as long as
-    it goes on.
-    """
+    """State of one request."""
 
     request: LLMGenerationRequest
-    adapter: LoraAdapter
-    token_ids: list[int]
-    image_grids: list[tuple[int, int]]
-    audio_tokens: list[int]
-    first_row: int
-    positions: np.ndarray
-    rope_delta: int
-    max_tokens: int
+    adapter: LoraAdapter  # of the language model
+    token_ids: list[int]  # of the prompt, with placeholders for images and sounds
+    image_grids: list[tuple[int, int]]  # rows and columns of tokens of each image
+    audio_tokens: list[int]  # tokens of each sound
+    first_row: (
+        int  # of its images, then its sounds, among the encoder rows of all that are prefilled together
+    )
+    positions: np.ndarray  # [3, S] int64, see `get_rope_index`
+    rope_delta: int  # the token at index i of the sequence has position i + rope_delta
+    max_tokens: int  # what the request and the cache's capacity allow
     stop_token_ids: Collection[int]
     future_start_token_id: int | None
     text: TextStream
-    speed: float = 0.0
+    speed: float = 0.0  # at the start, m/s
     noise_seed: int = 0
-    prefix_keys: list[Key] = field(default_factory=list)
-    prefix: Prefix = field(default_factory=Prefix)
-    reused_tokens: int = 0
-    generated: list[int] = field(default_factory=list)
-    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    finish_reason: str = ""
+    prefix_keys: list[Key] = field(default_factory=list)  # of the prompt's tokens; empty = no prefix cache
+    prefix: Prefix = field(default_factory=Prefix)  # what the prefix cache has of the prompt
+    reused_tokens: int = 0  # of the prefix, that are not computed again
+    kv_length: int = 0  # committed KV rows, as far as the host knows
+    steps: int = 0  # decode steps that were for this sequence
+    generated: list[int] = field(default_factory=list)  # token ids of the answer
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # one entry per token
+    finish_reason: str = ""  # empty while the answer goes on
     actions: np.ndarray | None = None
     paths: np.ndarray | None = None
     _trigger_row_pending: bool = False
@@ -79,23 +73,23 @@ class GenerationSequence:
 
     @property
     def action_trigger_token(self) -> int | None:
-        """The future-start token, if the request wants the trajectories that it announces."""
+        """Return the token that triggers the action head, None if the request wants no trajectories."""
         return self.future_start_token_id if self.request.action_samples else None
 
     @property
     def decoding(self) -> bool:
         """Whether the next decode step is for this sequence too.
 
-        After the future-start token one more step writes that token's keys and values, which the action head
-        attends to.
+        After the trigger token one more step writes the KV row of that token, which the action head attends
+        to.
         """
         return not self.finish_reason or self._trigger_row_pending
 
     @property
-    def steps_left(self) -> int:
-        """Decode steps that it may still need: none once it has ended, else at most so many.
+    def tokens_left(self) -> int:
+        """Upper bound on the tokens that the sequence may still take; 0 once finished.
 
-        One more where the last of them draws the future-start token. The KV cache has room for all.
+        One more if the last token triggers the action head. The KV cache has room for all.
         """
         if self.finish_reason:
             return int(self._trigger_row_pending)
@@ -103,17 +97,21 @@ class GenerationSequence:
 
     @property
     def wants_actions_now(self) -> bool:
-        """Whether the answer ended with the future-start token, and the request wants trajectories."""
+        """Whether the answer ended with the trigger token and trajectories are wanted."""
         return (
             self.finish_reason == "stop"
             and self.request.action_samples > 0
             and self.generated[-1:] == [self.future_start_token_id]
         )
 
+    @property
+    def is_cancelled(self) -> bool:
+        return self.finish_reason == "cancelled"
+
     def accept(self, token: int) -> None:
-        """Take the token drawn for this sequence, and finish if it is the last."""
+        """Take the next token, and finish if it is the last."""
         if self._trigger_row_pending:
-            self._trigger_row_pending = False  # only the step mattered
+            self._trigger_row_pending = False  # the step was for the KV row of the trigger token
             return
         self.generated.append(token)
         if token in self.stop_token_ids:
@@ -126,15 +124,18 @@ class GenerationSequence:
         elif len(self.generated) >= self.max_tokens:
             self._finish("length")
 
-    def take_logprobs(self, top_ids: Sequence[int], top_values: Sequence[float]) -> None:
-        """Keep the most likely tokens, and the drawn token (last of top_ids) if it is not among them."""
+    def add_logprobs(self, top_ids: Sequence[int], top_values: Sequence[float]) -> None:
+        """Keep the likeliest tokens, and the sampled token (last of top_ids) if it is not among them."""
         entries = list(zip(top_ids, top_values, strict=True))
-        best, drawn = entries[: self.request.logprobs], entries[-1]
-        self.logprobs.append(best if drawn in best else [*best, drawn])
+        best, sampled = entries[: self.request.logprobs], entries[-1]
+        self.logprobs.append(best if sampled in best else [*best, sampled])
 
     def report(self, stage: str, step: int) -> bool:
-        """Tell the client where the request stands; False if it was cancelled, now or before."""
-        if self.finish_reason == "cancelled":
+        """Tell the client where the request stands; return whether it goes on.
+
+        A request whose `cancel` is set is finished here.
+        """
+        if self.is_cancelled:
             return False
         if self.request.on_progress is not None:
             text = self.text.text if self.finish_reason else self.text.visible

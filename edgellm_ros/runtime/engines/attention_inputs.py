@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AttentionInputs: where the new tokens of a run stand and what they may see, as the engine takes it.
+"""AttentionInputs: positions of a run's new tokens and what they attend to, as the engine takes it.
 
-Engines come in two forms (builder/qwen3_omni_text.py, builder/qwen3_omni_text_cuda.py):
+Engines come in two forms:
 
 - a mask: rope_cos, rope_sin [B,S,D/2], a row for each token; attention_mask [B,1,S,C]
 - lengths: rope_cos, rope_sin [P,D/2], a table; position_ids [B,S], each token's row in it; kv_length [B], the
-  cache rows that are filled with the new tokens. It reads several tokens of one sequence, or one of several.
+  KV rows that are filled with the new tokens. Such an engine reads several tokens of one sequence per run, or
+  one token of several sequences.
 
 The table is made of the rows that the first form takes, one after another, so both get the same numbers.
 """
@@ -18,9 +19,9 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels import Kernels, RopeTable
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
-from edgellm_ros.runtime.engines.llm_engine_runner_config import LLMEngineRunnerConfig
 
 
 class AttentionInputs:
@@ -29,7 +30,7 @@ class AttentionInputs:
     def __init__(
         self,
         names: Container[str],
-        config: LLMEngineRunnerConfig,
+        config: EngineConfig,
         device: Device,
         kernels: Kernels,
         cache: LinearKVCache,
@@ -51,54 +52,56 @@ class AttentionInputs:
         if self._has_mask:
             self._mask = device.empty((batch, 1, tokens, cache.capacity), np.bool_)
         else:
-            self._lengths = device.empty((batch,), np.int64)
+            self._filled = device.empty((batch,), np.int64)
             self._row_numbers = device.empty((rows,), np.int64)
             device.upload(self._row_numbers, np.arange(rows))
 
     @property
     def unbatched(self) -> tuple[str, ...]:
-        """Inputs that are not by sequence: a run over some of the sequences gets the whole of them."""
+        """Return the inputs without a batch axis: a run over some of the sequences gets the whole of them."""
         return () if self._has_mask else ("rope_cos", "rope_sin")
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
-        """Whether the engine must read so many tokens of each sequence in a run of its own."""
+        """Return whether the engine must read so many tokens of each sequence in a run of its own."""
         return not self._has_mask and tokens > 1
 
-    def inputs(self, batch: int, tokens: int) -> dict[str, Tensor]:
-        """Windows on the engine's inputs for a run of this size: the same each time."""
+    def inputs(self, rows: range, tokens: int) -> dict[str, Tensor]:
+        """Return windows on the engine's inputs for a run over these rows: the same each time."""
+        batch = len(rows)
         if self._has_mask:
-            rows = (batch, tokens, self._half)
+            shape = (batch, tokens, self._half)
             visible = {"attention_mask": self._mask.view(batch, 1, tokens, self._cache.capacity)}
         else:
-            rows = (max(batch * tokens, self._cache.capacity), self._half)
+            shape = (max(batch * tokens, self._cache.capacity), self._half)
             visible = {
-                "kv_length": self._lengths.rows(0, batch),
+                "kv_length": self._filled.rows(0, batch),
                 "position_ids": self._row_numbers.view(batch, tokens),
             }
         if self._has_write_index:
-            visible["kv_write_index"] = self._cache.device_lengths
-        return {"rope_cos": self._cos.view(*rows), "rope_sin": self._sin.view(*rows), **visible}
+            visible["kv_write_index"] = self._cache.lengths(rows)
+        return {"rope_cos": self._cos.view(*shape), "rope_sin": self._sin.view(*shape), **visible}
 
-    def for_prefill(self, positions: np.ndarray) -> dict[str, Tensor]:
-        """Inputs for prompts whose tokens stand at positions [B,3,S] int64."""
+    def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
+        """Return the inputs for prompts whose tokens have positions [B,3,S] int64."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
-        rows = (self._cos.view(batch, tokens, self._half), self._sin.view(batch, tokens, self._half))
-        self._kernels.mrope_rows(self._rope_table, device_positions, self._mrope_section, *rows)
-        inputs = self.inputs(batch, tokens)
-        self._write_visible(inputs, tokens)
+        angles = (self._cos.view(batch, tokens, self._half), self._sin.view(batch, tokens, self._half))
+        self._kernels.mrope_rows(self._rope_table, device_positions, self._mrope_section, *angles)
+        inputs = self.inputs(rows, tokens)
+        self._write_visible(inputs, rows, tokens)
         return inputs
 
-    def for_decode(self, inputs: Mapping[str, Tensor], batch: int) -> None:
-        """Write `inputs` for one more token of each active sequence."""
-        lengths, deltas = self._cache.device_lengths, self._cache.device_rope_deltas
-        rows = (self._cos.view(batch, 1, self._half), self._sin.view(batch, 1, self._half))
-        self._kernels.rope_rows(self._rope_table, lengths, deltas, *rows)
-        self._write_visible(inputs, 1)
+    def for_decode(self, inputs: Mapping[str, Tensor], rows: range) -> None:
+        """Write `inputs` for one more token of each row."""
+        lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
+        angles = (self._cos.view(len(rows), 1, self._half), self._sin.view(len(rows), 1, self._half))
+        self._kernels.rope_rows(self._rope_table, lengths, deltas, *angles)
+        self._write_visible(inputs, rows, 1)
 
-    def _write_visible(self, inputs: Mapping[str, Tensor], tokens: int) -> None:
+    def _write_visible(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
+        lengths = self._cache.lengths(rows)
         if self._has_mask:
-            self._kernels.causal_mask(self._cache.device_lengths, inputs["attention_mask"])
+            self._kernels.causal_mask(lengths, inputs["attention_mask"])
         else:
-            self._kernels.visible_rows(self._cache.device_lengths, tokens, inputs["kv_length"])
+            self._kernels.visible_rows(lengths, tokens, inputs["kv_length"])

@@ -75,6 +75,7 @@ class PrefixCache:
         self,
         device: Device,
         kernels: Kernels,
+        *,
         layers: int,
         kv_heads: int,
         head_dim: int,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request to token ids and positions, and token ids back to text."""
+"""Convert requests to token ids and positions, and token ids to text."""

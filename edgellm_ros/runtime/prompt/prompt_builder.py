@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromptBuilder: a request to the token ids that the language model reads."""
+"""PromptBuilder: convert a request to the token ids that the language model reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
+NO_TOKEN = -1  # an id that occurs in no prompt
+
 
 class PromptBuilder:
-    """Renders the chat template, tokenises it, and expands its placeholders."""
+    """Render the chat template, convert it to ids, and expand its placeholders."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
         if tokenizer.size > config.llm.vocab_size:
@@ -23,19 +25,27 @@ class PromptBuilder:
             )
         self._tokenizer = tokenizer
         self._template = template
-        self._image_token = config.special_tokens.image_token_id
-        self._audio_token = config.special_tokens.audio_token_id
-        self._history_token = config.action.history_token_id if config.action else None
+        self._image_token = _or_no_token(config.special_tokens.image_token_id)
+        self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
+        self._history_token = config.action.history_token_id if config.action else NO_TOKEN
 
     def system_prefix(self, system_prompt: str) -> list[int]:
-        """The ids with which all prompts of this system prompt begin. ValueError if it is empty."""
+        """Return the ids with which all prompts of a system prompt begin.
+
+        ValueError if the system prompt is empty, or if prompts do not begin with the system prompt.
+        """
         if not system_prompt:
             raise ValueError("the system prompt is empty")
         one, other = (
             self.build(LLMGenerationRequest(text, system_prompt=system_prompt), (), (), ()) for text in "a0"
         )
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        return [token for token, _ in pairs]
+        ids = [token for token, _ in pairs]
+        if not ids:
+            raise ValueError(
+                "no prompt begins with this system prompt: the chat template puts the text first"
+            )
+        return ids
 
     def build(
         self,
@@ -44,11 +54,11 @@ class PromptBuilder:
         audio_tokens: Sequence[int],
         history: Sequence[int],
     ) -> list[int]:
-        """Ids of the prompt: image_tokens[i] placeholders for image i, the history's tokens, audio_tokens[i]
-        placeholders for sound i, the text.
+        """Return the ids of the prompt.
 
-        What the user wrote stays text, whatever special tokens it spells. ValueError if the template did not
-        take an image or a sound in.
+        They are image_tokens[i] placeholders for image i, the history's tokens, audio_tokens[i] placeholders
+        for sound i, and the text. Special tokens that the user spells out stay text. ValueError if the
+        template leaves out an image, a sound or the history.
         """
         guard, (system, prompt) = self._tokenizer.protect(request.system_prompt, request.prompt)
         content: list[dict[str, Any]] = [{"type": "image"} for _ in image_tokens]
@@ -67,16 +77,18 @@ class PromptBuilder:
         return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
 
 
-def _fill(
-    ids: Sequence[int], placeholder: int | None, contents: Sequence[Sequence[int]], what: str
-) -> list[int]:
-    """Put contents[i] in the place of the i-th placeholder. ValueError if there are too few of them."""
+def _or_no_token(token: int | None) -> int:
+    return NO_TOKEN if token is None else token
+
+
+def _fill(ids: Sequence[int], placeholder: int, contents: Sequence[Sequence[int]], what: str) -> list[int]:
+    """Replace the i-th placeholder by contents[i]. ValueError for too few of them."""
     filled: list[int] = []
     waiting = list(contents)
     for token in ids:
         filled += waiting.pop(0) if token == placeholder and waiting else [token]
     if waiting:
         raise ValueError(
-            f"the chat template took in {len(contents) - len(waiting)} of {len(contents)} {what}"
+            f"the chat template has {len(contents) - len(waiting)} placeholders for {len(contents)} {what}"
         )
     return filled

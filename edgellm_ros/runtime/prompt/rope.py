@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions: where each token of a prompt stands, and the table of angles.
+"""Rotary position embedding: positions of tokens, and the table of angles.
 
 Reference: transformers, Qwen3OmniMoe: get_rope_index and Qwen3OmniMoeThinkerTextRotaryEmbedding.
 """
@@ -16,9 +16,9 @@ from edgellm_ros.kernels import RopeTable
 
 
 def make_rope_table(config: RopeConfig, rotary_dim: int, positions: int, device: Device) -> RopeTable:
-    """Cos and sin of all rotary_dim / 2 frequencies at positions from 0 to positions - 1.
+    """Make cos and sin of all frequencies at positions 0 to positions - 1.
 
-    Computed in float32 as the reference does.
+    Computed in float32, as in the reference.
     """
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     inverse = (1.0 / np.float32(config.theta) ** exponents).astype(np.float32)
@@ -35,25 +35,28 @@ def get_rope_index(
     image_token_id: int | None,
     vision_start_token_id: int | None,
 ) -> tuple[np.ndarray, int]:
-    """Positions [3, S] int64 (time, height, width) of a prompt's tokens, and the delta of what follows.
+    """Return positions [3, S] int64 (time, height, width) of a prompt, and the delta.
 
-    `grids`: height and width of each image in tokens (after merging). Text and sound count up by one on all
-    axes; an image's tokens share a time and stand at their row and column from where the text had got to;
-    text goes on after the largest position. A token generated at sequence index i stands at i + delta.
-    ValueError if the ids do not hold exactly these images.
+    `grids`: height and width of each image in tokens (after merging). The positions of text and sound
+    increase by one on all axes. The tokens of an image share a time; their height and width are row and
+    column, counted from the position of the text before. Text after an image continues behind the largest
+    position. A token that is generated at sequence index i has position i + delta.
+    ValueError if the ids do not contain exactly these images.
     """
     positions = np.empty((3, len(token_ids)), np.int64)
     ids = np.asarray(token_ids)
     starts = np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == image_token_id)) + 1
     if len(starts) != len(grids):
-        raise ValueError(f"the prompt holds {len(starts)} images, {len(grids)} were given")
+        raise ValueError(f"the prompt has {len(starts)} images, expected {len(grids)}")
     index = position = 0
-    for start, (height, width) in zip(starts, grids, strict=True):
+    for start, (height, width) in zip(starts.tolist(), grids, strict=True):
         positions[:, index:start] = position + np.arange(start - index)
         position += start - index
         index = start + height * width
         if index > len(ids) or not (ids[start:index] == image_token_id).all():
-            raise ValueError(f"an image of {height} x {width} tokens has another number of placeholders")
+            raise ValueError(
+                f"an image of {height} x {width} tokens needs {height * width} placeholders in a row"
+            )
         positions[0, start:index] = position
         positions[1, start:index] = position + np.repeat(np.arange(height), width)
         positions[2, start:index] = position + np.tile(np.arange(width), height)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TextStream: tokens of one answer to text, as they come, with stop strings."""
+"""TextStream: convert the tokens of one answer to text, with stop strings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 
-REPLACEMENT = "\ufffd"  # what the decoder puts for bytes that are not valid UTF-8
+REPLACEMENT = "\ufffd"  # the decoder's character for bytes that are not valid UTF-8
 
 
 class TextStream:
-    """`text` is the answer so far, cut before a stop string; `stopped` says that one was found.
+    """The text of one answer.
 
-    A character whose bytes are spread over several tokens appears when it is complete. `visible` also holds
-    back an end that may become a stop string, so that nothing shown is ever taken back.
+    `text`: the answer so far, cut before a stop string; `stopped`: whether a stop string was found. A
+    character whose bytes are spread over several tokens appears when it is complete. `visible` also leaves
+    out an end that may become a stop string, so that text that was shown is never withdrawn.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
@@ -24,13 +25,13 @@ class TextStream:
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
         self._ids: list[int] = []
-        # ids[start:done] are decoded again with what follows, because a decoder may look at its neighbours
+        # ids[start:done] are decoded again with the ids after them, because a decoder may use their context
         self._start = self._done = 0
         self._done_text = ""
 
     @property
     def visible(self) -> str:
-        """The text without an end that is the beginning of a stop string."""
+        """The text without an end that may become a stop string."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
@@ -51,7 +52,7 @@ class TextStream:
             self._done_text = self._tokenizer.piece(waiting[0]) if one else self._tokenizer.decode(waiting)
 
     def finish(self) -> None:
-        """No more tokens: bytes that never became a character are added as U+FFFD."""
+        """End the answer: bytes of an incomplete character are added as U+FFFD."""
         if not self.stopped:
             self._append(self._tokenizer.decode(self._ids[self._start :])[len(self._done_text) :])
             self._start = self._done = len(self._ids)

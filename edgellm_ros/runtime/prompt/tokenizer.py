@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer: text to ids and back, and the guard that keeps users from writing special tokens."""
+"""Tokenizer: text to ids and back; a guard against special tokens in user text."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +12,14 @@ import tokenizers
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned by Unicode, for internal use
 
+Span = tuple[int, int, int]  # token id, first character, character after the last
+
 
 class Tokenizer:
-    """A `tokenizer.json` of Hugging Face's tokenizers library."""
+    """Wrap a `tokenizer.json` of Hugging Face's tokenizers library.
+
+    FileNotFoundError, or ValueError for a file that the library cannot load.
+    """
 
     def __init__(self, path: str | Path) -> None:
         if not Path(path).is_file():
@@ -22,13 +28,13 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path}: not a tokenizer: {error}") from error
-        self._pieces: dict[int, str] = {}
-        # Special tokens are found by `encode_prompt` alone; to the library they are plain text from here on.
-        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()  # the file may set a length: a prompt is never cut silently
+        self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
-        by_length = sorted(self._special, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._special = set(special)
+        self._guards = [letter for letter in _NONCHARACTERS if letter not in "".join(special.values())]
+        self._pieces: dict[int, str] = {}
 
     @property
     def size(self) -> int:
@@ -36,50 +42,92 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text: special tokens in it are text like any other.
+        """Convert plain text to ids; special tokens in the text are not recognised.
 
-        ValueError if it is not valid Unicode.
+        ValueError for text that is not valid Unicode.
         """
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeError):
-            raise ValueError("text is not valid Unicode (a lone surrogate?)") from None
+        return self._run(text, special_tokens=False).ids
 
     def encode_prompt(self, text: str, guard: str = "") -> list[int]:
-        """Ids of a rendered chat template, with special tokens; `guard` is what `protect` put in."""
+        """Convert a rendered chat template to ids; special tokens are recognised.
+
+        The library finds the special tokens, so `lstrip`, `rstrip`, `single_word` and `normalized` count.
+        `guard`: the character that `protect` returned. Characters in front of a guard are plain text.
+        ValueError for text that is not valid Unicode.
+        """
+        if not guard or guard not in text:
+            return self._run(text, special_tokens=True).ids
         ids: list[int] = []
         position = 0
-        for match in self._pattern.finditer(text):
-            ids += self._encode_run(text[position : match.start()], guard)
-            ids.append(self._special[match.group()])
-            position = match.end()
-        return ids + self._encode_run(text[position:], guard)
-
-    def _encode_run(self, text: str, guard: str) -> list[int]:
-        text = text.replace(guard, "") if guard else text
-        return self.encode(text) if text else []
+        for token_id, start, stop in self._find_special(text, guard):
+            ids += self._encode_unguarded(text[position:start], guard)
+            ids.append(token_id)
+            position = stop
+        return ids + self._encode_unguarded(text[position:], guard)
 
     def protect(self, *texts: str) -> tuple[str, list[str]]:
-        """Break up every special token in a user's texts, so that none is found in the prompt.
+        """Mark special tokens in user texts: `encode_prompt` takes them for plain text.
 
-        Returns the guard and the texts; the guard is a character that none of them has.
+        Returns a guard, which is a character that no text contains, and the texts with the guard behind each
+        character of a special token. ValueError for text that is not valid Unicode, or if no guard is left.
         """
-        guard = next(
-            (character for character in _NONCHARACTERS if all(character not in text for text in texts)), None
-        )
+        guard = next((letter for letter in self._guards if all(letter not in text for text in texts)), None)
         if guard is None:
             raise ValueError("text has all of Unicode's noncharacters U+FDD0 to U+FDEF")
-        return guard, [
-            self._pattern.sub(lambda match: match[0][:1] + guard + match[0][1:], text) for text in texts
-        ]
+        return guard, [self._protect(text, guard) for text in texts]
 
     def piece(self, token_id: int) -> str:
-        """Text of one id alone, kept for the next time."""
+        """Return the text of one id alone, cached."""
         text = self._pieces.get(token_id)
         if text is None:
             text = self._pieces[token_id] = self.decode([token_id])
         return text
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids without special tokens. Bytes that are not (yet) valid UTF-8 become U+FFFD."""
+        """Convert ids to text without special tokens.
+
+        Bytes that are not valid UTF-8 become U+FFFD.
+        """
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _run(self, text: str, special_tokens: bool) -> tokenizers.Encoding:
+        self._tokenizer.encode_special_tokens = not special_tokens  # the library's name for "as plain text"
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeError):
+            raise ValueError("text is not valid Unicode (a lone surrogate?)") from None
+
+    def _encode_unguarded(self, text: str, guard: str) -> list[int]:
+        text = text.replace(guard, "")
+        return self.encode(text) if text else []
+
+    def _find_special(self, text: str, guard: str) -> list[Span]:
+        """Find the special tokens outside of guarded characters.
+
+        A token that the same characters also give as plain text (an unknown-token, a letter that is in the
+        vocabulary too) is no special token here: there is nothing to protect.
+        """
+        hidden = re.sub(f"[^{guard}]{guard}", guard * 2, text)  # keeps every other character's place
+        found = [span for span in _spans(self._run(hidden, special_tokens=True)) if span[0] in self._special]
+        if not found:
+            return []
+        plain = _spans(self._run(hidden, special_tokens=False))
+        covered = Counter(index for _, start, stop in plain for index in range(start, stop))
+        alone = {span for span in plain if all(covered[index] == 1 for index in range(*span[1:]))}
+        return [span for span in found if span not in alone]
+
+    def _protect(self, text: str, guard: str) -> str:
+        while found := self._find_special(
+            text, guard
+        ):  # again, for tokens that guards alone did not separate
+            parts, position = [], 0
+            for _, start, stop in found:
+                inside = text[start:stop].replace(guard, "")
+                parts += [text[position:start], *(letter + guard for letter in inside)]
+                position = stop
+            text = "".join([*parts, text[position:]])
+        return text
+
+
+def _spans(encoding: tokenizers.Encoding) -> list[Span]:
+    return [(token_id, *offsets) for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)]

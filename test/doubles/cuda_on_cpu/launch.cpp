@@ -25,9 +25,9 @@ Prepared prepare(void (*kernel)(A...), Arguments arguments, int count) {
 #define BY_WIDTH(name) KERNEL(name##_1) KERNEL(name##_2) KERNEL(name##_4) KERNEL(name##_8) KERNEL(name##_16)
 
 static const std::map<std::string, std::function<Prepared(Arguments, int)>> kernels = {
-    BY_WIDTH(embed) BY_WIDTH(deepstack) BY_WIDTH(copy_cache_rows) BY_WIDTH(rotate_sequences) BY_WIDTH(causal_mask)
-    KERNEL(rope_rows) KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(advance) KERNEL(stop_test) KERNEL(map_tokens)
-    KERNEL(euler_step) KERNEL(sample) KERNEL(log_probabilities)};
+    BY_WIDTH(embed) BY_WIDTH(deepstack) BY_WIDTH(copy_cache_rows) BY_WIDTH(causal_mask)
+    KERNEL(rope_rows) KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(count_tokens) KERNEL(commit_tokens) KERNEL(commit_rows) KERNEL(map_tokens)
+    KERNEL(euler_step) KERNEL(sample) KERNEL(log_probabilities) KERNEL(fill)};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, int cooperative,

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch: the sequences that are decoded together, and the only owner of their row order.
+
+A sequence is admitted behind the others, at any time between two steps. When one leaves, the rows after it
+move up, so that the active rows are always the first ones:
+
+  a  b  c  d        evict b:  a  c  d        admit e:  a  c  d  e
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.runtime.batch.row_state import RowState
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+
+
+class Batch:
+    """Sequences by row. `states`: everything that is kept per row."""
+
+    def __init__(self, states: Sequence[RowState], max_size: int) -> None:
+        self.max_size = max_size
+        self.sequences: list[GenerationSequence] = []
+        self._states = tuple(states)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def admit(self, sequences: Sequence[GenerationSequence]) -> range:
+        """Open a row for each sequence behind the active ones; return their rows.
+
+        ValueError if the batch has no room for them: then it stays as it is.
+        """
+        first, last = len(self), len(self) + len(sequences)
+        if last > self.max_size:
+            raise ValueError(f"{last} sequences in a batch, this engine takes at most {self.max_size}")
+        for row, sequence in enumerate(sequences, first):
+            for state in self._states:
+                state.open(row, sequence)
+            self.sequences.append(sequence)
+        return range(first, last)
+
+    def evict(self, leaving: Sequence[GenerationSequence]) -> None:
+        """Let sequences leave: the rows after them move up, in the same order.
+
+        No step may be queued. ValueError if one is not in the batch: then all stay.
+        """
+        gone = {self.row_of(sequence) for sequence in leaving}
+        staying = [row for row in range(len(self)) if row not in gone]
+        for target, source in enumerate(staying):
+            if source != target:
+                for state in self._states:
+                    state.move(source, target)
+        size = len(self)
+        self.sequences = [self.sequences[row] for row in staying]
+        self._close(range(len(staying), size))
+
+    def row_of(self, sequence: GenerationSequence) -> int:
+        """Return the row of a sequence. ValueError if it is not in the batch."""
+        for row, active in enumerate(self.sequences):
+            if active is sequence:
+                return row
+        raise ValueError("the sequence is not in the batch")
+
+    def commit(self, counts: Tensor) -> None:
+        """Queue that row b of a step has yielded counts[b] tokens, in every state."""
+        for state in self._states:
+            state.commit(counts)
+
+    def clear(self) -> None:
+        """Let all sequences leave at once."""
+        size = len(self)
+        self.sequences = []
+        self._close(range(size))
+
+    def _close(self, rows: range) -> None:
+        for row in rows:
+            for state in self._states:
+                state.close(row)

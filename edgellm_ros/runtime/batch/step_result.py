@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StepResult: the tokens of one step, on their way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm_ros.engine.device import HostCopy
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step yields for each row: up to N tokens, of which counts[b] belong to its answer."""
+
+    output: HostCopy  # int64: tokens [B,N], from `counts_at` on counts [B]
+    shape: tuple[int, int]  # B, N
+    counts_at: int
+    logprobs: tuple[HostCopy, HostCopy] | None  # ids (as places among the logits) and values [B,N,K+1]
+    token_of_logit: np.ndarray  # [V] int64
+
+    def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
+        """Wait for the tokens, and give each sequence that still decodes those that count.
+
+        sequences: by row when the step was queued. Returns the sequences that were still decoding, with their
+        counts. EngineError if the logits of a token that counts are not finite.
+        """
+        output = self.output.wait().tolist()
+        width = self.shape[1]
+        likeliest = self._wait_for_logprobs() if self.logprobs is not None else None
+        served = []
+        for row, sequence in enumerate(sequences):
+            if not sequence.decoding:
+                continue
+            count = output[self.counts_at + row]
+            served.append((sequence, count))
+            for place, token in enumerate(output[row * width : row * width + count]):
+                if token < 0:
+                    at = len(sequence.generated)
+                    raise EngineError(f"logits are not finite at token {at} of the answer")
+                if likeliest is not None and sequence.request.logprobs and not sequence.finish_reason:
+                    ids, values = likeliest
+                    sequence.add_logprobs(ids[row, place].tolist(), values[row, place].tolist())
+                sequence.accept(token)
+                if not sequence.decoding:
+                    break
+        return served
+
+    def _wait_for_logprobs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return token ids and log-probabilities [B,N,K+1]."""
+        assert self.logprobs is not None
+        ids, values = (copy.wait() for copy in self.logprobs)
+        return self.token_of_logit[ids], values

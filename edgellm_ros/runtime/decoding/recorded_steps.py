@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RecordedSteps: decode steps as graphs, which the device starts with one call.
+
+A graph is recorded for each adapter and each of a few batch sizes. A batch of another size runs with the next
+larger graph: the rows that hold no sequence are closed and have no effect.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgellm_ros.engine.device import Device, DeviceGraph
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.executor import BindingSnapshot
+from edgellm_ros.runtime.lora import LoraAdapter
+
+logger = logging.getLogger(__name__)
+
+
+class Step(Protocol):
+    """A decode step of so many rows with their adapters, whose tensors stay where they are."""
+
+    def run(self) -> None:
+        """Queue the step; needs nothing from the host and waits for nothing."""
+        ...
+
+    def bind(self) -> tuple[BindingSnapshot, Any]:
+        """Bind the engine to the step's tensors; return what is bound and what keeps it alive."""
+        ...
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step as a graph."""
+
+    graph: DeviceGraph
+    snapshot: BindingSnapshot  # what the engine was bound to when it was recorded
+    bound: Any  # lives as long as the graph
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Return the batch sizes for which graphs are recorded: powers of two, and the largest batch."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes
+
+
+class RecordedSteps:
+    """Records steps and replays them. `make_step`: the step of rows with these adapters."""
+
+    def __init__(
+        self, device: Device, max_batch_size: int, make_step: Callable[[Sequence[LoraAdapter]], Step]
+    ) -> None:
+        self._device = device
+        self._sizes = batch_sizes(max_batch_size)
+        self._make_step = make_step
+        self._recording = False
+        self._recorded: dict[tuple[LoraAdapter, int], RecordedStep] = {}
+        self._explained: set[str] = set()
+        self._graph: DeviceGraph | None = None
+        self._to_record: tuple[LoraAdapter, int] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of graphs."""
+        return len(self._recorded)
+
+    def select(self, adapters: Sequence[LoraAdapter]) -> Step:
+        """Choose the step for a batch with these adapters [B], which `queue` then queues.
+
+        A graph is replayed if all adapters are the same and the engine would be bound to what it was bound to
+        when the graph was recorded. Returns the step, which may have more rows than the batch.
+        """
+        self._graph = self._to_record = None
+        self._step = self._make_step(adapters)
+        if not self._recording and not self._recorded:
+            return self._step
+        if any(adapter is not adapters[0] for adapter in adapters):
+            self._explain(len(adapters), "their adapters differ and run one after another")
+            return self._step
+        size = next(size for size in self._sizes if size >= len(adapters))
+        step, key = self._make_step([adapters[0]] * size), (adapters[0], size)
+        recorded = self._recorded.get(key)
+        if recorded is not None and recorded.snapshot == step.bind()[0]:
+            self._graph, self._step = recorded.graph, step
+        elif self._recording:
+            self._to_record, self._step = key, step
+        return self._step
+
+    def queue(self) -> None:
+        """Queue the selected step once."""
+        if self._graph is not None:
+            self._graph.launch(self._device.stream)
+            return
+        self._step.run()
+        if self._to_record is not None:
+            self._record(*self._to_record)
+
+    def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
+        """Record the steps of all batch sizes with each of these adapters, and log what that took.
+
+        From then on a step without a graph (of an adapter that is loaded later), or whose bindings have
+        changed, is recorded when it has run once. False if the device has no graphs or, with the reason in
+        the log, if a step cannot be recorded: then it runs without a graph.
+        """
+        self._recording = True
+        before, free, start = len(self), self._device.memory_info()[0], time.perf_counter()
+        done = all(self._capture(adapter, size) for adapter in adapters for size in self._sizes)
+        self._device.synchronize()
+        if len(self) > before:
+            logger.info(
+                "recorded %d graphs of decode steps (batch sizes %s, %d adapters) in %.1f s, %.0f MB",
+                len(self) - before,
+                ", ".join(map(str, self._sizes)),
+                len(adapters),
+                time.perf_counter() - start,
+                max(0, free - self._device.memory_info()[0]) / 1e6,
+            )
+        return done
+
+    def drop(self, adapter: LoraAdapter) -> None:
+        """Drop the graphs of an adapter that was removed."""
+        self._recorded = {key: step for key, step in self._recorded.items() if key[0] is not adapter}
+
+    def _capture(self, adapter: LoraAdapter, size: int) -> bool:
+        self.select([adapter] * size)
+        if self._graph is None:
+            self.queue()
+        return self._graph is not None
+
+    def _record(self, adapter: LoraAdapter, size: int) -> None:
+        """Record the step that has just run, or log why not and record no more."""
+        self._to_record = None
+        try:
+            graph = self._device.capture(self._step.run)
+        except DeviceLostError:
+            raise
+        except EngineError as error:
+            self._recording = False
+            self._explain(size, str(error))
+            return
+        if graph is None:
+            self._recording = False
+            return
+        self._recorded[adapter, size] = RecordedStep(graph, *self._step.bind())
+        self._graph = graph
+
+    def _explain(self, size: int, reason: str) -> None:
+        if reason not in self._explained:
+            self._explained.add(reason)
+            logger.warning("decode steps of %d sequences run without a graph: %s", size, reason)

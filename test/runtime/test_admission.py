@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request that is admitted into a running batch gets the answer that it gets alone."""
+
+import pytest
+
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
+
+LONG = {"max_tokens": 30, "repetition_penalty": 1.3}
+FIRST = [
+    request("what do you see?", logprobs=2, **LONG),
+    request("stop", temperature=1.1, seed=4, max_tokens=9),
+]
+LATE = [
+    request(images=(OTHER_IMAGE,), temperature=0.9, seed=7, logprobs=1, max_tokens=12),
+    request(images=(IMAGE,), action_samples=2, noise_seed=5, max_tokens=30),
+]
+
+
+def run(runtime, first, late):
+    """Answer `first`, and admit `late` when a sequence has left; (request, its finished sequence)."""
+    pipeline = runtime.pipeline
+    waiting, done = [late], []
+    sequences = pipeline.prepare(first, 0)
+    pipeline.encode_images(sequences)
+    pipeline.prefill(sequences)
+    while pipeline.batch.sequences:
+        ended = pipeline.decode()
+        pipeline.sample_actions(ended)
+        pipeline.batch.evict(ended)
+        done += ended
+        if waiting:
+            assert pipeline.batch.sequences, "the batch is still running"
+            admitted = pipeline.preparer.prepare(waiting.pop(), 0)
+            pipeline.encode_images(admitted)
+            pipeline.prefill(admitted)
+    return done
+
+
+@pytest.fixture
+def answers(acting_runtime):
+    """Answers by request, first and admitted ones."""
+    from edgellm_ros.runtime.inference_runtime import response_of
+
+    return {id(sequence.request): response_of(sequence, {}) for sequence in run(acting_runtime, FIRST, LATE)}
+
+
+@pytest.mark.parametrize("one", [*FIRST, *LATE], ids=["running", "leaving", "words", "trajectory"])
+def test_the_answer_has_the_bits_of_one_alone(acting_runtime, answers, one):
+    assert_same_answer(answers[id(one)], acting_runtime.handle_request(one))

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch is the only owner of row order: every state is opened, moved and closed alike."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from edgellm_ros.runtime.batch.batch import Batch
+
+
+class Names:
+    """A RowState that holds each sequence's name."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, str] = {}
+        self.moves = 0
+
+    def open(self, row, sequence) -> None:
+        self.rows[row] = sequence.name
+
+    def move(self, source, target) -> None:
+        self.rows[target] = self.rows[source]
+        self.moves += 1
+
+    def close(self, row) -> None:
+        del self.rows[row]
+
+    def commit(self, counts) -> None:
+        self.committed = counts
+
+
+@pytest.fixture
+def states() -> list[Names]:
+    return [Names(), Names()]
+
+
+@pytest.fixture
+def batch(states) -> Batch:
+    return Batch(states, max_size=5)
+
+
+def sequences(names: str) -> list[SimpleNamespace]:
+    return [SimpleNamespace(name=name) for name in names]
+
+
+def order(batch) -> str:
+    return "".join(sequence.name for sequence in batch.sequences)
+
+
+@pytest.mark.parametrize("leaving", ["", "a", "b", "d", "ad", "bc", "abd", "abcd"])
+def test_rows_after_those_that_leave_move_up_in_every_state(batch, states, leaving):
+    members = sequences("abcd")
+    batch.admit(members)
+    batch.evict([sequence for sequence in members if sequence.name in leaving])
+    staying = "".join(sorted(set("abcd") - set(leaving)))
+    assert order(batch) == staying
+    for state in states:
+        assert state.rows == dict(enumerate(staying))
+
+
+def test_each_row_moves_at_most_once(batch, states):
+    members = sequences("abcde")
+    batch.admit(members)
+    batch.evict(members[:2])
+    assert states[0].moves == 3
+
+
+def test_a_sequence_is_admitted_behind_the_others(batch, states):
+    members = sequences("abc")
+    assert batch.admit(members) == range(3)
+    batch.evict(members[1:2])
+    assert batch.admit(sequences("de")) == range(2, 4)
+    assert states[1].rows == dict(enumerate("acde"))
+
+
+def test_a_batch_that_does_not_fit_is_an_error_and_nothing_changes(batch, states):
+    batch.admit(sequences("abc"))
+    with pytest.raises(ValueError, match="6 sequences in a batch, this engine takes at most 5"):
+        batch.admit(sequences("def"))
+    assert order(batch) == "abc"
+    assert states[0].rows == dict(enumerate("abc"))
+
+
+def test_a_sequence_that_is_not_in_the_batch_cannot_leave(batch):
+    batch.admit(sequences("ab"))
+    with pytest.raises(ValueError, match="not in the batch"):
+        batch.evict(sequences("a"))
+    assert order(batch) == "ab"
+
+
+def test_a_commit_reaches_every_state(batch, states):
+    batch.commit("counts")
+    assert [state.committed for state in states] == ["counts"] * 2
+
+
+def test_clearing_closes_every_row(batch, states):
+    batch.admit(sequences("abc"))
+    batch.clear()
+    assert order(batch) == ""
+    assert states[0].rows == states[1].rows == {}
