@@ -142,6 +142,7 @@ def test_every_source_names_its_licence():
         assert not text or "SPDX-License-Identifier: Apache-2.0" in text[:200], path.relative_to(ROOT)
 
 
+@pytest.mark.slow
 def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
     source = tmp_path / "source"  # a copy, because setuptools builds beside the sources
     shutil.copytree(PACKAGE, source / "edgellm_ros", ignore=shutil.ignore_patterns("__pycache__"))

@@ -14,6 +14,7 @@ from fixtures.device_under_test import Side, host_side
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.float32, np.float16, BFLOAT16]
 VOCABULARY = 151936  # of Qwen3
+MIDDLE, LARGE = (pytest.param(size, marks=pytest.mark.slow) for size in (4097, VOCABULARY))
 
 
 @pytest.fixture(scope="session")
@@ -207,13 +208,14 @@ RULES = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("vocabulary", [1, 50, 4097, VOCABULARY])
+@pytest.mark.parametrize("vocabulary", [1, 50, MIDDLE, LARGE])
 def test_the_same_tokens_are_drawn(side, rng, vocabulary, rules):
     logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
     seen = rng.random((2, vocabulary)) < 0.1
     assert_same_draws(side, logits, 3, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_the_same_tokens_are_drawn_where_many_are_equally_likely(side, rng, rules):
     logits = rng.integers(-4, 3, (2, 3000)).astype(np.float32) / 2  # -0.0 among them
@@ -221,6 +223,7 @@ def test_the_same_tokens_are_drawn_where_many_are_equally_likely(side, rng, rule
     assert_same_draws(side, logits, 8, None, seed=[7, 8], **rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_the_same_tokens_are_drawn_where_all_are_equally_likely(side, rules):
     assert_same_draws(side, np.full((1, 20000), -3.25), 3, None, seed=11, **rules)
@@ -257,12 +260,14 @@ def test_several_tokens_of_a_sequence_have_the_numbers_of_their_positions(side, 
     np.testing.assert_array_equal(side.read(tokens).T, one_by_one)
 
 
+@pytest.mark.slow
 def test_more_rows_than_before_are_sampled_rightly(side, rng):
     for batch in (1, 9, 3, 40):
         logits = rng.standard_normal((batch, 300)).astype(np.float32)
         assert_same_draws(side, logits, 2, temperature=1.0, top_p=0.9, seed=list(range(batch)))
 
 
+@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="a GPU has as many multiprocessors as it has")
 @pytest.mark.parametrize("multiprocessors", [1, 2, 17, 132])
 def test_the_same_tokens_are_drawn_however_many_blocks_work_on_a_row(double, rng, multiprocessors):
@@ -292,7 +297,7 @@ def test_a_draw_leaves_nothing_behind_for_the_next(side, rng):
 
 @pytest.mark.parametrize("count", [1, 5, 50])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 60.0])
-@pytest.mark.parametrize("vocabulary", [50, 5000, VOCABULARY])
+@pytest.mark.parametrize("vocabulary", [50, 5000, LARGE])
 def test_log_probabilities(side, rng, vocabulary, scale, count):
     logits = (rng.standard_normal((3, vocabulary)) * scale).astype(np.float32)
     tokens = rng.integers(0, vocabulary, 3)

@@ -74,6 +74,7 @@ class TestAnswersAreTheSame:
             assert answer.reused_tokens == answer.prompt_tokens - 1
         assert anew.handle_request(REQUESTS[2]).actions is not None
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(5))
     def test_for_random_batches_of_random_adapters_in_a_cache_that_is_too_small(
         self, lora_engine, anew, seed, runtime_device
@@ -357,6 +358,7 @@ def test_the_time_to_save_a_system_prompt_counts_as_prefill(reusing):
     assert reusing.prefill_metrics.seconds > before
 
 
+@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="half precision rounds other sums to other words")
 def test_an_engine_in_half_precision_reuses_too(tiny_checkpoint, tmp_path, runtime_device):
     export(tiny_checkpoint, tmp_path, precision="fp16")
@@ -369,6 +371,7 @@ def test_an_engine_in_half_precision_reuses_too(tiny_checkpoint, tmp_path, runti
         assert reusing.prefill_metrics.reused_tokens > 400
 
 
+@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="threads of the CPU")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_does_not_matter_to_reuse(lora_engine, threads, runtime_device):
