@@ -12,6 +12,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels import Kernels, SequenceCache
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
@@ -40,13 +41,13 @@ class LinearKVCache:
         self._lengths = device.zeros((max_batch_size,), np.int64)
         self._deltas = device.zeros((max_batch_size,), np.int64)
         self._sequences: dict[int, GenerationSequence] = {}  # by row; knows on the host how long each is
-        self._layers = [
-            (
-                "key" if i < layers else "value",
-                i % layers,
-                self._slots.rows(i, i + 1).view(max_batch_size, kv_heads, capacity, head_dim),
-            )
-            for i in range(2 * layers)
+        inputs = [names.key_cache(i) for i in range(layers)] + [names.value_cache(i) for i in range(layers)]
+        outputs = [names.present_key(i) for i in range(layers)]
+        outputs += [names.present_value(i) for i in range(layers)]
+        shape = (max_batch_size, kv_heads, capacity, head_dim)
+        # an input, the output that is bound to the same memory, and that memory
+        self._bindings = [
+            (inputs[i], outputs[i], self._slots.rows(i, i + 1).view(*shape)) for i in range(2 * layers)
         ]
 
     @property
@@ -96,9 +97,8 @@ class LinearKVCache:
     def bindings(self, rows: range) -> dict[str, Tensor]:
         """Return the rows' slots under an LLM engine's names; outputs are the inputs' memory."""
         tensors = {}
-        for kind, layer, slots in self._layers:
-            window = slots.rows(rows.start, rows.stop)
-            tensors[f"{kind}_cache_{layer}"] = tensors[f"present_{kind}_{layer}"] = window
+        for input_name, output_name, slots in self._bindings:
+            tensors[input_name] = tensors[output_name] = slots.rows(rows.start, rows.stop)
         return tensors
 
     def sequence(self, row: int) -> SequenceCache:

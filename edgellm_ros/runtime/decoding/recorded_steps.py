@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
@@ -33,6 +33,9 @@ class Step(Protocol):
         ...
 
 
+StepT = TypeVar("StepT", bound=Step)
+
+
 @dataclass(frozen=True)
 class RecordedStep:
     """A step as a graph."""
@@ -50,11 +53,11 @@ def batch_sizes(most: int) -> list[int]:
     return sizes
 
 
-class RecordedSteps:
+class RecordedSteps(Generic[StepT]):
     """Records steps and replays them. `make_step`: the step of rows with these adapters."""
 
     def __init__(
-        self, device: Device, max_batch_size: int, make_step: Callable[[Sequence[LoraAdapter]], Step]
+        self, device: Device, max_batch_size: int, make_step: Callable[[Sequence[LoraAdapter]], StepT]
     ) -> None:
         self._device = device
         self._sizes = batch_sizes(max_batch_size)
@@ -69,7 +72,7 @@ class RecordedSteps:
         """Return the number of graphs."""
         return len(self._recorded)
 
-    def select(self, adapters: Sequence[LoraAdapter]) -> Step:
+    def select(self, adapters: Sequence[LoraAdapter]) -> StepT:
         """Choose the step for a batch with these adapters [B], which `queue` then queues.
 
         A graph is replayed if all adapters are the same and the engine would be bound to what it was bound to

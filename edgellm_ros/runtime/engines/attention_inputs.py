@@ -19,6 +19,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels import Kernels, RopeTable
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
@@ -29,7 +30,7 @@ class AttentionInputs:
 
     def __init__(
         self,
-        names: Container[str],
+        engine_inputs: Container[str],
         config: EngineConfig,
         device: Device,
         kernels: Kernels,
@@ -47,8 +48,8 @@ class AttentionInputs:
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
         self._positions = device.empty((batch, 3, tokens), np.int64)
-        self._has_mask = "attention_mask" in names
-        self._has_write_index = "kv_write_index" in names
+        self._has_mask = names.ATTENTION_MASK in engine_inputs
+        self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
         if self._has_mask:
             self._mask = device.empty((batch, 1, tokens, cache.capacity), np.bool_)
         else:
@@ -59,7 +60,7 @@ class AttentionInputs:
     @property
     def unbatched(self) -> tuple[str, ...]:
         """Return the inputs without a batch axis: a run over some of the sequences gets the whole of them."""
-        return () if self._has_mask else ("rope_cos", "rope_sin")
+        return () if self._has_mask else (names.ROPE_COS, names.ROPE_SIN)
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
         """Return whether the engine must read so many tokens of each sequence in a run of its own."""
@@ -69,17 +70,17 @@ class AttentionInputs:
         """Return windows on the engine's inputs for a run over these rows: the same each time."""
         batch = len(rows)
         if self._has_mask:
-            shape = (batch, tokens, self._half)
-            visible = {"attention_mask": self._mask.view(batch, 1, tokens, self._cache.capacity)}
+            shape: tuple[int, ...] = (batch, tokens, self._half)
+            visible = {names.ATTENTION_MASK: self._mask.view(batch, 1, tokens, self._cache.capacity)}
         else:
             shape = (max(batch * tokens, self._cache.capacity), self._half)
             visible = {
-                "kv_length": self._filled.rows(0, batch),
-                "position_ids": self._row_numbers.view(batch, tokens),
+                names.KV_LENGTH: self._filled.rows(0, batch),
+                names.POSITION_IDS: self._row_numbers.view(batch, tokens),
             }
         if self._has_write_index:
-            visible["kv_write_index"] = self._cache.lengths(rows)
-        return {"rope_cos": self._cos.view(*shape), "rope_sin": self._sin.view(*shape), **visible}
+            visible[names.KV_WRITE_INDEX] = self._cache.lengths(rows)
+        return {names.ROPE_COS: self._cos.view(*shape), names.ROPE_SIN: self._sin.view(*shape), **visible}
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
         """Return the inputs for prompts whose tokens have positions [B,3,S] int64."""
@@ -102,6 +103,6 @@ class AttentionInputs:
     def _write_visible(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
         lengths = self._cache.lengths(rows)
         if self._has_mask:
-            self._kernels.causal_mask(lengths, inputs["attention_mask"])
+            self._kernels.causal_mask(lengths, inputs[names.ATTENTION_MASK])
         else:
-            self._kernels.visible_rows(lengths, tokens, inputs["kv_length"])
+            self._kernels.visible_rows(lengths, tokens, inputs[names.KV_LENGTH])

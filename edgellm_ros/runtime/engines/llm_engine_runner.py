@@ -17,6 +17,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.kernels import Kernels
@@ -29,8 +30,6 @@ LLMEngineRunnerConfig = EngineConfig  # the original's name of it
 
 PREFILL_PROFILE = 0
 DECODE_PROFILE = 1
-LM_HEAD = "lm_head.weight"
-EMBEDDING = "embedding"
 
 
 class LLMEngineRunner:
@@ -58,7 +57,7 @@ class LLMEngineRunner:
         self._device = device
         capacity = config.max_kv_cache_capacity
         _check_engines(self._prefill, self._decode, capacity)
-        self.embeds_dtype = executor.dtype("inputs_embeds")
+        self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.kv_cache = LinearKVCache(
             device,
             kernels,
@@ -67,7 +66,7 @@ class LLMEngineRunner:
             kv_heads=config.num_kv_heads,
             capacity=capacity,
             head_dim=config.head_dim,
-            dtype=executor.dtype("key_cache_0"),
+            dtype=executor.dtype(names.key_cache(0)),
         )
         self.rope_table = make_rope_table(
             config.rope_config, config.rotary_dim, capacity + positions_beyond, device
@@ -86,7 +85,7 @@ class LLMEngineRunner:
         shape = (batch, 1, config.hidden_size)
         self._no_deepstack = device.zeros(shape, self.embeds_dtype)
         self._decode_hidden_states = {  # an engine that has these outputs writes them in decode steps too
-            f"hidden_states_{i}": device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
+            names.hidden_states(i): device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
         }
         self._shared: dict[str, Tensor] = {}
         self._decode_windows: dict[int, dict[str, Tensor]] = {}  # by batch size
@@ -129,14 +128,14 @@ class LLMEngineRunner:
         self._device.upload(last_token_ids, lengths[:, None] - 1)
         self._device.upload(new_tokens, lengths)
         tensors = {
-            "inputs_embeds": inputs_embeds,
+            names.INPUTS_EMBEDS: inputs_embeds,
             **self._prefill_inputs.for_prefill(rows, positions),
-            "last_token_ids": last_token_ids,
-            "logits": output_logits,
+            names.LAST_TOKEN_IDS: last_token_ids,
+            names.LOGITS: output_logits,
             **cache.bindings(rows),
-            **{f"deepstack_embeds_{i}": embeds for i, embeds in enumerate(deepstack_embeds)},
+            **{names.deepstack_embeds(i): embeds for i, embeds in enumerate(deepstack_embeds)},
             **{
-                f"hidden_states_{i}": hidden_states
+                names.hidden_states(i): hidden_states
                 for i, hidden_states in zip(
                     self.config.hidden_state_layers, output_hidden_states, strict=True
                 )
@@ -167,7 +166,9 @@ class LLMEngineRunner:
         """
         tensors = self._decode_tensors(inputs_embeds, output_logits)
         self._bind(self._decode, DECODE_PROFILE, tensors, adapter)
-        return self._decode.snapshot, self._decode.bound
+        snapshot = self._decode.snapshot
+        assert snapshot is not None  # the engine has just been bound
+        return snapshot, self._decode.bound
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Replace the contents of an extra input, from the next step on: `lm_head.weight` [H,V].
@@ -176,7 +177,7 @@ class LLMEngineRunner:
         recorded steps compute with the new contents. EngineError for another name or shape.
         """
         binding = self._prefill.bindings.get(name)
-        if name != LM_HEAD or binding is None or not binding.is_input:
+        if name != names.LM_HEAD or binding is None or not binding.is_input:
             raise EngineError(f"{self._prefill.name}: no extra input {name!r} (export with lm_head_input)")
         if weights.shape != binding.shape:
             raise EngineError(
@@ -188,23 +189,23 @@ class LLMEngineRunner:
 
     def share_embedding(self, table: Tensor) -> None:
         """Bind the embedding table [V,H] as the LM head, if the engine takes it as an input."""
-        if EMBEDDING in self._prefill.bindings or EMBEDDING in self._decode.bindings:
-            self._shared[EMBEDDING] = table
+        if names.EMBEDDING in self._prefill.bindings or names.EMBEDDING in self._decode.bindings:
+            self._shared[names.EMBEDDING] = table
 
     def _decode_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
         batch = inputs_embeds.shape[0]
         inputs = self._decode_windows.get(batch) or self._make_decode_inputs(range(batch))
-        return {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits}
+        return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
     def _make_decode_inputs(self, rows: range) -> dict[str, Tensor]:
         """Return windows on the buffers of a decode step of this batch size: the same in every step."""
         batch = len(rows)
         self._decode_windows[batch] = {
             **self._decode_inputs.inputs(rows, 1),
-            "last_token_ids": self._first_token_ids.rows(0, batch),
+            names.LAST_TOKEN_IDS: self._first_token_ids.rows(0, batch),
             **self.kv_cache.bindings(rows),
             **{
-                f"deepstack_embeds_{i}": self._no_deepstack.rows(0, batch)
+                names.deepstack_embeds(i): self._no_deepstack.rows(0, batch)
                 for i in range(self.config.num_deepstack_features)
             },
             **{name: buffer.rows(0, batch) for name, buffer in self._decode_hidden_states.items()},
@@ -224,7 +225,7 @@ class LLMEngineRunner:
         On a CPU neither the groups nor the sequences of a group influence each other's bits
         (OnnxRuntimeBackend).
         """
-        batch, tokens, _ = tensors["inputs_embeds"].shape
+        batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
         alone = attention_inputs.needs_one_sequence_per_run(tokens)
         for (adapter, _), group in groupby(sequences, lambda pair: (pair[1], alone and pair[0])):
@@ -241,13 +242,13 @@ class LLMEngineRunner:
     def _bind(
         self, executor: EngineExecutor, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter
     ) -> None:
-        batch, tokens, _ = tensors["inputs_embeds"].shape
-        logits_per_sequence = tensors["logits"].shape[1]
+        batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
+        logits_per_sequence = tensors[names.LOGITS].shape[1]
         dims = {
             "B": batch,
             "S": tokens,
             "N": logits_per_sequence,
-            "P": tensors["rope_cos"].shape[0],
+            "P": tensors[names.ROPE_COS].shape[0],
             **rank_sizes(adapter.rank),
         }
         shared = {name: tensor for name, tensor in self._shared.items() if name in executor.bindings}
@@ -257,9 +258,9 @@ class LLMEngineRunner:
 
 def _check_engines(prefill: EngineExecutor, decode: EngineExecutor, capacity: int) -> None:
     """EngineError unless both phases read and write a KV cache of this capacity and the same type."""
-    expected = prefill.dtype("key_cache_0")
+    expected = prefill.dtype(names.key_cache(0))
     for executor in (prefill, decode):
-        dtype, shape = executor.dtype("key_cache_0"), executor.bindings["key_cache_0"].shape
+        dtype, shape = executor.dtype(names.key_cache(0)), executor.bindings[names.key_cache(0)].shape
         if shape[2] != capacity:
             raise EngineError(
                 f"{executor.name}: key_cache_0 is {shape}, config.json has max_kv_cache_capacity {capacity}"

@@ -188,9 +188,9 @@ class PrefixCache:
         if not self._free:
             leaves = (page for _, page in self.pages() if not page.children and page is not parent)
             oldest = min(leaves, key=lambda page: page.last_used, default=None)
-            if oldest is None or oldest.last_used == self._clock:
-                return None  # all others carry the prompt that is being kept
-            oldest.parent.children.remove(oldest)  # type: ignore[union-attr]
+            if oldest is None or oldest.parent is None or oldest.last_used == self._clock:
+                return None  # all other leaf pages belong to the prompt that is being stored
+            oldest.parent.children.remove(oldest)
             self._free.append(oldest.place)
         page = Page(self._free.pop(), (), parent)
         parent.children.append(page)

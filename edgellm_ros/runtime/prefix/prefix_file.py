@@ -40,7 +40,7 @@ def save_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
     """
     path = Path(path)
     pages = list(cache.pages())
-    numbers = {page: number for number, (_, page) in enumerate(pages)}
+    numbers: dict[Page | None, int] = {page: number for number, (_, page) in enumerate(pages)}
     entries = [
         asdict(_Entry(adapter, numbers.get(page.parent), list(page.keys), page.last_used))
         for adapter, page in pages
@@ -140,13 +140,12 @@ def _fill(entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache, 
     """The pages used last for which there is room. A page is used whenever one that stands on it is."""
     by_use = sorted(range(len(entries)), key=lambda number: (-entries[number].last_used, number))
     cache.clear()
-    pages: dict[int | None, Page | None] = {None: None}
+    pages: dict[int, Page] = {}
     for number in by_use[: cache.capacity_bytes // cache.page_bytes]:
         entry = entries[number]
-        page = cache.add_page(entry.adapter, pages[entry.parent], tuple(entry.keys), entry.last_used)
-        pages[number] = page
-    numbers = [number for number in pages if number is not None]
-    places = [pages[number].place for number in numbers]  # type: ignore[union-attr]
+        parent = None if entry.parent is None else pages[entry.parent]
+        pages[number] = cache.add_page(entry.adapter, parent, tuple(entry.keys), entry.last_used)
+    numbers, places = list(pages), [page.place for page in pages.values()]
     for layer, tensor in zip(_layers(cache), tensors, strict=True):
         rows = np.zeros(layer.shape, layer.dtype)
         rows[0, places] = tensor[numbers]

@@ -40,7 +40,7 @@ def content_hash(array: np.ndarray, *more: object) -> str:
     1 ms for a frame of 640 x 480.
     """
     digest = hashlib.sha256(f"{array.dtype.str} {array.shape} {more}\n".encode())
-    digest.update(np.ascontiguousarray(array))
+    digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:32]
 
 
