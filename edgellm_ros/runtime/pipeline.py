@@ -154,7 +154,7 @@ class Pipeline:
         return self.preparer.prepare(requests, noise_seed)
 
     def prepare_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
-        """Return a sequence of the prefix that all prompts of a system prompt share. ValueError."""
+        """Prepare the shared prefix of all prompts of a system prompt. ValueError."""
         self._clear_last_batch()
         return self.preparer.prepare_system_prompt(system_prompt, lora)
 
@@ -180,14 +180,14 @@ class Pipeline:
             sequence.kv_length = sequence.reused_tokens = min(sequence.prefix.length, room)
 
     def store_prefixes(self, sequences: list[GenerationSequence]) -> None:
-        """Store the KV rows of prompts in the prefix cache. The sequences must be in the batch."""
+        """Store prompts of the batch in the prefix cache."""
         for sequence in sequences:
             if sequence.prefix_keys:
                 rows = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
                 self.prefixes.insert(sequence.adapter.key, sequence.prefix_keys, rows)
 
     def remove_loras(self, names: Sequence[str]) -> None:
-        """Remove adapters; see `LLMInferenceRuntime.remove_lora`. May be called from any thread.
+        """Remove adapters, from any thread; see `LLMInferenceRuntime.remove_lora`.
 
         The running batch may still use prefixes and recorded steps of the adapters. They are dropped when the
         next batch begins.
@@ -217,7 +217,7 @@ class Pipeline:
             self.prefixes.clear()
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Encode images as rows of embeddings, one at a time; a cancelled sequence is skipped."""
+        """Encode images, one at a time; cancelled sequences are skipped."""
         if self.vision is None:
             return
         for sequence in sequences:
@@ -234,7 +234,7 @@ class Pipeline:
                     self._metrics.multimodal.total_image_tokens += height * width
 
     def encode_audio(self, sequences: list[GenerationSequence]) -> None:
-        """Encode sounds as rows of embeddings, one at a time; a cancelled sequence is skipped."""
+        """Encode sounds, one at a time; cancelled sequences are skipped."""
         if self.audio is None:
             return
         for sequence in sequences:
@@ -250,7 +250,7 @@ class Pipeline:
                     self._metrics.multimodal.total_audio_tokens += tokens
 
     def prefill(self, sequences: list[GenerationSequence], keep_hidden_states: bool = False) -> None:
-        """Admit the sequences to the batch, fill their KV rows, and sample their first tokens.
+        """Admit sequences to the batch, fill their KV rows, sample their first tokens.
 
         KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones.
         """

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AttentionInputs: positions of a run's new tokens and what they attend to, as the engine takes it.
+"""AttentionInputs: rotary rows of new tokens, and the KV rows they attend to.
 
-Engines come in two forms:
+There are two kinds of engines:
 
-- a mask: rope_cos, rope_sin [B,S,D/2], a row for each token; attention_mask [B,1,S,C]
-- lengths: rope_cos, rope_sin [P,D/2], a table; position_ids [B,S], each token's row in it; kv_length [B], the
-  KV rows that are filled with the new tokens. Such an engine reads several tokens of one sequence per run, or
-  one token of several sequences.
+- with a mask: rope_cos, rope_sin [B,S,D/2], a row per token; attention_mask [B,1,S,C]
+- with lengths: rope_cos, rope_sin [P,D/2], a table; position_ids [B,S], each token's row of the table;
+  kv_length [B], the number of KV rows including the new tokens. One run of such an engine reads several
+  tokens of one sequence, or one token of several sequences.
 
-The table is made of the rows that the first form takes, one after another, so both get the same numbers.
+The table holds the rows of the first kind, one after another, so both kinds get the same values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
 class AttentionInputs:
-    """Owns these inputs. `names`: of all inputs that the engine has."""
+    """Owns the attention inputs of one engine with the inputs `engine_inputs`."""
 
     def __init__(
         self,
@@ -59,15 +59,15 @@ class AttentionInputs:
 
     @property
     def unbatched(self) -> tuple[str, ...]:
-        """Return the inputs without a batch axis: a run over some of the sequences gets the whole of them."""
+        """Names of the inputs without a batch axis, which are never sliced by rows."""
         return () if self._has_mask else (names.ROPE_COS, names.ROPE_SIN)
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
-        """Return whether the engine must read so many tokens of each sequence in a run of its own."""
+        """Return whether runs of so many tokens per sequence take one sequence only."""
         return not self._has_mask and tokens > 1
 
     def inputs(self, rows: range, tokens: int) -> dict[str, Tensor]:
-        """Return windows on the engine's inputs for a run over these rows: the same each time."""
+        """Return views of the buffers for a run over these rows: always the same memory."""
         batch = len(rows)
         if self._has_mask:
             shape: tuple[int, ...] = (batch, tokens, self._half)
@@ -83,7 +83,7 @@ class AttentionInputs:
         return {names.ROPE_COS: self._cos.view(*shape), names.ROPE_SIN: self._sin.view(*shape), **visible}
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
-        """Return the inputs for prompts whose tokens have positions [B,3,S] int64."""
+        """Write and return the inputs for prompts with positions [B,3,S] int64."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)

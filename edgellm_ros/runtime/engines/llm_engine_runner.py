@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLMEngineRunner: the language model's engine in its two phases, prefill and decode.
+"""LLMEngineRunner: runs the language model's engine for prefill and decode.
 
-Owns the KV cache, every input of the engine that follows from it (attention_inputs.py), and the adapters,
-which are inputs like the others. The two phases may be executed by two backends on one KV cache.
+Owns the KV cache, the attention inputs (attention_inputs.py), and the adapters, which are inputs too. Prefill
+and decode may use two backends on one KV cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
 from edgellm_ros.runtime.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 
-LLMEngineRunnerConfig = EngineConfig  # the original's name of it
+LLMEngineRunnerConfig = EngineConfig  # the name in TensorRT Edge-LLM
 
 PREFILL_PROFILE = 0
 DECODE_PROFILE = 1
@@ -38,9 +38,10 @@ class LLMEngineRunner:
     Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V
     vocabulary.
 
-    `positions_beyond`: how many positions after the cache's last one others look up in `rope_table` (the
-    action head). `decode_executor`: executes decode steps, None = the one that executes prefills. EngineError
-    if the two cannot share a KV cache.
+    - positions_beyond: number of positions of `rope_table` after the cache's last one, for the action head
+    - decode_executor: executes decode steps; None = the same executor as for prefills
+
+    EngineError if the two executors cannot share a KV cache.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class LLMEngineRunner:
                 self._decode.bindings, config, device, kernels, self.kv_cache, self.rope_table
             )
         batch = config.max_supported_batch_size
-        self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: each prompt's last token
+        self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: indices of the last tokens
         self._prompt_lengths = device.empty((batch,), np.int64)
-        self._first_token_ids = device.zeros((batch, 1), np.int64)  # of a decode step: its only token
+        self._first_token_ids = device.zeros((batch, 1), np.int64)  # of a decode step: index 0
         shape = (batch, 1, config.hidden_size)
         self._no_deepstack = device.zeros(shape, self.embeds_dtype)
-        self._decode_hidden_states = {  # an engine that has these outputs writes them in decode steps too
+        self._decode_hidden_states = {  # an engine with these outputs also writes them in decode steps
             names.hidden_states(i): device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
         }
         self._shared: dict[str, Tensor] = {}
@@ -107,13 +108,17 @@ class LLMEngineRunner:
         adapters: Sequence[LoraAdapter] = (),
         rows: range | None = None,
     ) -> None:
-        """Read prompts into rows of the KV cache, and commit them.
+        """Prefill: write the KV rows of prompts to rows of the batch, and commit them.
 
-        inputs_embeds and each of deepstack_embeds [B,S,H], padded at the end to the longest prompt;
-        context_lengths: tokens per prompt; positions [B,3,S] int64; output_logits [B,1,V] float32: of each
-        prompt's last token; output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers;
-        adapters [B], empty: the base model for all; rows: open rows of the KV cache, None = the first B. The
-        prompts go on behind what these rows have committed. EngineError if the cache has no room for S more.
+        - inputs_embeds, each of deepstack_embeds [B,S,H]: padded at the end to the longest prompt
+        - context_lengths: tokens per prompt
+        - positions [B,3,S] int64
+        - output_logits [B,1,V] float32: of each prompt's last token
+        - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
+        - adapters [B]: empty = the base model for all
+        - rows: open rows of the KV cache; None = the first B
+
+        New KV rows follow the committed ones. EngineError if the KV cache has no room for S more.
         """
         batch, tokens, _ = inputs_embeds.shape
         rows = rows or range(batch)
@@ -147,10 +152,10 @@ class LLMEngineRunner:
     def execute_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter] = ()
     ) -> None:
-        """Decode one token of each of the first B rows; its KV row is written but not committed.
+        """Decode one token per row; its KV row is written but not committed.
 
         inputs_embeds [B,1,H]; output_logits [B,1,V] float32; adapters [B], empty: the base model for all.
-        Only queues work on the device: can be recorded as a graph.
+        Only queues work on the device, so the step can be recorded as a graph.
         """
         inputs = self._decode_tensors(inputs_embeds, output_logits)
         self._decode_inputs.for_decode(inputs, range(inputs_embeds.shape[0]))
@@ -159,10 +164,10 @@ class LLMEngineRunner:
     def bind_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
     ) -> tuple[BindingSnapshot, Any]:
-        """Bind a decode step whose sequences all have this adapter.
+        """Bind the tensors of a decode step whose sequences all have this adapter.
 
-        Returns what is bound, by which a recorded step is recognised, and what must live as long as such a
-        record.
+        Returns the snapshot of the bindings, which identifies a recorded step, and an object that must live
+        as long as the recorded step.
         """
         tensors = self._decode_tensors(inputs_embeds, output_logits)
         self._bind(self._decode, DECODE_PROFILE, tensors, adapter)
@@ -171,10 +176,10 @@ class LLMEngineRunner:
         return snapshot, self._decode.bound
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
-        """Replace the contents of an extra input, from the next step on: `lm_head.weight` [H,V].
+        """Replace the LM head, the input `lm_head.weight` [H,V], from the next step on.
 
-        Engines have this input if they were exported with `lm_head_input`. Its memory stays where it is, so
-        recorded steps compute with the new contents. EngineError for another name or shape.
+        Engines that were exported with `lm_head_input` have this input. Its address stays the same, so
+        recorded steps use the new weights. EngineError for another name or shape.
         """
         binding = self._prefill.bindings.get(name)
         if name != names.LM_HEAD or binding is None or not binding.is_input:
@@ -188,7 +193,7 @@ class LLMEngineRunner:
         self._device.upload(self._shared[name], weights.astype(binding.dtype, copy=False))
 
     def share_embedding(self, table: Tensor) -> None:
-        """Bind the embedding table [V,H] as the LM head, if the engine takes it as an input."""
+        """Bind the embedding table [V,H] as the LM head, if the engine has this input."""
         if names.EMBEDDING in self._prefill.bindings or names.EMBEDDING in self._decode.bindings:
             self._shared[names.EMBEDDING] = table
 
@@ -198,7 +203,7 @@ class LLMEngineRunner:
         return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
     def _make_decode_inputs(self, rows: range) -> dict[str, Tensor]:
-        """Return windows on the buffers of a decode step of this batch size: the same in every step."""
+        """Return views of the buffers of decode steps of this batch size."""
         batch = len(rows)
         self._decode_windows[batch] = {
             **self._decode_inputs.inputs(rows, 1),
@@ -220,10 +225,10 @@ class LLMEngineRunner:
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
     ) -> None:
-        """Run over the batch: once for each group of neighbours with one adapter, or for each sequence.
+        """Run the engine over the batch: once per group of rows with one adapter.
 
-        On a CPU neither the groups nor the sequences of a group influence each other's bits
-        (OnnxRuntimeBackend).
+        A group consists of adjacent rows, or of one row if the engine needs one sequence per run. On a CPU,
+        neither other groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
         """
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
@@ -257,7 +262,7 @@ class LLMEngineRunner:
 
 
 def _check_engines(prefill: EngineExecutor, decode: EngineExecutor, capacity: int) -> None:
-    """EngineError unless both phases read and write a KV cache of this capacity and the same type."""
+    """Raise EngineError unless both executors can share a KV cache."""
     expected = prefill.dtype(names.key_cache(0))
     for executor in (prefill, decode):
         dtype, shape = executor.dtype(names.key_cache(0)), executor.bindings[names.key_cache(0)].shape
@@ -266,4 +271,4 @@ def _check_engines(prefill: EngineExecutor, decode: EngineExecutor, capacity: in
                 f"{executor.name}: key_cache_0 is {shape}, config.json has max_kv_cache_capacity {capacity}"
             )
         if dtype != expected:
-            raise EngineError(f"{executor.name}: key_cache_0 is {dtype}, that of {prefill.name} {expected}")
+            raise EngineError(f"{executor.name}: key_cache_0 is {dtype}, but {prefill.name} uses {expected}")
