@@ -26,8 +26,8 @@ MAX_FILL_BLOCKS = 1024
 class CudaGraph:
     """A graph that is ready to be launched.
 
-    nodes: number of kernels, copies and fills per launch; fill_kernel: the function `fill(pointer, bytes)`
-    that replaces memset nodes; None = no replacement.
+    - nodes: number of kernels, copies and fills per launch
+    - fill_kernel: the function `fill(pointer, bytes)` that replaces memset nodes; None = no replacement
     """
 
     def __init__(

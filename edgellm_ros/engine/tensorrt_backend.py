@@ -58,9 +58,7 @@ class Bound:
     tensors: dict[str, Tensor]  # by name; all aligned
     inward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (target, source), copied before a run
     outward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # copied after a run
-    recorded: list[trt.IExecutionContext] = field(
-        default_factory=list
-    )  # contexts in graphs, which must not change
+    recorded: list[trt.IExecutionContext] = field(default_factory=list)  # in graphs: must not change
 
 
 class TensorRTBackend:

@@ -45,12 +45,18 @@ class InputEmbedder:
         ]
 
     def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the vision engine's outputs: [count, H], and for each deepstack feature."""
+        """Return the output tensors for the vision engine.
+
+        Rows [count, H] of the input, and of each deepstack feature.
+        """
         stop = start + count
         return self._rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
 
     def audio_rows(self, start: int, count: int) -> Tensor:
-        """Return the audio engine's output [count, H]; zero its deepstack rows."""
+        """Return the output tensor [count, H] for the audio engine.
+
+        The same rows of the deepstack features, which sounds do not have, are zeroed.
+        """
         for rows in self._deepstack_rows:
             self._device.fill_zero(rows.rows(start, start + count))
         return self._rows.rows(start, start + count)

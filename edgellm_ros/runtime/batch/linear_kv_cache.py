@@ -2,8 +2,8 @@
 """LinearKVCache: keys and values of every layer, C slots per row of the batch.
 
 One tensor [L, max batch, Hkv, C, D]: keys of each layer, then values of each layer; C = capacity in tokens.
-The slots 0 .. length-1 of a row are committed; later slots hold stale values, which engines never read. An
-engine writes new KV rows to the first slots that are not committed, and `commit` makes them part of the
+The slots 0 .. length-1 of a row are committed; later slots hold stale values, and no token attends to them.
+An engine writes new KV rows to the first slots that are not committed, and `commit` makes them part of the
 sequence.
 """
 

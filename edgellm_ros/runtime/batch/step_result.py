@@ -26,8 +26,9 @@ class StepResult:
     def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
         """Wait for the tokens, and append each row's counted tokens to its sequence.
 
-        sequences: by row, as they were when the step was queued; finished sequences get no tokens. Returns
-        the other sequences with their counts. EngineError if the logits of a counted token are not finite.
+        sequences: by row, as they were when the step was queued; a sequence that no longer decodes gets no
+        tokens. Returns the other sequences with their counts. EngineError if the logits of a counted token
+        are not finite.
         """
         output = self.output.wait().tolist()
         width = self.shape[1]

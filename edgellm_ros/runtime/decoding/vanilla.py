@@ -3,8 +3,8 @@
 
   last tokens -> embeddings -> attention inputs -> engine, KV rows -> logits -> tokens -> counts -> commit
 
-A step needs no input from the host and returns nothing to it. So steps can be queued one after another, and a
-whole step can be recorded as a graph and launched with one call.
+A step takes no input from the host, so steps can be queued one after another, and a whole step can be
+recorded as a graph and launched with one call.
 """
 
 from __future__ import annotations
