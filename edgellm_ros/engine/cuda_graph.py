@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: work recorded by `CudaDevice.capture`, queued with one call.
 
-Memset nodes make the launch of a graph slower on the host: 39 us for a decode step of 466 nodes with 29
-memset nodes, 26 us with kernels only (H200). So a kernel node that writes the same zeros is added beside each
-memset node, and the memset node is switched off. Memset nodes cannot be removed, because the allocation nodes
-that cuBLAS leaves in such graphs forbid it.
+The driver launches a graph of kernels only much faster than one with memset nodes: a decode step of 380
+nodes, 28 of them memset nodes, took the host 20 us to launch, without them 4 us (H200, the fastest launch of
+500). So a kernel node that writes the same zeros replaces each memset node. No node can be removed from a
+graph with allocation nodes; there the memset nodes are switched off.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class CudaGraph:
     def __init__(
         self, stream: Any, context: Any, graph: Any, activate: Callable[[], None], fill_kernel: Any = None
     ) -> None:
-        replaced = _add_fill_kernels(graph, fill_kernel) if fill_kernel is not None else []
-        self.nodes = len(graph_nodes(graph)) - len(replaced)
+        switched_off = _replace_memsets(graph, fill_kernel) if fill_kernel is not None else []
+        self.nodes = len(graph_nodes(graph)) - len(switched_off)
         self._stream, self._activate = stream, activate
         self._exec = check(driver.cuGraphInstantiate(graph, 0), "making a graph ready")
         release_with(self, context, driver.cuGraphExecDestroy, self._exec)
-        for node in replaced:
+        for node in switched_off:
             check(driver.cuGraphNodeSetEnabled(self._exec, node, 0), "switching off a memset node")
         check(driver.cuGraphUpload(self._exec, stream), "uploading a graph")
 
@@ -47,9 +47,12 @@ class CudaGraph:
         check(driver.cuGraphLaunch(self._exec, self._stream), "launching a graph")
 
 
-def _add_fill_kernels(graph: Any, fill_kernel: Any) -> list[Any]:
-    """Add a kernel node beside each memset node of zeros; return these memset nodes."""
-    replaced = []
+def _replace_memsets(graph: Any, fill_kernel: Any) -> list[Any]:
+    """Put a kernel node in the place of each memset node of zeros.
+
+    Returns the memset nodes that could not be removed from the graph.
+    """
+    remaining = []
     for node in graph_nodes(graph):
         if check(driver.cuGraphNodeGetType(node), "reading a graph") != (
             driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
@@ -66,8 +69,10 @@ def _add_fill_kernels(graph: Any, fill_kernel: Any) -> list[Any]:
         if after:
             result = driver.cuGraphAddDependencies(graph, [added] * len(after), after, None, len(after))
             check(result, "adding a kernel to a graph")
-        replaced.append(node)
-    return replaced
+        (status,) = driver.cuGraphDestroyNode(node)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            remaining.append(node)
+    return remaining
 
 
 def _neighbours(node: Any) -> tuple[list[Any], list[Any]]:
