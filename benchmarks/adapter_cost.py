@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of LoRA inputs without an adapter, of adapters, and of a switch.
 
-Measures -------- The time per decode step, and its ratio to an engine without LoRA inputs: without an
-adapter, with one adapter and with three, alone and in batches of three. Ratios are medians over the runs;
-each compares two times of the same run. For a switch: the time of `switch_lora_weights`, and how much longer
-the next step takes because it binds other addresses.
+Measures
+--------
+The time per decode step, and its ratio to an engine without LoRA inputs: without an adapter, with one adapter
+and with three, alone and in batches of three. Ratios are medians over the runs; each compares two times of
+the same run. For a switch: the time of `switch_lora_weights`, and how much longer the next step takes because
+it binds other addresses.
 
-Conditions ---------- Decoding only, in this process, engines loaded and warm, ONNX Runtime with one thread
-per core. The checkpoint is exported twice, without and with LoRA inputs. Adapters of rank 8 and 16 on all
-layers have random weights. All cases take turns in each run, with an answer of --tokens tokens, sampled at a
-high temperature so that it does not end early.
+Conditions
+----------
+Decoding only, in this process, engines loaded and warm, ONNX Runtime with one thread per core. The checkpoint
+is exported twice, without and with LoRA inputs. Adapters of rank 8 and 16 on all layers have random weights.
+All cases take turns in each run, with an answer of --tokens tokens, sampled at a high temperature so that it
+does not end early.
 
 Examples
 --------

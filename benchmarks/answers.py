@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share of true answers on scenes and sentences that do not occur in training.
 
-Measures -------- How many answers name the right colour, shape and side of a solid; other parts of the answer
-are counted apart. Target: at least 95 of 100.
+Measures
+--------
+How many answers name the right colour, shape and side of a solid; other parts of the answer are counted
+apart. Target: at least 95 of 100.
 
-Conditions ---------- In process, greedy, words only. The scenes are 100 moments (at the start, on the way,
-beside solids) with commands and questions.
+Conditions
+----------
+In process, greedy, words only. The scenes are 100 moments (at the start, on the way, beside solids) with
+commands and questions.
 
 Examples
 --------

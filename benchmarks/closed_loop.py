@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driving in closed loop: successes, collisions, and the choice of sides.
 
-Measures -------- Successes, collisions, speed and clearance over unseen episodes of all kinds, each with its
-own noise seed. Then one scene with an obstacle dead ahead under 64 noise seeds: the side on which the robot
-passes the obstacle, and its collisions. Targets: at least 90% successes and at most 4% collisions; in the
-dead-ahead scene each side at least 10 times, and at least 60 of 64 drives without a collision.
+Measures
+--------
+Successes, collisions, speed and clearance over unseen episodes of all kinds, each with its own noise seed.
+Then one scene with an obstacle dead ahead under 64 noise seeds: the side on which the robot passes the
+obstacle, and its collisions. Targets: at least 90% successes and at most 4% collisions; in the dead-ahead
+scene each side at least 10 times, and at least 60 of 64 drives without a collision.
 
-Conditions ---------- `edgellm demo` without ROS: the same world, camera trigger, replan interval and
-simulated latency, but `handle_request` is called in process. The result therefore depends on the model and
-not on topics; `edgellm demo --episodes 50` measures the whole system. With --spoken, speakers and rooms of
-the split "test" speak the commands, which pass through the node's voice activity detection. With --lora, an
-adapter of the checkpoint answers.
+Conditions
+----------
+`edgellm demo` without ROS: the same world, camera trigger, replan interval and simulated latency, but
+`handle_request` is called in process. The result therefore depends on the model and not on topics; `edgellm
+demo --episodes 50` measures the whole system. With --spoken, speakers and rooms of the split "test" speak the
+commands, which pass through the node's voice activity detection. With --lora, an adapter of the checkpoint
+answers.
 
 Examples
 --------

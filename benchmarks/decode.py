@@ -21,10 +21,12 @@ Measures
   the batch. In fp16 and bf16 answers diverge where two logits are almost equal, which is soon with random
   weights.
 
-Conditions ---------- Weights are random, written as a real checkpoint, and exported by the real exporter.
-Decoding is `handle_request` with a prompt of --context tokens, greedy, --tokens tokens per sequence, no
-prefix reuse, a KV cache of exactly this size, and captured decode steps where the device has graphs. No
-answer ends early, because the stop token's logit is never the largest.
+Conditions
+----------
+Weights are random, written as a real checkpoint, and exported by the real exporter. Decoding is
+`handle_request` with a prompt of --context tokens, greedy, --tokens tokens per sequence, no prefix reuse, a
+KV cache of exactly this size, and captured decode steps where the device has graphs. No answer ends early,
+because the stop token's logit is never the largest.
 
 Examples
 --------

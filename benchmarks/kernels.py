@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time of each kernel between the engines, at the sizes of a 2B model.
 
-Measures -------- `us`: time on the device, from a replayed graph of 200 launches, or from 3 calls without
-graphs. `queue_us`: host time to queue one launch outside of a graph. Both are medians of 7 runs after 1
-warm-up run.
+Measures
+--------
+`us`: time on the device, from a replayed graph of 200 launches, or from 3 calls without graphs. `queue_us`:
+host time to queue one launch outside of a graph. Both are medians of 7 runs after 1 warm-up run.
 
-Conditions ---------- Vocabulary 151,936, hidden size 2,048 in fp16, 28 layers with 8 heads of 128 for keys
-and values. Logits are normal random numbers times 3.
+Conditions
+----------
+Vocabulary 151,936, hidden size 2,048 in fp16, 28 layers with 8 heads of 128 for keys and values. Logits are
+normal random numbers times 3.
 
 Examples
 --------

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growth of the node's resident memory over 1,000 plans through the Plan action.
 
-Measures -------- The median of the last 50 readings, compared with the median of the first 50 after a warm-up
-of 100 plans that fill pools and caches. Target: no growth beyond noise (less than 2 MB).
+Measures
+--------
+The median of the last 50 readings, compared with the median of the first 50 after a warm-up of 100 plans that
+fill pools and caches. Target: no growth beyond noise (less than 2 MB).
 
-Conditions ---------- The node runs in its own process. Goals are sent one after the other, each with a camera
-frame, words and one trajectory, over 20 different scenes.
+Conditions
+----------
+The node runs in its own process. Goals are sent one after the other, each with a camera frame, words and one
+trajectory, over 20 different scenes.
 
 Examples
 --------

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latency of one plan in process, from camera frame to words and trajectory.
 
-Measures -------- The time of `handle_request`, and the time to the first progress report with words. Targets
-on 2 cores: one plan at most 0.5 s, first words at most 0.15 s (medians).
+Measures
+--------
+The time of `handle_request`, and the time to the first progress report with words. Targets on 2 cores: one
+plan at most 0.5 s, first words at most 0.15 s (medians).
 
-Conditions ---------- Batch 1, one request after the other, in this process, engine loaded and warm, ONNX
-Runtime with one thread per core. Each request is the first frame of another episode, so answers differ in
-length. No prefix reuse, greedy decoding, the checkpoint's own number of Euler steps.
+Conditions
+----------
+Batch 1, one request after the other, in this process, engine loaded and warm, ONNX Runtime with one thread
+per core. Each request is the first frame of another episode, so answers differ in length. No prefix reuse,
+greedy decoding, the checkpoint's own number of Euler steps.
 
 Examples
 --------

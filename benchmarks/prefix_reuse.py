@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time to the first token after a known system prompt, with and without reuse.
 
-Measures -------- The time from the call of `handle_request` to the report of the first token. Target on 2
-cores, with 200 tokens: 40% less with reuse.
+Measures
+--------
+The time from the call of `handle_request` to the report of the first token. Target on 2 cores, with 200
+tokens: 40% less with reuse.
 
-Conditions ---------- Batch 1, in this process, engine loaded and warm, ONNX Runtime with one thread per core,
-default export limits (a prompt of 200 + 107 tokens is below the limit of 320). Every request has the same
-system prompt of --system-tokens tokens and its own command. Half of the requests also have their own camera
-frame, as a robot's have; only the system prompt can be reused then, and encoding the frame costs the same in
-both cases. Two runtimes answer the same requests in turns: one recomputes every prompt, the other reuses
-prefixes. Their tokens and actions must be equal.
+Conditions
+----------
+Batch 1, in this process, engine loaded and warm, ONNX Runtime with one thread per core, default export limits
+(a prompt of 200 + 107 tokens is below the limit of 320). Every request has the same system prompt of
+--system-tokens tokens and its own command. Half of the requests also have their own camera frame, as a
+robot's have; only the system prompt can be reused then, and encoding the frame costs the same in both cases.
+Two runtimes answer the same requests in turns: one recomputes every prompt, the other reuses prefixes. Their
+tokens and actions must be equal.
 
 Examples
 --------

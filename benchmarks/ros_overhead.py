@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Overhead of ROS: the same requests through the Plan action and in process.
 
-Measures -------- The time from sending a goal to its result, with feedback on the way, and the time of
-`handle_request` in process. Target on 2 cores: at most 15 ms more at the median.
+Measures
+--------
+The time from sending a goal to its result, with feedback on the way, and the time of `handle_request` in
+process. Target on 2 cores: at most 15 ms more at the median.
 
-Conditions ---------- The node in its own process, the client in this one, Fast DDS on this computer. The goal
-carries the camera frame (215 kB). The two take turns in blocks of ten requests, and the first two of each
-block are left out: both engines use all cores and the same caches, so alternating single requests would evict
-each other's weights from the cache, which does not happen on a robot. Tokens and actions must be equal to the
-bit. Every prompt is recomputed (no prefix reuse).
+Conditions
+----------
+The node in its own process, the client in this one, Fast DDS on this computer. The goal carries the camera
+frame (215 kB). The two take turns in blocks of ten requests, and the first two of each block are left out:
+both engines use all cores and the same caches, so alternating single requests would evict each other's
+weights from the cache, which does not happen on a robot. Tokens and actions must be equal to the bit. Every
+prompt is recomputed (no prefix reuse).
 
 Examples
 --------

@@ -3,12 +3,16 @@
 
 Finished sequences leave the batch.
 
-Measures -------- Decode time of a long answer alone, beside three answers of 4 tokens, and beside three
-equally long answers. If finished sequences stayed in the batch, the second case would cost as much as the
-third; if short answers cost nothing, as much as the first.
+Measures
+--------
+Decode time of a long answer alone, beside three answers of 4 tokens, and beside three equally long answers.
+If finished sequences stayed in the batch, the second case would cost as much as the third; if short answers
+cost nothing, as much as the first.
 
-Conditions ---------- Decoding only, in this process, engine loaded and warm, ONNX Runtime with one thread per
-core. The long answer has --tokens tokens, sampled at a high temperature so that it does not end early.
+Conditions
+----------
+Decoding only, in this process, engine loaded and warm, ONNX Runtime with one thread per core. The long answer
+has --tokens tokens, sampled at a high temperature so that it does not end early.
 
 Examples
 --------

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Endurance of the node over a day of spoken commands.
 
-Measures -------- Commands that are not heard, utterances with no answer or two, and answers that change
-although sound, frame and seed are equal. Also the growth of memory per plan over the second half of the run
-(the first half fills pools and caches), estimated robustly (benchmarks/growth.py): memory allocated from
-malloc and in use (with Python objects, after a garbage collection), memory that malloc keeps free, and other
-resident memory. Targets: at most one command in 20 is not heard, every utterance has one answer, equal inputs
-give equal tokens, each of the three grows by less than 250 bytes per plan, no additional thread at the end,
-and exit code 0.
+Measures
+--------
+Commands that are not heard, utterances with no answer or two, and answers that change although sound, frame
+and seed are equal. Also the growth of memory per plan over the second half of the run (the first half fills
+pools and caches), estimated robustly (benchmarks/growth.py): memory allocated from malloc and in use (with
+Python objects, after a garbage collection), memory that malloc keeps free, and other resident memory.
+Targets: at most one command in 20 is not heard, every utterance has one answer, equal inputs give equal
+tokens, each of the three grows by less than 250 bytes per plan, no additional thread at the end, and exit
+code 0.
 
-Conditions ---------- The node in its own process, 8 hours of simulated time as fast as possible. The
-microphone is always on. Every 14.4 s a speaker of the split "test" says the command of one of 20 episodes, in
-a noisy room, until 2,000 plans are made. The node also gets camera frames and odometry.
+Conditions
+----------
+The node in its own process, 8 hours of simulated time as fast as possible. The microphone is always on. Every
+14.4 s a speaker of the split "test" says the command of one of 20 episodes, in a noisy room, until 2,000
+plans are made. The node also gets camera frames and odometry.
 
 Examples
 --------

@@ -75,7 +75,7 @@ def write_clip(out: Chunk, i: int, sound: Sound, meaning: int, words: list[int])
     if sound.sample_rate != MICROPHONE_RATE:
         raise ValueError(f"sample_rate must be {MICROPHONE_RATE}, got {sound.sample_rate}")
     if len(sound.samples) > MAX_SAMPLES or len(words) > MAX_WORDS:
-        found = f"{len(sound.samples)} and {len(words)}"
+        found = f"{len(sound.samples)} samples and {len(words)} words"
         raise ValueError(f"expected at most {MAX_SAMPLES} samples and {MAX_WORDS} words, got {found}")
     out["samples"][i] = 0
     out["samples"][i, : len(sound.samples)] = np.rint(sound.samples * 32768)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`action_expert/config.json` of a checkpoint: the action expert's architecture, checked."""
+"""Reads and checks `action_expert/config.json` of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EXPERT_MODEL_TYPE = "edgellm_flow_expert"
 
 @dataclass(frozen=True)
 class ExpertArchitecture:
-    """The action expert's `config.json`, key by key.
+    """The keys of the action expert's `config.json`.
 
-    The time features' periods are in flow time (0 to 1).
+    Periods of the time features are in flow time (0 to 1).
     """
 
     model_type: str
@@ -56,7 +56,7 @@ class ExpertArchitecture:
 
     @property
     def config(self) -> ActionConfig:
-        """The part that the runtime must know."""
+        """Return the configuration for the runtime."""
         return ActionConfig(
             num_hidden_layers=self.num_hidden_layers,
             num_attention_heads=self.num_attention_heads,
@@ -73,7 +73,7 @@ class ExpertArchitecture:
 def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitecture:
     """Read `action_expert/config.json`.
 
-    Every key must be known, and fit the model whose KV cache the expert reads.
+    ValueError for an unknown key, or a value that does not fit the model whose KV cache the expert reads.
     """
     data = read_json(path)
     data.pop("architectures", None)

@@ -51,7 +51,7 @@ class MemoryReport:
     """Memory in bytes.
 
     The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences. The prefix cache
-    has the same size unless the runtime is told otherwise.
+    has the same size by default.
     """
 
     weights: int
@@ -75,7 +75,7 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Everything that `edgellm inspect` shows.
+    """All data that `edgellm inspect` shows.
 
     `verified`: SHA-256 were compared, not only sizes.
     """
@@ -244,7 +244,7 @@ def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[s
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as their longest cell, two spaces apart, indented by two."""
+    """Format columns as wide as their longest cell, two spaces apart, indented by two."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join("  " + line.rstrip() for line in lines)

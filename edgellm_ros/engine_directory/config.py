@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`config.json` of an engine directory: written by the builder, read by the runtime."""
+"""`config.json` of an engine directory, written by the builder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 FORMAT_VERSION = 4
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
-# A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on
-# how much of it was in the cache already (OnnxRuntimeBackend).
+# A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
+# (OnnxRuntimeBackend).
 MIN_PREFILL = 2
 
 
@@ -26,7 +26,7 @@ class RopeConfig:
 
     theta: float
     mrope_section: tuple[int, ...]  # frequency pairs of time, height and width; empty = plain RoPE
-    mrope_interleaved: bool  # pairs take turns (t h w t h w ...) as in Qwen3, not in three blocks
+    mrope_interleaved: bool  # pairs alternate (t h w t h w ...) as in Qwen3, not in three blocks
 
     def __post_init__(self) -> None:
         if self.theta <= 0:
@@ -49,14 +49,14 @@ class LanguageModelConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    reduced_vocab_size: int  # logits are of the tokens in `vocab_map.safetensors` only; 0 = of all tokens
+    reduced_vocab_size: int  # number of logits, for the tokens in `vocab_map.safetensors`; 0 = all tokens
     max_position_embeddings: int
     num_deepstack_features: int
     rope: RopeConfig
 
     @property
     def output_vocab_size(self) -> int:
-        """Number of logits."""
+        """Return the number of logits."""
         return self.reduced_vocab_size or self.vocab_size
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class BuilderConfig:
     """
 
     max_batch_size: int = 4
-    max_input_len: int = 320  # of a prompt
+    max_input_len: int = 320  # tokens of a prompt
     max_kv_cache_capacity: int = 448  # prompt plus answer of one sequence; static in the graph
     max_lora_rank: int = 0  # 0 = no LoRA inputs
     max_action_samples: int = 64  # trajectories of one request
@@ -186,7 +186,7 @@ class EngineConfig:
     num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # those with a KV cache
     num_kv_heads = property(lambda self: self.llm.num_key_value_heads)
     head_dim = property(lambda self: self.llm.head_dim)
-    rotary_dim = property(lambda self: self.llm.head_dim)  # how many values of a head are rotated
+    rotary_dim = property(lambda self: self.llm.head_dim)  # number of rotated values of a head
     hidden_size = property(lambda self: self.llm.hidden_size)
     vocab_size = property(lambda self: self.llm.vocab_size)
     reduced_vocab_size = property(lambda self: self.llm.reduced_vocab_size)
@@ -242,7 +242,7 @@ class EngineConfig:
                 if getattr(action, name) != getattr(llm, name):
                     raise ValueError(
                         f"action {name} {getattr(action, name)} is not llm {name} {getattr(llm, name)}: "
-                        "the action head could not read the KV cache"
+                        "the action head cannot read the KV cache"
                     )
             if action.future_start_token_id not in self.stop_token_ids:
                 raise ValueError(

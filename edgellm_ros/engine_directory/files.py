@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of an engine directory as listed in `config.json`, and checks of their integrity."""
+"""The files that `config.json` of an engine directory lists, and their checks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_files(engine_dir: str | Path, files: Iterable[FileEntry], verify: bool
                 f"{path} has {size} bytes, expected {entry.size}: damaged or cut short, export again"
             )
         if verify and _sha256(path) != entry.sha256:
-            raise ValueError(f"{path} has another SHA-256 than when it was exported: damaged or altered")
+            raise ValueError(f"{path} has another SHA-256 than at its export: damaged or changed")
 
 
 def _sha256(path: Path) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of encoders and their preprocessing, as far as the runtime needs it."""
+"""Configuration of encoders and their preprocessing, for the runtime."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class VisionConfig:
 
     @property
     def grid_side(self) -> int:
-        """Side of the learned position grid."""
+        """Return the side of the learned position grid."""
         return round(self.num_position_embeddings**0.5)
 
     @property
@@ -77,7 +77,7 @@ class VisionConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Values per patch: channels x patch x patch, of one frame.
+        """Return the number of values of one frame of a patch: channels x patch x patch.
 
         A still image repeats the frame.
         """
@@ -89,7 +89,7 @@ class VisionConfig:
 
     @property
     def size_factor(self) -> int:
-        """Height and width of a resized image are multiples of this, in pixels."""
+        """Return the number of pixels of which resized heights and widths are multiples."""
         return self.patch_size * self.spatial_merge_size
 
 
@@ -135,16 +135,16 @@ class AudioConfig:
 
     @property
     def chunk_frames(self) -> int:
-        """Frames of a full chunk."""
+        """Return the number of frames of a full chunk."""
         return 2 * self.n_window
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens that a full chunk becomes."""
+        """Return the number of tokens of a full chunk."""
         return halved_three_times(self.chunk_frames)
 
     def num_tokens(self, frames: int) -> int:
-        """Compute the tokens of a sound of so many frames.
+        """Compute the number of tokens of a sound with this number of frames.
 
         transformers: _get_feat_extract_output_lengths.
         """
@@ -152,7 +152,7 @@ class AudioConfig:
         return chunks * self.chunk_tokens + halved_three_times(rest)
 
     def max_seconds(self, tokens: int) -> float:
-        """Compute the duration below which every sound has at most so many tokens."""
+        """Compute the duration below which every sound has at most this number of tokens."""
         chunks, rest = divmod(tokens, self.chunk_tokens)
         frames = chunks * self.chunk_frames + 8 * rest
         return (frames + 1) * self.hop_length / self.sampling_rate

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model families: each folder here reads the checkpoints of one family and builds their graphs.
+"""Model families: each folder here reads the checkpoints of one family.
 
-To add a family, add a folder whose `__init__.py` has a `FAMILY`. Nothing else names a family.
+A family also builds the graphs. To add a family, add a folder whose `__init__.py` has a `FAMILY`; no other
+code names a family.
 """
 
 from __future__ import annotations

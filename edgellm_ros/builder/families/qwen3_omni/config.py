@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`config.json` of a Qwen3-Omni thinker: architectures, checked for everything the graphs rely on."""
+"""Reads and checks `config.json` of a Qwen3-Omni thinker.
+
+The checks cover everything that the graphs rely on.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ MODEL_TYPE = "qwen3_omni_moe_thinker"
 class TextArchitecture:
     """Language model.
 
-    `runner` is what the runtime must know, the rest is for the graph only.
+    `runner` is the configuration for the runtime; the graph uses all fields.
     """
 
     runner: LanguageModelConfig
@@ -30,7 +33,7 @@ class TextArchitecture:
 class VisionArchitecture:
     """Vision tower.
 
-    `config` is what the runtime must know, the rest is for the graph only.
+    `config` is the configuration for the runtime; the graph uses all fields.
     """
 
     config: VisionConfig
@@ -41,7 +44,7 @@ class VisionArchitecture:
 class AudioArchitecture:
     """Audio encoder.
 
-    `config` is what the runtime must know, the rest is for the graph only.
+    `config` is the configuration for the runtime; the graph uses all fields.
     """
 
     config: AudioConfig
@@ -87,7 +90,7 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Tex
 
 
 def _check_dense(text: ConfigSection) -> None:
-    """Check that no layer is a mixture of experts. ValueError otherwise.
+    """Raise ValueError if a layer is a mixture of experts.
 
     Rule and defaults are those of the model code.
     """
