@@ -209,7 +209,7 @@ def evaluate(policy: Policy, tokenizer: Tokenizer, count: int, device: str, has_
         cases = unseen_situations(count // 2, style)
         chunk = write_situations(cases, writer, style.prompt)
         found = score(cases, respond(policy, chunk, None, tokenizer, device), style)
-        scores |= {f"{name} asked for: {part}": value for part, value in found.items()}
+        scores |= {f"{name} requested: {part}": value for part, value in found.items()}
     return scores
 
 

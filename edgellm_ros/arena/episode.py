@@ -76,10 +76,10 @@ def make_episode(seed: int, family: str | None = None, split: str = "test") -> E
     if family not in (None, "random", "dead_ahead"):
         raise ValueError(f"family must be random or dead_ahead, got {family!r}")
     rng = split_rng(seed, split)
-    drawn = "dead_ahead" if rng.random() < DEAD_AHEAD_SHARE else "random"
-    family = family or drawn
+    sampled = "dead_ahead" if rng.random() < DEAD_AHEAD_SHARE else "random"
+    family = family or sampled
     while True:
-        episode = _draw(rng, seed, family, split)
+        episode = _sample(rng, seed, family, split)
         if episode is not None:
             return episode
 
@@ -89,7 +89,7 @@ def dead_ahead_episode(seed: int, split: str = "test") -> Episode:
     return make_episode(seed, "dead_ahead", split)
 
 
-def _draw(rng: Generator, seed: int, family: str, split: str) -> Episode | None:
+def _sample(rng: Generator, seed: int, family: str, split: str) -> Episode | None:
     scene = generate_scene(rng, family)
     if family == "dead_ahead":
         target, start = 0, State(heading=float(rng.normal(0, 0.015)))

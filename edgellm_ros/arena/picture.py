@@ -133,7 +133,7 @@ def _header(canvas: Image, world: World, plans: int) -> None:
     distance = target.surface_distance(world.state.x, world.state.y)
     driven = float(np.hypot(*np.diff(world.track[:, :2], axis=0).T).sum())
     facts = (
-        f"{plans} plans, {world.time:.1f} s, {driven:.1f} m driven, stands {100 * distance:.0f} cm from the "
+        f"{plans} plans, {world.time:.1f} s, {driven:.1f} m driven, ends {100 * distance:.0f} cm from the "
     )
     facts += f"{target.name}  (seed {world.episode.seed})"
     text(canvas, facts, (_MARGIN + 2, 78), 0.5, FAINT)

@@ -15,10 +15,7 @@ EXPERT_MODEL_TYPE = "edgellm_flow_expert"
 
 @dataclass(frozen=True)
 class ExpertArchitecture:
-    """The keys of the action expert's `config.json`.
-
-    Periods of the time features are in flow time (0 to 1).
-    """
+    """The keys of the action expert's `config.json`."""
 
     model_type: str
     hidden_size: int
@@ -30,7 +27,7 @@ class ExpertArchitecture:
     rms_norm_eps: float
     rope_theta: float
     time_embedding_dim: int
-    time_min_period: float
+    time_min_period: float  # of the time features, in flow time (0 to 1)
     time_max_period: float
     num_denoise_steps: int
     action_space: ActionSpaceConfig

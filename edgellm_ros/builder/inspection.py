@@ -48,18 +48,14 @@ class PartReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory in bytes.
-
-    The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences. The prefix cache
-    has the same size by default.
-    """
+    """Memory in bytes."""
 
     weights: int
     embedding: int
     kv_cache_per_token: int
     kv_cache_per_sequence: int
-    kv_cache: int
-    prefix_cache: int
+    kv_cache: int  # `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences
+    prefix_cache: int  # by default as large as the KV cache
     total: int
 
 
@@ -75,17 +71,14 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """All data that `edgellm inspect` shows.
-
-    `verified`: SHA-256 were compared, not only sizes.
-    """
+    """All data that `edgellm inspect` shows."""
 
     directory: str
     config: EngineConfig
     parts: tuple[PartReport, ...]
     adapters: tuple[AdapterReport, ...]
     memory: MemoryReport
-    verified: bool
+    verified: bool  # SHA-256 were compared, not only sizes
 
 
 def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:

@@ -39,17 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of a build.
+    """Options of a build."""
 
-    workspace_bytes: memory that a kernel may use at build and run time, None = all. timing_cache: its file,
-    None = one in the engine directory. version_compatible: the plan also loads in later TensorRTs and in the
-    lean runtime, and may be slower. verification_tokens: the most tokens that the verification profile takes.
-    """
-
-    workspace_bytes: int | None = None
-    timing_cache: Path | None = None
-    version_compatible: bool = False
-    verification_tokens: int = VERIFICATION_TOKENS
+    workspace_bytes: int | None = None  # memory that a kernel may use at build and run time; None = all
+    timing_cache: Path | None = None  # file of the timing cache; None = a file in the engine directory
+    version_compatible: bool = False  # also for later TensorRT versions and the lean runtime; may be slower
+    verification_tokens: int = VERIFICATION_TOKENS  # largest number of tokens of the verification profile
 
 
 @dataclass(frozen=True)

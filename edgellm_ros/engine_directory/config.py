@@ -142,13 +142,10 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling defaults of the checkpoint (generation_config.json).
+    """Sampling defaults of the checkpoint (generation_config.json)."""
 
-    temperature 0 = greedy, top_k 0 = off.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
+    temperature: float = 0.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
     top_p: float = 1.0
     repetition_penalty: float = 1.0
 
@@ -162,17 +159,14 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything in `config.json`.
-
-    `vision`, `audio` and `action` are None if the checkpoint has no such part.
-    """
+    """All contents of `config.json`."""
 
     format_version: int
     model_type: str
     precision: str
     llm: LanguageModelConfig
     builder: BuilderConfig
-    vision: VisionConfig | None
+    vision: VisionConfig | None  # None if the checkpoint has no such part; also below
     audio: AudioConfig | None
     action: ActionConfig | None
     special_tokens: SpecialTokens
@@ -180,10 +174,10 @@ class EngineConfig:
     generation: GenerationDefaults
     files: tuple[FileEntry, ...]
 
-    # The names under which TensorRT Edge-LLM's LLMEngineRunnerConfig has these values.
+    # The same values under the names of TensorRT Edge-LLM's LLMEngineRunnerConfig.
     rope_config = property(lambda self: self.llm.rope)
     num_decoder_layers = property(lambda self: self.llm.num_hidden_layers)
-    num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # those with a KV cache
+    num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # layers with a KV cache
     num_kv_heads = property(lambda self: self.llm.num_key_value_heads)
     head_dim = property(lambda self: self.llm.head_dim)
     rotary_dim = property(lambda self: self.llm.head_dim)  # number of rotated values of a head

@@ -13,14 +13,11 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat templat
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of the engine directory.
+    """One file of the engine directory."""
 
-    `path` is relative to it, with forward slashes; `size` in bytes; `sha256` in hex.
-    """
-
-    path: str
-    size: int
-    sha256: str
+    path: str  # relative to the engine directory, with forward slashes
+    size: int  # bytes
+    sha256: str  # in hex
 
     def __post_init__(self) -> None:
         pure = PurePosixPath(self.path)

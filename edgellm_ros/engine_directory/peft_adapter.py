@@ -48,11 +48,11 @@ _DECODER = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?P<modul
 class PeftAdapter:
     """An adapter in the engine's layout, module by module.
 
-    weights: engine module ("model.layers.0.mlp.up_proj") -> A [K, r], B [r, N], float32; y = x W + (x A) B.
-    The scaling (alpha / r, or alpha / sqrt(r)) is in B. `rank` is the largest r.
+    A module computes y = x W + (x A) B. The scaling (alpha / r, or alpha / sqrt(r)) is part of B.
     """
 
-    rank: int
+    rank: int  # the largest r
+    # Engine module ("model.layers.0.mlp.up_proj") -> A [K, r], B [r, N], float32.
     weights: dict[str, tuple[np.ndarray, np.ndarray]]
 
 

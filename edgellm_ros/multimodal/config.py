@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """Vision tower of the Qwen3-VL / Qwen3-Omni kind, with its preprocessing.
-
-    `min_pixels` and `max_pixels` are the processor's `shortest_edge` and `longest_edge`: areas of the resized
-    image in pixels. `resample` is the PIL code of the filter (3 = bicubic). `num_position_embeddings` is a
-    square number: the side of the learned position grid is its root.
-    """
+    """Vision tower of the Qwen3-VL / Qwen3-Omni kind, with its preprocessing."""
 
     hidden_size: int
     num_heads: int
@@ -23,12 +18,12 @@ class VisionConfig:
     patch_size: int
     temporal_patch_size: int
     spatial_merge_size: int
-    num_position_embeddings: int
+    num_position_embeddings: int  # points of the learned position grid, a square number
     deepstack_visual_indexes: tuple[int, ...]
     rope_theta: float
-    min_pixels: int
-    max_pixels: int
-    resample: int
+    min_pixels: int  # smallest area of a resized image; the processor's `shortest_edge`
+    max_pixels: int  # largest area of a resized image; the processor's `longest_edge`
+    resample: int  # PIL's code of the filter; 3 = bicubic
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
@@ -95,23 +90,18 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class AudioConfig:
-    """Audio encoder of Qwen3-Omni, with Whisper's feature extractor.
-
-    Features have `num_mel_bins` values per frame, one frame per `hop_length` samples, `n_fft` samples each.
-    Chunks of 2 * `n_window` frames go through the convolutions separately; the tokens of `n_window_infer`
-    frames attend to each other.
-    """
+    """Audio encoder of Qwen3-Omni, with Whisper's feature extractor."""
 
     d_model: int
     encoder_layers: int
     encoder_attention_heads: int
     output_dim: int
-    n_window: int
-    n_window_infer: int
-    num_mel_bins: int
-    sampling_rate: int
-    n_fft: int
-    hop_length: int
+    n_window: int  # half the frames of a chunk; the convolutions process each chunk alone
+    n_window_infer: int  # frames whose tokens attend to each other
+    num_mel_bins: int  # features per frame
+    sampling_rate: int  # Hz
+    n_fft: int  # samples that a frame is computed from
+    hop_length: int  # samples from one frame to the next
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

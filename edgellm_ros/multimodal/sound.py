@@ -23,8 +23,8 @@ class Sound:
     outside 4000..192000 Hz.
     """
 
-    samples: np.ndarray
-    sample_rate: int
+    samples: np.ndarray  # [N] float32, mono, full scale -1..1
+    sample_rate: int  # Hz
 
     def __post_init__(self) -> None:
         samples, rate = self.samples, self.sample_rate

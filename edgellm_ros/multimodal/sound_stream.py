@@ -29,11 +29,14 @@ MAX_LATENCY_NS = NANOSECONDS  # largest delay of a chunk relative to other senso
 
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """One utterance. Stamps are in nanoseconds, 0 if the stream is not stamped."""
+    """One utterance.
+
+    Stamps are in nanoseconds, 0 if the stream is not stamped.
+    """
 
     sound: Sound  # at 16 kHz
-    stamp: int  # of the first sample
-    until: int  # of the end of the chunk that ended the utterance
+    stamp: int  # stamp of the first sample
+    until: int  # stamp of the end of the chunk that ended the utterance
     reason: str  # why it ended: `silence`, `max_length` or `stream_end`
 
 

@@ -21,14 +21,12 @@ from edgellm_ros.builder.model import Model
 
 @dataclass(frozen=True)
 class Family:
-    """A model family.
-
-    `read` takes the checkpoint's directory, its `config.json` and its weights; it raises ValueError or
-    FileNotFoundError, naming file, key and value, for a checkpoint that the graphs would compute differently.
-    """
+    """A model family."""
 
     name: str
     model_types: tuple[str, ...]  # values of `model_type` in config.json
+    # Reads a checkpoint (directory, `config.json`, weights). ValueError or FileNotFoundError, which names file,
+    # key and value, for a checkpoint that the graphs would compute differently.
     read: Callable[[Path, ConfigSection, Weights], Model]
 
 

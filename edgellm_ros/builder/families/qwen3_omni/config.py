@@ -18,12 +18,9 @@ MODEL_TYPE = "qwen3_omni_moe_thinker"
 
 @dataclass(frozen=True)
 class TextArchitecture:
-    """Language model.
+    """Language model."""
 
-    `runner` is the configuration for the runtime; the graph uses all fields.
-    """
-
-    runner: LanguageModelConfig
+    runner: LanguageModelConfig  # for the runtime; the graph uses all fields
     intermediate_size: int
     rms_norm_eps: float
     attention_bias: bool
@@ -31,23 +28,17 @@ class TextArchitecture:
 
 @dataclass(frozen=True)
 class VisionArchitecture:
-    """Vision tower.
+    """Vision tower."""
 
-    `config` is the configuration for the runtime; the graph uses all fields.
-    """
-
-    config: VisionConfig
+    config: VisionConfig  # for the runtime; the graph uses all fields
     intermediate_size: int
 
 
 @dataclass(frozen=True)
 class AudioArchitecture:
-    """Audio encoder.
+    """Audio encoder."""
 
-    `config` is the configuration for the runtime; the graph uses all fields.
-    """
-
-    config: AudioConfig
+    config: AudioConfig  # for the runtime; the graph uses all fields
     downsample_hidden_size: int
     encoder_ffn_dim: int
 
