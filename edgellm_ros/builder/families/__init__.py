@@ -25,8 +25,8 @@ class Family:
 
     name: str
     model_types: tuple[str, ...]  # values of `model_type` in config.json
-    # Reads a checkpoint (directory, `config.json`, weights). ValueError or FileNotFoundError, which names file,
-    # key and value, for a checkpoint that the graphs would compute differently.
+    # Reads a checkpoint (directory, `config.json`, weights). ValueError or FileNotFoundError, which names
+    # file, key and value, for a checkpoint that the graphs would compute differently.
     read: Callable[[Path, ConfigSection, Weights], Model]
 
 
