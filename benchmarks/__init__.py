@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package costs and how well the robot drives. `python -m benchmarks` runs all; each file also runs
-alone.
+"""Benchmarks of the package's cost and of the robot's driving.
+
+`python -m benchmarks` runs the default set; each file also runs alone.
 """

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run every benchmark with its defaults; each prints a JSON line, the last line has all of them."""
+"""Run the default set of benchmarks.
+
+Each benchmark prints one JSON line. The last line has the results of all of them.
+
+Examples
+--------
+    python -m benchmarks
+
+"""
 
 from __future__ import annotations
 

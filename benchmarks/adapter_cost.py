@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What LoRA inputs cost without an adapter, what adapters cost, and what a switch costs.
+"""Cost of LoRA inputs without an adapter, of adapters, and of a switch.
 
-Regime: decoding only, in this process, engines loaded and warm, ONNX Runtime with one thread per core. The
-checkpoint is exported twice, without and with LoRA inputs; adapters of rank 8 and 16 on all layers
-have random weights. An answer of --tokens tokens (drawn at a high temperature, so that it does not end) is
-decoded in turns by all of them, alone and in batches of three: with one adapter, and with three. Times are
-per decode step; the ratios are medians over the turns, each against the engine without LoRA inputs in its
-turn.
+Measures
+--------
+The time per decode step, and its ratio to an engine without LoRA inputs: without an adapter, with one adapter
+and with three, alone and in batches of three. Ratios are medians over the runs; each compares two times of
+the same run. For a switch: the time of `switch_lora_weights`, and how much longer the next step takes because
+it binds other addresses.
 
-A switch: `switch_lora_weights`, and what the first step after it takes longer because it binds other
-addresses.
+Conditions
+----------
+Decoding only, in this process, engines loaded and warm, ONNX Runtime with one thread per core. The checkpoint
+is exported twice, without and with LoRA inputs. Adapters of rank 8 and 16 on all layers have random weights.
+All cases take turns in each run, with an answer of --tokens tokens, sampled at a high temperature so that it
+does not end early.
+
+Examples
+--------
+    python -m benchmarks.adapter_cost
+    python -m benchmarks.adapter_cost --tokens 50 --runs 10
+
+Last JSON line: `step_ms` and `ratio_to_without` by case, `switch_seconds`, `step_after_switch_seconds`.
+
 """
 
 from __future__ import annotations
@@ -37,8 +49,8 @@ RANKS = (8, 16)
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    parser.add_argument("--tokens", type=int, default=100, help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=25, help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens per answer (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=25, help="runs of each case (default: %(default)s)")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -56,7 +68,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 def compare(
     plain: LLMInferenceRuntime, adapted: LLMInferenceRuntime, tokens: int, runs: int
 ) -> dict[str, Any]:
-    """Milliseconds per decode step, and ratios to the engine without LoRA inputs at the same batch size."""
+    """Measure milliseconds per decode step in each case.
+
+    Also returns ratios to the engine without LoRA inputs at the same batch size.
+    """
     one = endless_request(plain, tokens)
     requests = {"": one}
     for name in "abc":
@@ -87,7 +102,10 @@ def compare(
 
 
 def switch(runtime: LLMInferenceRuntime, runs: int = 200) -> tuple[float, float]:
-    """Medians: seconds of a switch, and how much longer a short request takes after one."""
+    """Measure a switch, and how much longer a short request takes after it.
+
+    Returns two medians in seconds.
+    """
     one = LLMGenerationRequest("stop", sampling=SamplingParams(max_tokens=2))
     switches: list[float] = []
     requests: dict[bool, list[float]] = {True: [], False: []}
@@ -105,7 +123,7 @@ def switch(runtime: LLMInferenceRuntime, runs: int = 200) -> tuple[float, float]
 
 
 def write_adapter(directory: Path, engine: Path, rank: int) -> None:
-    """Write a PEFT adapter on all layers with LoRA inputs, with small random weights."""
+    """Write a PEFT adapter with small random weights for all layers with LoRA inputs."""
     rng = np.random.default_rng(rank)
     inputs = {binding.name: binding.shape for binding in inspect(engine).parts[0].inputs}
     tensors = {}

@@ -1,9 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the robot's answers are true of what it sees, on scenes and sentences that training never saw.
+"""Share of true answers on scenes and sentences that do not occur in training.
 
-Regime: in process, greedy, words only; 100 moments (at the start, under way, beside things) of commands and
-questions about a thing. An answer counts if colour, shape and side are right, whatever else it says. Target:
-at least 95 of 100.
+Measures
+--------
+How many answers name the right colour, shape and side of a solid; other parts of the answer are counted
+apart. Target: at least 95 of 100.
+
+Conditions
+----------
+In process, greedy, words only. The scenes are 100 moments (at the start, on the way, beside solids) with
+commands and questions.
+
+Examples
+--------
+    python -m benchmarks.answers
+    python -m benchmarks.answers --scenes 500
+
+Last JSON line: `right` of `scenes`, and `share_right` by part of the answer.
+
 """
 
 from __future__ import annotations
@@ -23,10 +37,10 @@ PARTS = ("color", "shape", "side")
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    parser.add_argument("--scenes", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--scenes", type=int, default=100, help="number of scenes (default: %(default)s)")
     args = parser.parse_args(arguments)
     rng = split_rng(common.SEED, "test")
-    right, parts, asked = 0, Counter(), Counter()
+    right, parts, totals = 0, Counter(), Counter()
     with LLMInferenceRuntime(common.engine(args)) as runtime:
         for situation in sample_situations(rng, args.scenes, "test"):
             request = LLMGenerationRequest(
@@ -37,9 +51,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             )
             verdict = check(runtime.handle_request(request).text, situation)
             parts.update(name for name, is_right in verdict.items() if is_right)
-            asked.update(verdict.keys())
+            totals.update(verdict.keys())
             right += all(verdict.get(name, True) for name in PARTS)
-    shares = {name: parts[name] / asked[name] for name in sorted(asked)}
+    shares = {name: parts[name] / totals[name] for name in sorted(totals)}
     return common.finish("answers", scenes=args.scenes, right=right, share_right=shares)
 
 

@@ -1,14 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well the robot drives, closed loop in process: successes, collisions, and the choice of sides.
+"""Driving in closed loop: successes, collisions, and the choice of sides.
 
-Regime: `edgellm demo` without ROS. The same world, camera trigger, replan interval and simulated latency,
-with `handle_request` called in process, so that it says what the model does and nothing of the topics;
-`edgellm demo --episodes 50` is the whole. First unseen episodes of all kinds, each with its own noise seed.
-Then one scene with an obstacle dead ahead under 64 noise seeds: on which side the robot passes it, and how
-often it touches something. With --spoken the commands are spoken, by people and in rooms that training never
-heard, and go through the node's voice activity detection. With --lora an adapter of the checkpoint answers.
-Targets: at least 90 % successes and at most 4 % collisions; each side at least 10 times and at least 60 of 64
-without collision.
+Measures
+--------
+Successes, collisions, speed and clearance over unseen episodes of all kinds, each with its own noise seed.
+Then one scene with an obstacle dead ahead under 64 noise seeds: the side on which the robot passes the
+obstacle, and its collisions. Targets: at least 90% successes and at most 4% collisions; in the dead-ahead
+scene each side at least 10 times, and at least 60 of 64 drives without a collision.
+
+Conditions
+----------
+`edgellm demo` without ROS: the same world, camera trigger, replan interval and simulated latency, but
+`handle_request` is called in process. The result therefore depends on the model and not on topics; `edgellm
+demo --episodes 50` measures the whole system. With --spoken, speakers and rooms of the split "test" speak the
+commands, which pass through the node's voice activity detection. With --lora, an adapter of the checkpoint
+answers.
+
+Examples
+--------
+    python -m benchmarks.closed_loop
+    python -m benchmarks.closed_loop --spoken --episodes 150
+    python -m benchmarks.closed_loop --lora cautious
+
+Last JSON line: `successes` and `collisions` of `episodes`, `understood`, `mean_speed`, `least_clearance`, the
+seeds of `failed` episodes, and `dead_ahead`.
+
 """
 
 from __future__ import annotations
@@ -33,15 +49,20 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    parser.add_argument("--episodes", type=int, default=50, help="default: %(default)s")
+    parser.add_argument("--episodes", type=int, default=50, help="number of episodes (default: %(default)s)")
     parser.add_argument(
-        "--noise-seeds", type=int, default=64, help="in the dead-ahead scene (default: %(default)s)"
+        "--noise-seeds",
+        type=int,
+        default=64,
+        help="noise seeds of the dead-ahead scene (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=common.SEED, help="of the first episode (default: %(default)s)"
+        "--seed", type=int, default=common.SEED, help="seed of the first episode (default: %(default)s)"
     )
-    parser.add_argument("--spoken", action="store_true", help="speak to the robot instead of typing to it")
-    parser.add_argument("--lora", default="", metavar="NAME", help="adapter (default: the base model)")
+    parser.add_argument("--spoken", action="store_true", help="speak the commands instead of typing them")
+    parser.add_argument(
+        "--lora", default="", metavar="NAME", help="LoRA adapter to use (default: the base model)"
+    )
     args = parser.parse_args(arguments)
     with LLMInferenceRuntime(common.engine(args)) as runtime:
         runtime.switch_lora_weights(args.lora)
@@ -76,8 +97,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 def play(
     runtime: LLMInferenceRuntime, episode: Episode, noise_seed: int, spoken: bool = False
 ) -> tuple[World, bool]:
-    """One episode to its end, with one noise seed for all of its plans; and whether the command was
-    understood.
+    """Play one episode to its end, with one noise seed for all of its plans.
+
+    Also returns whether the robot understood the command.
     """
     world = World(episode)
     prompt, audio = episode.command.text, ()
@@ -87,7 +109,7 @@ def play(
 
     def think(frame: np.ndarray) -> Plan:
         if not prompt and not audio:
-            return Plan("", None)  # nobody told it anything: it stands
+            return Plan("", None)  # no command was heard: the robot stays
         request = LLMGenerationRequest(
             prompt=prompt,
             audio=audio,
@@ -105,8 +127,9 @@ def play(
 
 
 def heard(episode: Episode) -> Sound | None:
-    """What the node hears of the command, said until it is heard: the last utterance in the recording. None
-    if it never is.
+    """Return the last utterance that the node hears in the recording of the command.
+
+    The command is repeated until it is heard. None if it never is.
     """
     voice = VoiceActivity()
     for time in range(SAY_AT_MOST):
@@ -118,8 +141,9 @@ def heard(episode: Episode) -> Sound | None:
 
 
 def side_of_obstacle(world: World) -> str:
-    """On which side of the obstacle nearest to the way the robot passed it, or "none" if it never got beside
-    it.
+    """Return the side on which the robot passed the obstacle on the straight line.
+
+    Returns "none" if the robot never got beside the obstacle.
     """
     episode, track = world.episode, world.track
     solid = world.scene.solids[expert.blocking(world.scene, episode.start, episode.target)[0]]

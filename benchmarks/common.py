@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: the arena's engine, a moment of an episode as a request, percentiles, the last
-line.
-"""
+"""Shared by the benchmarks: demo engine, requests, percentiles, and the last line."""
 
 from __future__ import annotations
 
@@ -15,31 +13,34 @@ from edgellm_ros.arena.episode import World, make_episode
 from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
-SEED = (
-    20_000  # the first of the episodes that benchmarks use; those of the tests and of the demo lie elsewhere
-)
+SEED = 20_000  # of the first episode of the benchmarks; tests and demo use other seeds
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Options of every benchmark: --engine and --checkpoint."""
+    """Make a parser with the options of every benchmark: --engine and --checkpoint."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--engine", type=Path, default=Path("engines/arena"), help="default: %(default)s")
     made.add_argument(
-        "--checkpoint", type=Path, default=ARENA_CHECKPOINT, help="default: the demo checkpoint"
+        "--engine", type=Path, default=Path("engines/arena"), help="engine directory (default: %(default)s)"
+    )
+    made.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=ARENA_CHECKPOINT,
+        help="checkpoint to export if the engine is missing or outdated (default: the demo's)",
     )
     return made
 
 
 def engine(args: argparse.Namespace) -> Path:
-    """The engine directory, exported first if it is missing or older than the checkpoint."""
+    """Return the engine directory; export it first if it is missing or outdated."""
     export_if_needed(args.checkpoint, args.engine)
     return args.engine
 
 
 def first_look(seed: int, **fields: Any) -> LLMGenerationRequest:
-    """What a robot asks at the start of an episode: one camera frame, a command, one trajectory."""
+    """Make the first request of an episode: camera frame, command, one trajectory."""
     world = World(make_episode(seed))
     return LLMGenerationRequest(
         prompt=world.episode.command.text, images=(world.camera(),), **{"action_samples": 1, **fields}
@@ -47,7 +48,7 @@ def first_look(seed: int, **fields: Any) -> LLMGenerationRequest:
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
-    """Median and 90th percentile in seconds."""
+    """Compute median and 90th percentile in seconds."""
     ordered = sorted(seconds)
     return {
         "median": statistics.median(ordered),

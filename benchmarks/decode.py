@@ -1,29 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a model of any shape decodes, beside the same weights in transformers and the memory's limit.
+"""Decode speed of a model of any size, beside transformers and memory bandwidth.
 
-Weights are random and written as a real checkpoint, exported by the real exporter, and decoded the way users
-decode: `handle_request` with a prompt of --context tokens, greedy, --tokens tokens per sequence, no prefix
-reuse, a KV cache just large enough, decode steps captured where the device has graphs. No answer ends early:
-the stop token's logit is never the greatest.
+Measures
+--------
+- prefill: from the prompt to the first token. decode: the runtime's own time of the decode stage per step;
+  median and p90 of --runs runs after 2 warm-up runs. `wall_ms`: the same measured around the call, less the
+  time to the first token. `step_ms`: from step to step, in one more run that reports each step.
+- host time: time from step to step less the time inside `HostCopy.wait`, which is the host's own work per
+  step; median over the steps of that run. null on the CPU, where the host does all the work.
+- bytes per step: all weights once (with the last matrix; without the embedding table unless it is that
+  matrix), and the average KV rows of every sequence. Share of the copy bandwidth: these bytes per second of
+  the median step, divided by bytes read and written per second by copies of 256 MiB on the same device in the
+  same run.
+- memory: in use on the device after all runs, and the peak while loading and warming up, both less the memory
+  in use when only the device was open. `overhead`: the excess over weights (a table that is used twice counts
+  once) and KV cache. On the CPU this is resident memory, which includes memory that malloc keeps.
+- transformers: the same weights, prompts and precision on the same device in the same process, after our
+  runtime is closed: eager with a growing cache, and compiled with a static cache (`reduce-overhead`: CUDA
+  graphs on a GPU). `same_tokens`: number of equal greedy tokens before the first difference, the minimum of
+  the batch. In fp16 and bf16 answers diverge where two logits are almost equal, which is soon with random
+  weights.
 
-- prefill: the prompt to the first token. decode: the runtime's own time of the decode stage over its steps;
-  median and p90 of --runs runs after 2 to warm up. `wall_ms`: the same from outside, the whole call less the
-  time to the first token. `step_ms`: from step to step, of one more run, which is told of each.
-- host time: what a step costs the host besides waiting for the device: the time from step to step less the
-  time inside `HostCopy.wait`, median over the steps of that run. null on the CPU, where the host does it all.
-- bytes per step: the weights once (with the last matrix, without the table of embeddings unless it is that
-  matrix) and the rows that the KV cache of every sequence then holds, on average; nothing else. Share of the
-  copy bandwidth: these bytes per second of the median step, over bytes read and written per second by copies
-  of 256 MiB on the same device in the same run.
-- memory: in use on the device after all runs, and the most while loading and warming up, both less what was
-  in use with the bare device open. `overhead`: by how much the first exceeds weights (a table that is used
-  twice counted once) and KV cache. On the CPU resident memory stands for it, with what malloc keeps.
-- transformers: same weights, prompts and precision on the same device in the same process, after ours is
-  closed: eager with a growing cache, and compiled with a static one (`reduce-overhead`: CUDA graphs on a
-  GPU). `same_tokens`: how many greedy tokens at the beginning are ours too, the fewest of the batch; in fp16
-  and bf16 they part where two logits lie close together, which with random weights is soon.
+Conditions
+----------
+Weights are random, written as a real checkpoint, and exported by the real exporter. Decoding is
+`handle_request` with a prompt of --context tokens, greedy, --tokens tokens per sequence, no prefix reuse, a
+KV cache of exactly this size, and captured decode steps where the device has graphs. No answer ends early,
+because the stop token's logit is never the largest.
 
-What takes how long is on standard error. Figures of an H200: docs/performance.md.
+Examples
+--------
+    python -m benchmarks.decode
+    python -m benchmarks.decode --shape qwen3-1.7b --device cuda --batch 1,8
+    python -m benchmarks.decode --shape qwen3-0.6b,num_hidden_layers=2 --no-transformers
+
+Standard error has the duration of each phase. Last JSON line: the options, `batches` (the figures of each
+batch size), `memory_bytes`, `memory_overhead`, `kernels` (with --profile), `transformers`, and `seconds` by
+phase. docs/performance.md has results of an H200.
+
 """
 
 from __future__ import annotations
@@ -62,7 +76,7 @@ WARM_UP_RUNS = 2
 
 
 class StopWatch:
-    """Says on standard error what is done; `seconds` per phase."""
+    """Reports the duration of each phase on standard error; `seconds` has it by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -101,7 +115,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             theirs = {}
             try:
                 _run_transformers(args, checkpoint, clock, answers, theirs)
-            except Exception as error:  # what a compiler or a full GPU says is a result too: ours stand
+            except Exception as error:  # a compiler's or memory error is a result too; ours are kept
                 theirs["error"] = f"{type(error).__name__}: {error}"
                 clock.done("transformers", theirs["error"])
     return finish(
@@ -185,7 +199,7 @@ def _run_transformers(
     answers: dict[int, list[list[int]]],
     theirs: dict[str, Any],
 ) -> None:
-    """Put into `theirs` milliseconds per way and batch size, and how many tokens are ours."""
+    """Put times and equal tokens by mode and batch size into `theirs`."""
     import torch
     import transformers
 
@@ -232,26 +246,45 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=_shape,
         default="qwen3-0.6b",
         metavar="NAME[,KEY=NUMBER...]",
-        help=f"{', '.join(SHAPES)}, changed where KEYs say so (hidden_size=64,...); default: %(default)s",
+        help=f"{', '.join(SHAPES)}, with changes such as hidden_size=64 (default: %(default)s)",
     )
-    add("--precision", choices=BYTES_PER_VALUE, default="fp16", help="default: %(default)s")
-    add("--device", choices=DEVICES, default="cpu", help="default: %(default)s")
-    add("--batch", type=_batches, default="1", metavar="N[,N...]", help="default: %(default)s")
-    add("--context", type=integer(2), default=500, metavar="N", help="tokens; default: %(default)s")
-    add("--tokens", type=integer(2), default=128, metavar="N", help="per sequence; default: %(default)s")
-    add("--runs", type=integer(1), default=5, metavar="N", help="default: %(default)s")
-    add("--no-graphs", dest="graphs", action="store_false", help="queue the kernels of each step one by one")
-    add("--no-transformers", dest="transformers", action="store_false", help="ours alone")
-    add("--no-compile", dest="compile", action="store_false", help="transformers eager alone")
-    add("--profile", action="store_true", help="kernels of a decode step; a GPU and PyTorch are needed")
+    add(
+        "--precision",
+        choices=BYTES_PER_VALUE,
+        default="fp16",
+        help="precision of the weights (default: %(default)s)",
+    )
+    add("--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)")
+    add("--batch", type=_batches, default="1", metavar="N[,N...]", help="batch sizes (default: %(default)s)")
+    add("--context", type=integer(2), default=500, metavar="N", help="prompt tokens (default: %(default)s)")
+    add(
+        "--tokens",
+        type=integer(2),
+        default=128,
+        metavar="N",
+        help="generated tokens per sequence (default: %(default)s)",
+    )
+    add(
+        "--runs",
+        type=integer(1),
+        default=5,
+        metavar="N",
+        help="timed runs per batch size (default: %(default)s)",
+    )
+    add("--no-graphs", dest="graphs", action="store_false", help="launch kernels one by one, without graphs")
+    add("--no-transformers", dest="transformers", action="store_false", help="do not run transformers")
+    add("--no-compile", dest="compile", action="store_false", help="run transformers eager only")
+    add(
+        "--profile", action="store_true", help="profile the kernels of a decode step; needs a GPU and PyTorch"
+    )
     add(
         "--directory",
         type=Path,
-        help="where to keep the checkpoint, to be used again, and the engine (default: nowhere)",
+        help="directory to keep checkpoint and engine in; the checkpoint is reused (default: temporary)",
     )
     args = parser.parse_args(arguments)
     if args.profile and args.device == "cpu":
-        parser.error("--profile shows what a GPU does: it needs --device cuda or tensorrt")
+        parser.error("--profile needs a GPU: expected --device cuda or tensorrt, got cpu")
     return args
 
 

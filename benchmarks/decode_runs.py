@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that decode a given number of tokens, how long that takes, and what a step costs the host."""
+"""Requests of a fixed number of tokens, and their decode times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)
 
 
 def make_requests(batch: int, context: int, tokens: int) -> list[LLMGenerationRequest]:
-    """Prompts of `context` random letters, each its own: as many tokens with the benchmark's tokenizer."""
+    """Make requests whose prompts are `context` different random letters.
+
+    Each letter is one token of the benchmark's tokenizer.
+    """
     rng = np.random.default_rng(0)
     sampling = SamplingParams(max_tokens=tokens)
     return [
@@ -35,7 +38,7 @@ def make_requests(batch: int, context: int, tokens: int) -> list[LLMGenerationRe
 def decode(
     runtime: LLMInferenceRuntime, requests: Sequence[LLMGenerationRequest]
 ) -> list[LLMGenerationResponse]:
-    """The answers. RuntimeError if one ended before max_tokens."""
+    """Return the answers; RuntimeError if one ended before max_tokens."""
     responses = runtime.handle_request(requests)
     for request, response in zip(requests, responses, strict=True):
         found, expected = len(response.token_ids), request.sampling.max_tokens
@@ -47,8 +50,11 @@ def decode(
 def measure(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest], runs: int
 ) -> dict[str, Any]:
-    """Milliseconds of prefill and decode steps, tokens per second, host microseconds. The runtime is warm."""
-    steps = requests[0].sampling.max_tokens - 1  # the first token comes out of the prefill
+    """Measure prefill, decode steps, tokens per second, and the host's time per step.
+
+    The runtime must be warm.
+    """
+    steps = requests[0].sampling.max_tokens - 1  # the first token is from the prefill
     prefill_s, decode_s, wall_s = [], [], []
     for _ in range(runs):
         start = time.perf_counter()
@@ -74,54 +80,54 @@ def _milliseconds(seconds: list[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds from step to step, and how much of them the host did not wait for the device."""
+    """Times of decode steps in seconds."""
 
-    interval_s: list[float]
-    host_s: list[float]
+    interval_s: list[float]  # from step to step
+    host_s: list[float]  # part of the interval in which the host did not wait for the device
 
 
 def observe_steps(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest]
 ) -> StepTimes:
-    """Decode once, listening to the progress of the first request and timing all that waits for a reading."""
+    """Decode once; record the time of each step and the time spent waiting for copies."""
     now: list[float] = []
     waited: list[float] = []
-    readings = _TimedReadings(device)
+    copies = _TimedCopies(device)
 
     def listen(progress: Progress) -> None:
         if progress.stage == "decode":
             now.append(time.perf_counter())
-            waited.append(readings.seconds)
+            waited.append(copies.seconds)
 
-    device.copy_to_host = readings.copy_to_host
+    device.copy_to_host = copies.copy_to_host
     try:
         decode(runtime, [replace(requests[0], on_progress=listen), *requests[1:]])
     finally:
-        del device.copy_to_host  # the class's own again
+        del device.copy_to_host  # restores the method of the class
     interval = np.diff(now)
     return StepTimes(interval.tolist(), (interval - np.diff(waited)).tolist())
 
 
-class _TimedReadings:
-    """Stands between the runtime and a device's `copy_to_host`; `seconds` is the time spent in `wait`."""
+class _TimedCopies:
+    """Wraps a device's `copy_to_host`; `seconds` is the total time in `wait`."""
 
     def __init__(self, device: Device) -> None:
         self.seconds = 0.0
-        self._read_later = device.copy_to_host
+        self._copy_to_host = device.copy_to_host
 
     def copy_to_host(self, source: Tensor) -> HostCopy:
-        return _TimedReading(self._read_later(source), self)
+        return _TimedCopy(self._copy_to_host(source), self)
 
 
-class _TimedReading:
-    def __init__(self, reading: HostCopy, times: _TimedReadings) -> None:
-        self._reading = reading
+class _TimedCopy:
+    def __init__(self, copy: HostCopy, times: _TimedCopies) -> None:
+        self._copy = copy
         self._times = times
 
     def wait(self) -> np.ndarray:
         start = time.perf_counter()
         try:
-            return self._reading.wait()
+            return self._copy.wait()
         finally:
             self._times.seconds += time.perf_counter() - start
 
@@ -129,10 +135,15 @@ class _TimedReading:
 def profile_steps(
     runtime: LLMInferenceRuntime, requests: Sequence[LLMGenerationRequest], profile: KernelProfile
 ) -> list[Row]:
-    """Kernels of a few decode steps. ValueError if there are not so many."""
+    """Profile the kernels of some decode steps.
+
+    ValueError if the answers are too short.
+    """
     last = FIRST_PROFILED + PROFILED_STEPS
     if requests[0].sampling.max_tokens <= last + 1:
-        raise ValueError(f"a profile needs more than {last + 1} tokens")
+        raise ValueError(
+            f"a profile needs more than {last + 1} tokens per answer, got {requests[0].sampling.max_tokens}"
+        )
     rows: list[Row] = []
 
     def listen(progress: Progress) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory of a device is in use, and the most that was in use meanwhile."""
+"""Memory in use on a device, and its peak over a period."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from edgellm_ros.ros.node.metrics import resident_memory
 
 
 def used_bytes(device: Device) -> int:
-    """On a GPU everything that is not free, whoever has it; on the host what is resident of this process."""
+    """Return the bytes in use.
+
+    On a GPU: all used memory, with that of other processes. On the CPU: this process's resident memory.
+    """
     if device.memory == "cpu":
         return resident_memory()
     free, total = device.memory_info()
@@ -19,9 +22,10 @@ def used_bytes(device: Device) -> int:
 
 
 class PeakMemory:
-    """Looks every few milliseconds, as long as it is entered; `peak` is the most bytes that it saw.
+    """Polls the memory in use while it is entered.
 
-    Asking a GPU costs time: not around what is timed.
+    `peak` is the largest value in bytes.     Polling a GPU takes time, so no measurement of time may run
+    inside.
     """
 
     def __init__(self, device: Device, period: float = 0.01) -> None:
@@ -36,7 +40,7 @@ class PeakMemory:
             self.look()
 
     def look(self) -> int:
-        """Bytes in use now."""
+        """Return the bytes in use now and update the peak."""
         used = used_bytes(self._device)
         self.peak = max(self.peak, used)
         return used

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast something grows that also wavers: a line that single outliers and steps do not turn."""
+"""Growth rate of a noisy series, robust against single outliers and steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 
 def growth_rate(progress: Sequence[float], sizes: Sequence[float], period: int) -> float:
-    """How much `sizes` grow for each unit of `progress`, two readings of which belong together.
+    """Estimate the growth of `sizes` per unit of `progress`.
 
-    Readings recur with `period`, so that medians are taken over whole periods (an incomplete one at the
-    beginning is left out); the median of the slopes between every two of them is the rate (Theil-Sen).
-    ValueError for less than two periods and where `progress` stands still.
+    The readings of the two sequences belong together and recur with `period`. Medians are taken over whole
+    periods; an incomplete period at the beginning is left out. The rate is the median of the slopes between
+    every two medians (Theil-Sen). ValueError for less than two periods, or if `progress` does not change.
     """
     periods = len(sizes) // period
     if len(progress) != len(sizes) or periods < 2:
         raise ValueError(
-            f"expected two sequences of at least {2 * period}, got {len(progress)} and {len(sizes)}"
+            f"expected two sequences of the same length, at least {2 * period}, got {len(progress)} and "
+            f"{len(sizes)}"
         )
     first = len(sizes) - periods * period
     points = [
@@ -34,5 +35,5 @@ def growth_rate(progress: Sequence[float], sizes: Sequence[float], period: int) 
         if end > begin
     ]
     if not slopes:
-        raise ValueError(f"progress stands still at {points[0][0]}")
+        raise ValueError(f"expected rising progress, got {points[0][0]} in all periods")
     return statistics.median(slopes)

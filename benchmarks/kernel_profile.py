@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels a GPU spends its time in: everything that this process runs there, whoever launched it."""
+"""Profile of all kernels that this process runs on a GPU, whoever launches them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Row = dict[str, Any]
 
 
 class KernelProfile:
-    """Between `start` and `stop`, as torch.profiler sees it (CUPTI). ImportError without PyTorch.
+    """Profiles the time between `start` and `stop` with torch.profiler (CUPTI).
 
-    Make it before anything is captured in a graph: CUPTI must be there to see the kernels of a graph one by
-    one. `synchronize` waits for all work, so that what was queued before does not count.
+    Create it before any graph is captured: CUPTI must be active to see the kernels of a graph separately.
+    `synchronize` waits for all queued work, so that earlier work does not count. ImportError without PyTorch.
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
-        # CUPTI that is torn down and set up again does not get along with graphs that were recorded before.
+        # If CUPTI is torn down and set up again, it does not work with graphs captured before.
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         import torch.profiler
 
         self._synchronize = synchronize
         self._torch = torch
-        with self._profiler():  # the first one sets CUPTI up
+        with self._profiler():  # the first profiler initialises CUPTI
             torch.zeros(1, device="cuda").add_(1)
             torch.cuda.synchronize()
         self._running: Any = None
@@ -40,7 +40,10 @@ class KernelProfile:
         self._running.start()
 
     def stop(self, steps: int) -> list[Row]:
-        """Kernels and copies, the longest first, per step: name, count, microseconds."""
+        """Return name, count and microseconds of kernels and copies per step.
+
+        The longest come first.
+        """
         self._synchronize()
         self._running.stop()
         device = self._torch.autograd.DeviceType.CUDA
@@ -56,7 +59,7 @@ class KernelProfile:
 
 
 def format_table(rows: list[Row]) -> str:
-    """One line per kernel: per decode step, how often and how long."""
+    """Format one line per kernel: time and count per decode step."""
     total = sum(row["us"] for row in rows)
     lines = [f"{'us':>9}{'share':>7}{'count':>8}  kernel (per decode step; {total:.1f} us in kernels)"]
     lines += [

@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kernel between the engines takes, at the sizes of a language model of 2 billion parameters.
+"""Time of each kernel between the engines, at the sizes of a 2B model.
 
-Vocabulary 151,936, hidden size 2,048 in fp16, 28 layers with 8 heads of 128 for keys and values, logits of
-normal random numbers times 3. `us`: time on the device, of a graph of 200 launches, replayed; where there are
-no graphs, of 3 calls. `queue_us`: time of the host to queue one launch outside of a graph. Medians of 7 runs,
-after 1 to warm up.
+Measures
+--------
+`us`: time on the device, from a replayed graph of 200 launches, or from 3 calls without graphs. `queue_us`:
+host time to queue one launch outside of a graph. Both are medians of 7 runs after 1 warm-up run.
+
+Conditions
+----------
+Vocabulary 151,936, hidden size 2,048 in fp16, 28 layers with 8 heads of 128 for keys and values. Logits are
+normal random numbers times 3.
+
+Examples
+--------
+    python -m benchmarks.kernels
+    python -m benchmarks.kernels --device cuda --batch 1 8
+
+Last JSON line: `us` and `queue_us` by kernel and batch size.
+
 """
 
 from __future__ import annotations
@@ -44,8 +57,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="default: %(default)s")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="default: 1 and 8")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 and 8)")
     args = parser.parse_args(arguments)
     device = open_device(args.device)
     kernels = load_kernels(device)
@@ -59,7 +74,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def measure(device: Device, call: Call) -> dict[str, float]:
-    """Microseconds of one call."""
+    """Measure the microseconds of one call."""
 
     def record() -> None:
         for _ in range(GRAPH_LAUNCHES):
@@ -75,7 +90,7 @@ def measure(device: Device, call: Call) -> dict[str, float]:
 
 
 def median_us(device: Device, call: Call, times: int) -> dict[str, float]:
-    """Until the host has queued `times` calls, and until they are done, each divided by `times`."""
+    """Measure the time to queue and to complete `times` calls, divided by `times`."""
     queued, done = [], []
     for _ in range(RUNS + 1):
         start = time.perf_counter()
@@ -91,7 +106,7 @@ def median_us(device: Device, call: Call, times: int) -> dict[str, float]:
 
 
 def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
-    """Each kernel on tensors of its own."""
+    """Make a call of each kernel with its own tensors."""
     rng = np.random.default_rng(0)
 
     def put(array: np.ndarray) -> Tensor:
@@ -146,7 +161,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
 
 
 def sampling_state(put: Callable[[np.ndarray], Tensor], batch: int, rules: dict[str, float]) -> SamplingState:
-    """The same rules for each row, in which a hundredth of the tokens was seen."""
+    """Make a sampling state with the same rules in each row and 1% of tokens seen."""
 
     def rows(name: str, neutral: float, dtype: type) -> Tensor:
         return put(np.full(batch, rules.get(name, neutral), dtype))

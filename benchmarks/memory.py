@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has allocated, to the byte: resident memory does not tell it from what malloc keeps."""
+"""Exact memory of a process, as malloc reports it.
+
+Resident memory also includes what malloc keeps free.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,11 @@ from edgellm_ros.ros.node.metrics import resident_memory
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a process: `allocated` from malloc and not freed; `free` in what malloc holds; and `outside`
-    of that, but resident: code, stacks, what is mapped (less than 0 if malloc holds more than is resident).
-    """
+    """Memory of a process in bytes."""
 
-    allocated: int
-    free: int
-    outside: int
+    allocated: int  # taken from malloc and not freed
+    free: int  # held by malloc and free
+    outside: int  # resident memory less what malloc holds: code, stacks, mappings; may be negative
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -32,14 +33,16 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def read_memory() -> Memory:
-    """Of this process, without garbage. Python's small objects count only with PYTHONMALLOC=malloc.
+    """Read the memory of this process after a garbage collection.
 
-    RuntimeError without glibc 2.33.
+    Python's small objects are included only with PYTHONMALLOC=malloc. RuntimeError without glibc 2.33.
     """
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except AttributeError:
-        raise RuntimeError("there is no mallinfo2: this needs Linux with glibc 2.33") from None
+        raise RuntimeError(
+            "mallinfo2 is missing: this benchmark needs Linux with glibc 2.33 or later"
+        ) from None
     gc.collect()
     mallinfo2.restype = _Mallinfo2
     info = mallinfo2()

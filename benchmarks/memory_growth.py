@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the node's memory grows: its resident size over 1,000 plans through the Plan action.
+"""Growth of the node's resident memory over 1,000 plans through the Plan action.
 
-Regime: the node in its own process, one goal after the other, each with a camera frame, words and one
-trajectory, over 20 different moments. The first 100 plans fill pools and caches and are left out; after that
-the median of the last 50 readings is compared with that of the first 50. Target: no growth beyond noise (less
-than 2 MB over the rest).
+Measures
+--------
+The median of the last 50 readings, compared with the median of the first 50 after a warm-up of 100 plans that
+fill pools and caches. Target: no growth beyond noise (less than 2 MB).
+
+Conditions
+----------
+The node runs in its own process. Goals are sent one after the other, each with a camera frame, words and one
+trajectory, over 20 different scenes.
+
+Examples
+--------
+    python -m benchmarks.memory_growth
+    python -m benchmarks.memory_growth --plans 400
+
+Last JSON line: `plans`, `start_mb`, `warm_mb`, `end_mb`, `growth_mb`.
+
 """
 
 from __future__ import annotations
@@ -21,7 +34,9 @@ WINDOW = 50
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    parser.add_argument("--plans", type=int, default=1000, help="more than 200 (default: %(default)s)")
+    parser.add_argument(
+        "--plans", type=int, default=1000, help="number of plans, at least 200 (default: %(default)s)"
+    )
     args = parser.parse_args(arguments)
     if args.plans < WARM_UP + 2 * WINDOW:
         parser.error(f"--plans must be at least {WARM_UP + 2 * WINDOW}, got {args.plans}")

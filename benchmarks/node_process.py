@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edgellm node in a process of its own, and a ROS node with an action client for it in this one."""
+"""The edgellm node in its own process, and a ROS node with an action client here."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ PLAN_S = 30.0
 
 
 class NodeProcess:
-    """Context manager: the edgellm node is active, with `parameters` beside its defaults. `node` is ours.
+    """Context manager that runs an active edgellm node.
 
-    `watched`: it also tells what it has allocated, and Python takes all memory from malloc.
+    `parameters`: changes to the node's defaults. `watched`: the node also reports its allocated memory, and
+    Python takes all memory from malloc. The attribute `node` is this process's ROS node.
     """
 
     def __init__(
@@ -82,30 +83,30 @@ class NodeProcess:
         return result
 
     def resident_bytes(self) -> int:
-        """Physical memory of the node's process."""
+        """Return the resident memory of the node's process."""
         return self._status("VmRSS") * 1024
 
     def memory(self) -> Memory:
-        """What the process of a watched node has allocated."""
+        """Return the memory that the process of a watched node has allocated."""
         return watched_node.ask_memory(self._socket)
 
     def threads(self) -> int:
-        """Threads of the node's process."""
+        """Return the number of threads of the node's process."""
         return self._status("Threads")
 
     def call(self, client: Any, request: Any) -> Any:
-        """The response of one of the node's services."""
+        """Call one of the node's services and return the response."""
         return self._wait_for(client.call_async(request), PLAN_S)
 
     def spin_until(self, done: Callable[[], Any], timeout_s: float) -> bool:
-        """Let messages arrive until `done()` or for `timeout_s`; returns whether it is."""
+        """Process messages until `done()` or for `timeout_s`; return whether it is done."""
         return spin_until(self._executor, done, timeout_s)
 
     def _status(self, name: str) -> int:
         for line in Path(f"/proc/{self.child.process.pid}/status").read_text().splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
-        raise RuntimeError(f"no {name} in /proc: this benchmark needs Linux")
+        raise RuntimeError(f"{name} is missing in /proc/PID/status: this benchmark needs Linux")
 
     def _wait_until_active(self) -> None:
         deadline = time.monotonic() + START_S
@@ -120,14 +121,14 @@ class NodeProcess:
         raise RuntimeError(f"the node is not active after {START_S:.0f} s:\n{self.child.log_tail()}")
 
     def _wait_for(self, future: Any, timeout_s: float) -> Any:
-        # Not spin_until_future_complete: each of its turns leaves a callback behind that costs the next call
-        # a turn, so that a client gets slower with every goal.
+        # spin_until_future_complete leaves a callback behind in each iteration. Each of them costs the next
+        # call an iteration, so the client would get slower with every goal.
         if not self.spin_until(future.done, timeout_s):
             raise RuntimeError(f"no answer from the node within {timeout_s:.0f} s:\n{self.child.log_tail()}")
         return future.result()
 
 
 def goal_of(prompt: str, frame: np.ndarray) -> Plan.Goal:
-    """One camera frame [H, W, 3] RGB, one command, one trajectory, noise seed 0."""
+    """Make a goal: camera frame [H, W, 3] RGB, command, one trajectory, noise seed 0."""
     image: Image = to_image(0, frame)
     return Plan.Goal(prompt=prompt, images=[image], action_samples=1, noise_seed=0)

@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one plan takes in process: camera frame in, words and one trajectory out.
+"""Latency of one plan in process, from camera frame to words and trajectory.
 
-Regime: batch 1, one request after the other, in this process, engine loaded and warm, ONNX Runtime with one
-thread per core. Each request is the first look of another episode, so that answers differ in length; no
-prefix reuse; greedy decoding, the checkpoint's own number of Euler steps. Times are the whole of
-`handle_request`, and the time until the first progress report that carries words. Targets on 2 cores: one
-plan at most 0.5 s median, first words at most 0.15 s.
+Measures
+--------
+The time of `handle_request`, and the time to the first progress report with words. Targets on 2 cores: one
+plan at most 0.5 s, first words at most 0.15 s (medians).
+
+Conditions
+----------
+Batch 1, one request after the other, in this process, engine loaded and warm, ONNX Runtime with one thread
+per core. Each request is the first frame of another episode, so answers differ in length. No prefix reuse,
+greedy decoding, the checkpoint's own number of Euler steps.
+
+Examples
+--------
+    python -m benchmarks.plan_latency
+    python -m benchmarks.plan_latency --plans 200
+
+Last JSON line: `plan_seconds` and `first_words_seconds` (median, p90), `median_tokens`, `with_trajectory` of
+`plans`.
+
 """
 
 from __future__ import annotations
@@ -22,7 +36,7 @@ from edgellm_ros.runtime.request import Progress
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    parser.add_argument("--plans", type=int, default=50, help="default: %(default)s")
+    parser.add_argument("--plans", type=int, default=50, help="number of plans (default: %(default)s)")
     args = parser.parse_args(arguments)
     plan_s, words_s, tokens, driving = [], [], [], 0
     with LLMInferenceRuntime(common.engine(args), prefix_cache_bytes=0) as runtime:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole checkpoints of any shape with random weights, in seconds: speed does not depend on what was learnt.
+"""Complete checkpoints of any size with random weights, written in seconds.
 
-Text only, in Hugging Face format: what `edgellm export` takes, under tensor names that Qwen3 has too.
+Speed does not depend on the values of weights. The checkpoints are text only, in Hugging Face format, as
+`edgellm export` reads them. Their tensors have the names of Qwen3.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from edgellm_ros.builder.families.qwen3_omni.config import MODEL_TYPE
 from edgellm_ros.builder.graph import DTYPES
 
-NEVER = "<|endoftext|>"  # the stop token; its logit is always 0, which is not the greatest
+NEVER = "<|endoftext|>"  # the stop token; its logit is always 0, which is never the largest
 TEMPLATE = (
     "{% for message in messages %}{% for item in message.content %}{{ item.text }}{% endfor %}{% endfor %}"
 )
@@ -34,7 +35,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a dense Qwen3 language model, under the names of its configuration."""
+    """Sizes of a dense Qwen3 language model, named as in its configuration."""
 
     hidden_size: int
     intermediate_size: int
@@ -48,11 +49,11 @@ class ModelShape:
     def __post_init__(self) -> None:
         if self.vocab_size < 257:
             raise ValueError(
-                f"vocab_size must be at least 257 (bytes and a stop token), got {self.vocab_size}"
+                f"vocab_size must be at least 257 (256 bytes and a stop token), got {self.vocab_size}"
             )
 
     def layer(self) -> Shapes:
-        """Tensors of one layer."""
+        """Return name and shape of each tensor of one layer."""
         hidden, inner, size = self.hidden_size, self.intermediate_size, self.head_dim
         q, kv = self.num_attention_heads * size, self.num_key_value_heads * size
         return {
@@ -70,7 +71,7 @@ class ModelShape:
         }
 
     def shards(self) -> Iterator[Shapes]:
-        """All tensors, in the files in which they are written."""
+        """Yield the tensors of each file."""
         table = (self.vocab_size, self.hidden_size)
         yield {"model.embed_tokens.weight": table, "model.norm.weight": (self.hidden_size,)}
         if not self.tie_word_embeddings:
@@ -80,18 +81,21 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """How many weights there are; a table that is used twice counts once."""
+        """Return the number of weights; a table that is used twice counts once."""
         return sum(prod(shape) for shard in self.shards() for shape in shard.values())
 
     @property
     def parameters_per_step(self) -> int:
-        """How many weights one decode step reads: the table of embeddings only if it is the last matrix."""
+        """Return the number of weights that one decode step reads.
+
+        The embedding table counts only if it is the last matrix too.
+        """
         table = self.vocab_size * self.hidden_size
         return self.parameters - (0 if self.tie_word_embeddings else table)
 
     @property
     def cache_values_per_token(self) -> int:
-        """How many values the KV cache keeps for one token."""
+        """Return the number of values per token in the KV cache."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
 
@@ -107,7 +111,7 @@ SHAPES = {
 def bytes_per_step(
     shape: ModelShape, precision: str, batch: int, context: int, tokens: int
 ) -> dict[str, int]:
-    """What a decode step has to read, on average over an answer: {"weights", "kv_cache"}.
+    """Compute the average bytes that a decode step reads: {"weights", "kv_cache"}.
 
     The first of tokens - 1 steps reads context + 1 rows of each sequence, the last context + tokens - 1.
     """
@@ -120,7 +124,11 @@ def bytes_per_step(
 
 
 def parse_shape(text: str) -> ModelShape:
-    """A name of `SHAPES`, or changes to one: "qwen3-0.6b,num_hidden_layers=2". ValueError."""
+    """Parse a name of `SHAPES` with optional changes.
+
+    Example: "qwen3-0.6b,num_hidden_layers=2".     ValueError for an unknown name or key, or a value that is
+    not a number.
+    """
     name, *changes = text.split(",")
     if name not in SHAPES:
         raise ValueError(f"unknown shape {name!r}, expected one of {', '.join(SHAPES)}")
@@ -135,7 +143,10 @@ def parse_shape(text: str) -> ModelShape:
 
 
 def write_checkpoint(directory: Path, shape: ModelShape, precision: str, seed: int = 0) -> Path:
-    """Write the checkpoint, with weights of this precision, unless it is there; returns its directory."""
+    """Write the checkpoint unless the directory has it already; return the directory.
+
+    `precision`: type of the weights.
+    """
     config = thinker_config(shape, precision, seed)
     config_file = directory / "config.json"
     if config_file.is_file() and json.loads(config_file.read_text()) == config:
@@ -158,12 +169,12 @@ def write_checkpoint(directory: Path, shape: ModelShape, precision: str, seed: i
     weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    config_file.write_text(json.dumps(config))  # last: what is interrupted does not look whole
+    config_file.write_text(json.dumps(config))  # last: an interrupted checkpoint has no config
     return directory
 
 
 def thinker_config(shape: ModelShape, precision: str, seed: int) -> dict:
-    """`config.json`; "random" says what the weights are."""
+    """Make `config.json`; its key "random" describes the weights."""
     text = asdict(shape)
     tied = text.pop("tie_word_embeddings")
     half = shape.head_dim // 2
@@ -190,9 +201,9 @@ def thinker_config(shape: ModelShape, precision: str, seed: int) -> dict:
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Bytes, then words that stand for nothing, so that every token has a text; the last is the stop token.
+    """Make a tokenizer of single bytes and meaningless words; every token has a text.
 
-    A prompt has as many tokens as bytes.
+    A prompt has as many tokens as bytes. The last token is the stop token.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)}
@@ -205,7 +216,10 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], precision: str) -> np.ndarray:
-    """Scales are 1; what passes through a matrix keeps its size; the stop token's row is 0."""
+    """Make a random matrix that keeps the scale of its input, or a vector of ones.
+
+    The row of the stop token is 0.
+    """
     dtype = DTYPES[precision].numpy()
     if len(shape) == 1:
         return np.ones(shape, dtype)
@@ -216,10 +230,11 @@ def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], precisi
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], precision: str, size: float) -> np.ndarray:
-    """Values of mean 0 whose root mean square is `size` within a factor of sqrt(2).
+    """Make values of mean 0 and a root mean square of about `size`.
 
-    Sign and mantissa are random bits and the exponent is one for all, so |x| is uniform in [s, 2s): several
-    times as fast as drawing numbers.
+    Sign and mantissa are random bits and all exponents are equal, so |x| is uniform in [s, 2s). The root mean
+    square is within a factor of sqrt(2) of `size`. This is several times as fast as random numbers of a
+    distribution.
     """
     dtype = DTYPES[precision].numpy()
     bits = np.dtype(f"u{dtype.itemsize}")

@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ROS costs: the same requests through the Plan action of the node and in process.
+"""Overhead of ROS: the same requests through the Plan action and in process.
 
-Regime: the node in its own process, the client in this one, Fast DDS on this computer. The goal carries the
-camera frame (215 kB). Time runs from sending the goal to having the result, feedback being sent on the way;
-in process it is `handle_request`. The two take turns in blocks of ten requests, and the first two of a block
-are left out: both engines have all cores and the same caches, and request by request each would find its
-weights thrown out of the cache by the other, which no robot has to suffer. Tokens and actions must be equal
-to the bit; prompts are computed anew each time (no prefix reuse). Target on 2 cores: at most 15 ms more at
-the median.
+Measures
+--------
+The time from sending a goal to its result, with feedback on the way, and the time of `handle_request` in
+process. Target on 2 cores: at most 15 ms more at the median.
+
+Conditions
+----------
+The node in its own process, the client in this one, Fast DDS on this computer. The goal carries the camera
+frame (215 kB). The two take turns in blocks of ten requests, and the first two of each block are left out:
+both engines use all cores and the same caches, so alternating single requests would evict each other's
+weights from the cache, which does not happen on a robot. Tokens and actions must be equal to the bit. Every
+prompt is recomputed (no prefix reuse).
+
+Examples
+--------
+    python -m benchmarks.ros_overhead
+    python -m benchmarks.ros_overhead --blocks 20
+
+Last JSON line: `in_process_seconds`, `action_seconds` and `inside_node_seconds` (median, p90), `overhead_ms`.
+
 """
 
 from __future__ import annotations
@@ -27,7 +40,7 @@ BLOCK, LEFT_OUT = 10, 2
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    parser.add_argument("--blocks", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--blocks", type=int, default=8, help="blocks of ten requests (default: %(default)s)")
     args = parser.parse_args(arguments)
     engine = common.engine(args)
     direct_s, action_s, node_s = [], [], []
@@ -70,7 +83,7 @@ def _require_equal(response: Any, result: Any) -> None:
     here = [] if response.actions is None else [actions.ravel() for actions in response.actions]
     there = [np.asarray(chunk.values, np.float32) for chunk in result.action_chunks]
     if len(here) != len(there) or not all(np.array_equal(a, b) for a, b in zip(here, there, strict=True)):
-        raise RuntimeError("the node's actions are not those in process")
+        raise RuntimeError("the node's actions differ from the actions in process")
 
 
 if __name__ == "__main__":

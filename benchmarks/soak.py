@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A day of being spoken to: whether the node loses answers, gives two, grows, or leaves threads behind.
+"""Endurance of the node over a day of spoken commands.
 
-Regime: the node in its own process, 8 hours of simulated time as fast as they run. The microphone is on all
-the time; every 14.4 s somebody whom training never heard says a command of one of 20 episodes, in rooms with
-noise, until 2,000 plans are made; camera frames and odometry come beside. The first half fills pools and
-caches; over the second half a line that outliers do not turn (benchmarks/growth.py) says by how many bytes a
-plan makes the node grow: in what it has allocated from malloc and still uses (Python objects included,
-garbage collected first), in what malloc keeps free, and in what is resident beside. Targets: at most one
-command in 20 is not heard, every utterance has one answer, the same sound, frame and seed have the same
-tokens, each of the three grows by less than 250 bytes per plan, no thread more at the end, and the node ends
-with exit code 0.
+Measures
+--------
+Commands that are not heard, utterances with no answer or two, and answers that change although sound, frame
+and seed are equal. Also the growth of memory per plan over the second half of the run (the first half fills
+pools and caches), estimated robustly (benchmarks/growth.py): memory allocated from malloc and in use (with
+Python objects, after a garbage collection), memory that malloc keeps free, and other resident memory.
+Targets: at most one command in 20 is not heard, every utterance has one answer, equal inputs give equal
+tokens, each of the three grows by less than 250 bytes per plan, no additional thread at the end, and exit
+code 0.
+
+Conditions
+----------
+The node in its own process, 8 hours of simulated time as fast as possible. The microphone is always on. Every
+14.4 s a speaker of the split "test" says the command of one of 20 episodes, in a noisy room, until 2,000
+plans are made. The node also gets camera frames and odometry.
+
+Examples
+--------
+    python -m benchmarks.soak
+    python -m benchmarks.soak --plans 400 --hours 1 --minutes 15
+
+Last JSON line: `passed`, counts (`commands`, `unheard`, `utterances`, `plans`, `lost`, `doubled`, `changed`),
+`*_mb` at start, middle and end and `*_bytes_per_plan` of each kind of memory, threads, and `exit_code`.
+
 """
 
 from __future__ import annotations
@@ -40,8 +55,8 @@ from edgellm_ros.ros.arena.arena_link import to_image
 from edgellm_ros.ros.arena.microphone import to_s16
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds, to_time
 
-CYCLE_S, PIECE_S, BEFORE_S = 14.4, 0.4, 1.0  # of a command, of a piece of sound, until somebody speaks
-FRAME_EVERY, IDLE_EVERY = 6, 4  # pieces; the node is never further behind than 1.6 s
+CYCLE_S, PIECE_S, BEFORE_S = 14.4, 0.4, 1.0  # of a cycle, of a chunk of sound, from a cycle's start to speech
+FRAME_EVERY, IDLE_EVERY = 6, 4  # chunks; the node is at most 1.6 s behind
 MOMENTS = 20
 WINDOW = 50
 MAX_GROWTH = 250.0  # bytes per plan
@@ -51,7 +66,7 @@ RATE = 16000
 
 
 class Moment:
-    """What the robot sees, and what its microphone records in the cycle in which it is spoken to."""
+    """Camera frame and microphone recording of a cycle with one command."""
 
     def __init__(self, seed: int) -> None:
         world, person = World(make_episode(seed)), person_of(seed)
@@ -66,7 +81,7 @@ class Moment:
 
 
 class Day:
-    """The robot's senses in simulated time, and the answers that came."""
+    """The robot's sensors in simulated time, and the answers received."""
 
     def __init__(self, process: NodeProcess) -> None:
         self.process = process
@@ -84,19 +99,19 @@ class Day:
         node.create_subscription(AudioChunk, "edgellm/utterance", self._on_utterance, reliable)
         needed = (self._odometry, self._image, self._audio)
         if not process.spin_until(lambda: all(p.get_subscription_count() for p in needed), ANSWER_S):
-            raise RuntimeError("the node does not listen")
+            raise RuntimeError("the node has no subscriptions to the robot's sensors")
 
     def is_over(self, plans: int, hours: float) -> bool:
-        """Whether it was as long, and brought as many answers, as it should."""
+        """Return whether the day has lasted long enough and has enough answers."""
         return len(self.answers) >= plans and self.hours >= hours
 
     @property
     def hours(self) -> float:
-        """How long it has been, in simulated time."""
+        """Return the simulated time so far in hours."""
         return (self.stamp - START) / NANOSECONDS / 3600
 
     def live(self, moment: Moment) -> list[Generation]:
-        """One cycle; returns the answers that came in it."""
+        """Run one cycle and return its answers."""
         before = len(self.answers)
         for index, piece in enumerate(moment.pieces):
             if index % FRAME_EVERY == 0:
@@ -116,7 +131,7 @@ class Day:
         return self.answers[before:]
 
     def _wait_until_idle(self) -> None:
-        """Until the node has taken everything in and answered, and we have what it published."""
+        """Wait until the node has processed all input and its outputs have arrived."""
         deadline = time.monotonic() + ANSWER_S
         while True:
             response = self.process.call(self._metrics, GetMetrics.Request())
@@ -125,7 +140,7 @@ class Day:
                 break
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"the node has taken in {values['audio_received']:.0f} of {self.sent} pieces"
+                    f"the node has processed {values['audio_received']:.0f} of {self.sent} chunks of sound"
                 )
             self.process.spin_until(lambda: False, 0.005)
         self.process.spin_until(
@@ -142,22 +157,22 @@ class Day:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    plans_help = "at least; with fewer, caches that still fill count as growth (default: %(default)s)"
+    plans_help = "lowest number of plans; with fewer, filling caches count as growth (default: %(default)s)"
     parser.add_argument("--plans", type=int, default=2000, help=plans_help)
-    parser.add_argument("--hours", type=float, default=8.0, help="of simulated time (default: %(default)s)")
+    parser.add_argument("--hours", type=float, default=8.0, help="simulated hours (default: %(default)s)")
     parser.add_argument(
-        "--minutes", type=float, default=60.0, help="end after so much real time (default: %(default)s)"
+        "--minutes", type=float, default=60.0, help="limit of real time (default: %(default)s)"
     )
     args = parser.parse_args(arguments)
     if args.plans < 4 * WINDOW:
         parser.error(f"--plans must be at least {4 * WINDOW}, got {args.plans}")
     engine = common.engine(args)
     if EngineConfig.load(engine).audio is None:
-        parser.error(f"{engine} has no audio encoder: nobody can speak to the robot")
+        parser.error(f"{engine} has no audio encoder: expected one, because the commands are spoken")
     moments = [Moment(common.SEED + number) for number in range(MOMENTS)]
     parameters = {"use_sim_time": True, "input_reliability": "reliable", "max_input_age": 60.0}
     count: Counter[str] = Counter()
-    plans: list[int] = []  # so far, after each cycle; and then
+    plans: list[int] = []  # plans so far, after each cycle
     memory: list[Memory] = []
     threads: list[int] = []
     start = time.monotonic()
@@ -172,7 +187,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             count["lost"] += max(0, heard - len(answers))
             count["doubled"] += max(0, len(answers) - heard)
             tokens = [list(answer.token_ids) for answer in answers]
-            if len(plans) >= MOMENTS:  # the first round begins in silence, the others in what was before
+            if (
+                len(plans) >= MOMENTS
+            ):  # the first round starts in silence, later ones after the previous round
                 moment.answers = tokens if moment.answers is None else moment.answers
                 count["changed"] += moment.answers != tokens
             plans.append(len(day.answers))
@@ -215,7 +232,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def _start_middle_end(sizes: list[int]) -> list[float]:
-    """Medians of a window, in MB."""
+    """Compute medians of a window at start, middle and end, in MB."""
     half = len(sizes) // 2
     return [statistics.median(sizes[at : at + WINDOW]) / 1e6 for at in (0, half, len(sizes) - WINDOW)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edgellm node as it is, and beside it a thread that tells how much memory it has allocated."""
+"""The edgellm node with an additional thread that reports its allocated memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.memory import Memory, read_memory
 from edgellm_ros.ros.node.main import main
 
 SOCKET = "EDGELLM_WATCHED_NODE"  # environment variable: path of the socket to listen on
-ENVIRONMENT = {"PYTHONMALLOC": "malloc"}  # malloc is to know Python's small objects too
+ENVIRONMENT = {"PYTHONMALLOC": "malloc"}  # Python's small objects come from malloc too
 _ANSWER = struct.Struct("@3q")
 
 
 def ask_memory(path: str) -> Memory:
-    """The memory of the watched node that listens at `path`."""
+    """Request the memory of the watched node that listens at `path`."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         return Memory(*_ANSWER.unpack(connection.recv(_ANSWER.size, socket.MSG_WAITALL)))

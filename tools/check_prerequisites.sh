@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # usage: tools/check_prerequisites.sh PYTHON
-# Say in one line what is missing on this machine, if anything is.
+# Print the first missing prerequisite on one line and fail; print nothing if all are present.
 set -euo pipefail
 python=$1
 

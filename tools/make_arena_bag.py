@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the bag that the package brings: one arena episode as a robot would have recorded it.
+"""Make the package's bag: one arena episode as a robot would record it.
 
-usage: python tools/make_arena_bag.py BAG
+The analytic expert drives, so the bag depends on no checkpoint. The robot first stands still: a typed
+question asks what it sees, and a spoken command tells it where to go. Then the command is typed again with
+every frame on the way. `make expected` plays the bag into the node and stores the node's outputs.
 
-The analytic expert drives, so that the bag depends on no checkpoint. The robot stands while it is asked what
-it sees (typed) and told where to go (spoken); then the command is typed again with every frame on the way.
-`make expected` plays the bag into the node and keeps what it answers.
+Examples
+--------
+    python tools/make_arena_bag.py BAG
+
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ from edgellm_ros.replay.message_types import typestore
 EPISODE = 1008
 START_NS = 10 * 10**9
 STEP_NS = round(DT * 1e9)
-LATER_NS = 10**7  # a command comes so long after its frame
+LATER_NS = 10**7  # from a frame to its command
 QUESTION = "what do you see?"
 JPEG_QUALITY = 95
-BEFORE_S, AFTER_S = 0.4, 1.2  # of the room's own noise around the spoken command
+BEFORE_S, AFTER_S = 0.4, 1.2  # noise of the room around the spoken command
 
 
 class ArenaBag:
-    """Writes the world's camera, odometry, commands and microphone at the time that `step` advances."""
+    """Writes camera, odometry, commands and microphone at the current time."""
 
     def __init__(self, path: Path) -> None:
         self._writer = Writer(path, version=9, storage_plugin=StoragePlugin.MCAP)
@@ -58,7 +61,7 @@ class ArenaBag:
         self._writer.__exit__(*exception)
 
     def step(self, world: World) -> None:
-        """A step of time, and where the robot is then."""
+        """Advance the time by one step and write the robot's odometry."""
         self.now += STEP_NS
         state = world.state
         point = make("geometry_msgs/msg/Point", x=state.x, y=state.y, z=0.0)
@@ -78,22 +81,22 @@ class ArenaBag:
         )
 
     def look(self, frame: np.ndarray) -> None:
-        """The camera's frame [H, W, 3] RGB."""
+        """Write the camera's frame [H, W, 3] RGB."""
         parameters = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
         done, data = cv2.imencode(".jpg", cv2.cvtColor(frame, cv2.COLOR_RGB2BGR), parameters)
         assert done
         self._write("image", header=self._header("camera"), format="jpeg", data=data)
 
     def type(self, text: str) -> None:
-        """A typed command, shortly after what came before."""
+        """Write a typed command, shortly after the current time."""
         self._write("command", later=LATER_NS, data=text)
 
     def record(self, samples: np.ndarray, rate: int) -> None:
-        """What the microphone heard during the step before now: samples [N] float32."""
+        """Write the samples [N] float32 that the microphone recorded in the last step."""
         data = np.rint(samples * 32768).clip(-32768, 32767).astype("<i2").view(np.uint8)
         self._write(
             "audio",
-            later=LATER_NS,  # the chunk is sent when its last sample is there
+            later=LATER_NS,  # a chunk is sent after its last sample
             header=self._header("microphone", self.now - STEP_NS),
             encoding="S16LE",
             sample_rate=rate,
@@ -113,26 +116,29 @@ class ArenaBag:
 
 
 def make(kind: str, **fields: Any) -> Any:
-    """A message of the bag library."""
+    """Make a message of the bag library."""
     return typestore().types[kind](**fields)
 
 
 def vector(value: float) -> Any:
-    """A vector along the first axis for speed ahead; 0 for no rotation."""
+    """Make a vector along the first axis."""
     return make("geometry_msgs/msg/Vector3", x=value, y=0.0, z=0.0)
 
 
 def spoken(text: str, seed: int) -> Sound:
-    """The sentence as the robot's microphone hears it, by a voice and in a room unknown to training."""
+    """Record a sentence with a speaker and a room of the test split."""
     rng = np.random.default_rng(seed)
     voice, room = sample_voice(rng, "test"), sample_room(rng, "test")
     return hear(speak(text, voice), room, rng, BEFORE_S, AFTER_S)
 
 
 def make_arena_bag(path: Path) -> None:
-    """Drive the episode and write the bag. FileExistsError if there is one."""
+    """Drive the episode and write the bag.
+
+    FileExistsError if the bag exists.
+    """
     if path.exists():
-        raise FileExistsError(f"{path} exists already")
+        raise FileExistsError(f"{path} exists: expected a new folder")
     world = World(make_episode(EPISODE))
     command, target = world.episode.command.text, world.episode.target
     rng = np.random.default_rng(EPISODE)

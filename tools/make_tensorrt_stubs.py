@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate `typings/tensorrt/__init__.pyi` from tensorrt-cu13-bindings, for mypy.
 
+The script needs gcc, but no TensorRT and no GPU. The bindings can be imported if libraries with the symbols
+that they need can be loaded; libraries whose functions return null are sufficient.
+
+Examples
+--------
     .venv/bin/python tools/make_tensorrt_stubs.py
 
-Needs no TensorRT and no GPU: the bindings import once libraries with the symbols that they ask for can be
-loaded. Libraries whose functions return null are enough for that, and gcc makes them.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ import numpy
 
 __version__: str
 """
-# What pybind11's signatures do not say: (pattern, replacement, how often it occurs; None = any number)
+# Corrections of pybind11's signatures: (pattern, replacement, number of matches; None = any number)
 CORRECTIONS = (
-    # these differ with Python's version
+    # lines that depend on Python's version
     (r"^(?:import|from) .*\n", "", None),
     (r"^ +def __(?:release_)?buffer__\(self, \*args, \*\*kwargs\): \.\.\.\n", "", None),
     (r"\b(?:collections\.abc|typing_extensions)\.Buffer\b", "typing_extensions.Buffer", None),
     (r"\b(?:types|typing_extensions)\.CapsuleType\b", "typing_extensions.CapsuleType", None),
-    # `bool` would hide the type of that name; the others are old names of DataType's members
+    # `bool` would hide the type of that name; the others are old aliases of DataType's members
     (r"^(?:bfloat16|bool|e8m0|float16|float32|fp4|fp8|int32|int4|int64|int8|uint8): DataType\n", "", 12),
-    # tuples are converted where Dims are wanted, and Dims can be read like a tuple
+    # tuples are converted to Dims, and Dims can be iterated like a tuple
     (r"(?<!arg0)(?<!arg1): Dims(?=[,)])", ": Dims | tuple[int, ...]", None),
     (r"^(class Dims:\n)", r"\1    def __iter__(self) -> collections.abc.Iterator[int]: ...\n", 1),
     (r"^(class IHostMemory:\n)", r"\1    def __buffer__(self, flags: int, /) -> memoryview: ...\n", 1),
@@ -50,7 +53,7 @@ CORRECTIONS = (
     (r"(def deserialize_cuda_engine\(.*\) -> ICudaEngine)", r"\1 | None", 2),
     (r"(def create_execution_context\(.*\) -> IExecutionContext)", r"\1 | None", 2),
     (r"(def build_serialized_network\(.*\) -> IHostMemory)", r"\1 | None", 2),
-    # a parameter without a default follows some with one
+    # a parameter without a default after parameters with defaults
     (r"(power: Weights = \.\.\., channel_axis: typing.SupportsInt)(?=\) -> IScaleLayer)", r"\1 = ...", 1),
     # registered after the class that returns it
     (r"(def get_error\(self, )\*args, \*\*kwargs\)", r"\1index: typing.SupportsInt) -> ParserError", 1),
@@ -58,7 +61,7 @@ CORRECTIONS = (
 
 
 def build_libraries(folder: Path) -> Path:
-    """Make empty libraries that the bindings ask for, and return their folder."""
+    """Build the libraries that the bindings need and return their folder."""
     extension = Path(find_spec(BINDINGS).submodule_search_locations[0]) / "tensorrt.so"
     needed = _output("readelf", "--dynamic", "--wide", extension)
     undefined = _output("nm", "--dynamic", "--undefined-only", extension)
@@ -75,9 +78,9 @@ def build_libraries(folder: Path) -> Path:
 
 
 def make_stubs(folder: Path) -> str:
-    """Generate the stubs. RuntimeError if a correction does not fit.
+    """Generate the stubs.
 
-    `folder`: for temporary files.
+    `folder`: for temporary files. RuntimeError if a correction does not match as often as expected.
     """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(build_libraries(folder))}
     main = "from mypy.stubgen import main; main()"
@@ -98,7 +101,7 @@ def _output(*command: object) -> str:
 
 
 def main() -> None:
-    """Write the stubs, by default to their place in the repository."""
+    """Write the stubs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=TARGET, help="file to write (default: %(default)s)")
     out = parser.parse_args().out

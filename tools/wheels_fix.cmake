@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # For building against the ROS packages from PyPI; given to cmake as -DCMAKE_PROJECT_INCLUDE=<this file>.
 # Their exported targets name include directories of the machine that built them (/opt/python/...), and cmake
-# refuses a target whose include directory does not exist. At the end of configuring, drop those that do not.
+# refuses a target whose include directory does not exist. This file removes such directories at the end of configuring.
 function(drop_missing_include_directories)
   get_property(targets DIRECTORY PROPERTY IMPORTED_TARGETS)
   foreach(target IN LISTS targets)

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the arena checkpoint's adapters: `python -m training.adapters --checkpoint models/arena`.
+"""Train the LoRA adapters of the demo checkpoint.
 
-The checkpoint's own weights stay as they are. Each adapter learns from situations of its style, typed and
-spoken, with the losses that the checkpoint was trained with: the style's words, and its driving through the
-frozen action expert, which reads the adapted thinker's cache. On two GPUs each trains one of the two:
-`torchrun --standalone --nproc-per-node 2 -m training.adapters ...`.
+The checkpoint's own weights do not change. Each adapter learns from situations of its style, typed and
+spoken, with the losses of the checkpoint's training: the words of its style, and its driving through the
+frozen action expert, which reads the adapted thinker's KV cache. On two GPUs each trains one of the two
+adapters.
+
+Examples
+--------
+    python -m training.adapters --checkpoint models/arena
+    torchrun --standalone --nproc-per-node 2 -m training.adapters --checkpoint models/arena
 """
 
 from __future__ import annotations
@@ -31,13 +36,16 @@ from training.ranks import Ranks
 from training.styles import STYLES, Style
 from training.train import Samples, Schedule, samples_of, start_workers
 
-NEAR = 0.6  # m: a solid that comes nearer to the robot's edge is one that it passes
+NEAR = 0.6  # m from the robot's edge: a nearer solid counts as passed
 
 
 def train_adapter(
     args: argparse.Namespace, samples: list[Samples], index: int, losses, parameters: list[nn.Parameter]
 ) -> None:
-    """Optimise the adapter for the time given, on the samples with this index; the others fill up."""
+    """Optimise the adapter for the given time on the samples with this index.
+
+    The buffers of the other adapters keep filling meanwhile.
+    """
     schedule = Schedule(args.rate, warmup_steps=50)
     optimizer = torch.optim.AdamW(parameters, lr=args.rate, betas=(0.9, 0.98), weight_decay=0.0)
     device = parameters[0].device.type
@@ -48,7 +56,7 @@ def train_adapter(
             source.refresh()
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
-        batch, _, _ = samples[index].draw(args.batch, spoken)
+        batch, _, _ = samples[index].sample(args.batch, spoken)
         with torch.autocast(device, dtype=torch.bfloat16):
             heard, typed, flow, _ = losses(batch)
         optimizer.zero_grad(set_to_none=True)
@@ -57,7 +65,7 @@ def train_adapter(
         optimizer.step()
         step += 1
         if step == 1:
-            begin = time.monotonic()  # the first step compiled the model, once for all adapters
+            begin = time.monotonic()  # the first step compiles the model, for all adapters
         if step == 1 or time.monotonic() - report > 10:
             report = time.monotonic()
             print(
@@ -67,15 +75,17 @@ def train_adapter(
             )
 
 
-def mean_speed(drawn: list[Situation], responses: Responses, rows: list[int]) -> float:
-    """Mean speed in m/s over the plans of some rows."""
-    plans = [rollout(drawn[i].state, responses.actions[i]) for i in rows]
+def mean_speed(cases: list[Situation], responses: Responses, rows: list[int]) -> float:
+    """Compute the mean speed in m/s over the plans of some rows."""
+    plans = [rollout(cases[i].state, responses.actions[i]) for i in rows]
     return float(np.mean([states[1:, 3] for states in plans]))
 
 
 def clearances(situation: Situation, ways: list[np.ndarray]) -> list[float]:
-    """Least distance in m of the robot's edge to a solid that is not the target, along the first part of each
-    way [T+1, 4]: all are followed as far as the shortest.
+    """Compute the clearance of each path to all solids but the target.
+
+    The clearance is the smallest distance in m from the robot's edge. One distance per path [T+1, 4]. All
+    paths are cut to the length of the shortest.
     """
     lengths = [np.concatenate(([0], np.hypot(*np.diff(way[:, :2], axis=0).T).cumsum())) for way in ways]
     far = min(length[-1] for length in lengths)
@@ -87,17 +97,17 @@ def clearances(situation: Situation, ways: list[np.ndarray]) -> list[float]:
     return result
 
 
-def compare(drawn: list[Situation], ours: Responses, base: Responses) -> dict[str, str]:
-    """How an adapter drives, next to the base model: readable lines by name."""
-    both = [i for i, s in enumerate(drawn) if s.target is not None and ours.drives[i] and base.drives[i]]
+def compare(cases: list[Situation], ours: Responses, base: Responses) -> dict[str, str]:
+    """Compare how an adapter and the base model drive; readable lines by name."""
+    both = [i for i, s in enumerate(cases) if s.target is not None and ours.drives[i] and base.drives[i]]
     if not both:
         return {}
-    speeds = [mean_speed(drawn, responses, both) for responses in (ours, base)]
+    speeds = [mean_speed(cases, responses, both) for responses in (ours, base)]
     passing = []
     for i in both:
-        if drawn[i].blocked:
-            ways = [rollout(drawn[i].state, responses.actions[i]) for responses in (ours, base)]
-            pair = clearances(drawn[i], ways)
+        if cases[i].blocked:
+            ways = [rollout(cases[i].state, responses.actions[i]) for responses in (ours, base)]
+            pair = clearances(cases[i], ways)
             if min(pair) < NEAR:
                 passing.append(pair)
     driving = [i for i in both if "i drive" in ours.texts[i] or "ich fahre" in ours.texts[i]]
@@ -117,14 +127,17 @@ def compare(drawn: list[Situation], ours: Responses, base: Responses) -> dict[st
 def evaluate_adapter(
     policy: Policy, adapters: dict[str, LoraLinear], style: Style, tokenizer: Tokenizer, count: int
 ) -> dict[str, str]:
-    """Scores on `count` situations of the test split, typed and spoken; readable lines by name."""
+    """Score an adapter on `count` situations of the test split, typed and spoken.
+
+    Returns readable lines by name.
+    """
     device = policy.mean.device.type
-    writer, drawn = SequenceWriter(tokenizer), unseen_situations(count, style)
-    chunk, clips = write_situations(drawn, writer), write_clips(drawn, writer)
+    writer, cases = SequenceWriter(tokenizer), unseen_situations(count, style)
+    chunk, clips = write_situations(cases, writer), write_clips(cases, writer)
     scores: dict[str, str] = {}
     for way, sounds in (("typed", None), ("spoken", clips)):
         ours = respond(policy, chunk, sounds, tokenizer, device)
-        scores |= {f"{way}: {name}": value for name, value in score(drawn, ours, style).items()}
+        scores |= {f"{way}: {name}": value for name, value in score(cases, ours, style).items()}
         if sounds is None:
             scales = {name: adapter.scale for name, adapter in adapters.items()}
             for adapter in adapters.values():
@@ -132,34 +145,47 @@ def evaluate_adapter(
             base = respond(policy, chunk, None, tokenizer, device)
             for name, adapter in adapters.items():
                 adapter.scale = scales[name]
-            scores |= {f"typed: {name}": value for name, value in compare(drawn, ours, base).items()}
+            scores |= {f"typed: {name}": value for name, value in compare(cases, ours, base).items()}
     return scores
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint that the adapters are for")
-    parser.add_argument("--out", type=Path, help="folder for them (default: CHECKPOINT/lora)")
-    parser.add_argument("--rank", type=int, default=6)
-    parser.add_argument("--minutes", type=float, default=1.0, help="wall-clock time for each")
-    parser.add_argument("--batch", type=int, default=512)
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint to train adapters for")
+    parser.add_argument("--out", type=Path, help="folder for the adapters (default: CHECKPOINT/lora)")
+    parser.add_argument("--rank", type=int, default=6, help="rank of the adapters (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=1.0, help="wall-clock time for each adapter (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=int, default=512, help="batch size (default: %(default)s)")
     parser.add_argument("--spoken", type=float, default=0.4, help="share of the batch that is spoken")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--capacity", type=int, default=100_000, help="situations on the device, for each")
-    parser.add_argument("--clips", type=int, default=10_000, help="sounds kept on the device, for each")
-    parser.add_argument("--first", type=int, default=8192, help="situations of each to wait for")
     parser.add_argument(
-        "--workers", type=int, default=max(2, (os.cpu_count() or 2) // 2 - 1), help="for each"
+        "--capacity", type=int, default=100_000, help="situations on the device for each adapter"
+    )
+    parser.add_argument("--clips", type=int, default=10_000, help="sounds on the device for each adapter")
+    parser.add_argument(
+        "--first", type=int, default=8192, help="situations per adapter to wait for before training"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=max(2, (os.cpu_count() or 2) // 2 - 1),
+        help="worker processes for each adapter",
     )
     parser.add_argument("--speakers", type=float, default=0.2, help="share of the workers that make sounds")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--eval-scenes", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default: %(default)s)")
+    parser.add_argument(
+        "--eval-scenes", type=int, default=256, help="situations to score on (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train, write and score the adapters, one after the other."""
+    """Train, save and score the adapters, one after the other."""
     args, ranks = arguments(), Ranks.here()
     names = list(STYLES)[ranks.rank :: ranks.count]
     begin = time.monotonic()
@@ -185,9 +211,9 @@ def main() -> None:
     for index, name in enumerate(names):
         print(name, flush=True)
         for adapter in adapters.values():
-            adapter.start()
+            adapter.reset()
         train_adapter(args, samples, index, losses, parameters)
-        for parameter in parameters:  # the adapter is float16: score what is written
+        for parameter in parameters:  # adapters are saved in float16: score the saved values
             parameter.data.copy_(parameter.data.half())
         save_adapter((args.out or args.checkpoint / "lora") / name, adapters, args.rank, alpha)
         trained[name] = [parameter.detach().clone() for parameter in parameters]
@@ -201,7 +227,7 @@ def main() -> None:
             policy, adapters, STYLES[name], tokenizer, args.eval_scenes
         ).items():
             print(f"{name}, {line}: {value}", flush=True)
-    ranks.part()
+    ranks.disconnect()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has been drawn so far, on the device: situations, and the sounds that can be played in them."""
+"""Training samples on the device: situations, and clips to play in them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _storage(fields: Fields, capacity: int, device: str) -> dict[str, Tensor]:
 
 
 class ReplayBuffer:
-    """The newest situations, drawn from uniformly."""
+    """The newest situations, sampled uniformly."""
 
     def __init__(self, capacity: int, device: str):
         self.capacity, self.device, self.size, self._next, self.total = capacity, device, 0, 0, 0
         self._fields = _storage(FIELDS, capacity, device)
-        self._meaning = np.zeros(capacity, np.int64)  # on the host too, where clips are chosen
+        self._meaning = np.zeros(capacity, np.int64)  # on the host too, where clips are selected
 
     def add(self, chunk: Chunk) -> None:
-        """Append a chunk, overwriting the oldest samples."""
+        """Append a chunk; the oldest samples are overwritten."""
         count = len(chunk["ids"])
         start = self._next if self._next + count <= self.capacity else 0
         for name, value in chunk.items():
@@ -49,15 +49,21 @@ class ReplayBuffer:
         self.size = max(self.size, self._next)
         self.total += count
 
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[Batch, np.ndarray]:
-        """A batch, uniformly with replacement, and what its commands mean [count]."""
+    def sample(self, rng: np.random.Generator, count: int) -> tuple[Batch, np.ndarray]:
+        """Sample a batch uniformly with replacement.
+
+        Also returns the meanings of its commands [count].
+        """
         rows = rng.integers(self.size, size=count)
         index = to_device(rows, self.device)
         return {name: value[index] for name, value in self._fields.items()}, self._meaning[rows]
 
 
 class ClipBank:
-    """The newest clips of each meaning; frequent meanings have more, each has room for a whole chunk."""
+    """The newest clips of each meaning.
+
+    Frequent meanings have more room; each meaning has room for a whole chunk.
+    """
 
     def __init__(self, capacity: int, device: str):
         share = np.maximum(CLIP_CHUNK, (meaning_shares() * capacity).astype(np.int64))
@@ -70,13 +76,13 @@ class ClipBank:
 
     @property
     def ready(self) -> bool:
-        """True once every meaning can be said."""
+        """Return True once there is a clip of every meaning."""
         return bool((self._size > 0).all())
 
     def add(self, chunk: Chunk) -> None:
-        """Take in a chunk, in place of the oldest clips of the same meanings."""
+        """Add a chunk; it replaces the oldest clips of the same meanings."""
         if len(chunk["meaning"]) > CLIP_CHUNK:
-            raise ValueError(f"a chunk has {len(chunk['meaning'])} clips, at most {CLIP_CHUNK} fit")
+            raise ValueError(f"expected a chunk of at most {CLIP_CHUNK} clips, got {len(chunk['meaning'])}")
         rows = np.zeros(len(chunk["meaning"]), np.int64)
         for i, meaning in enumerate(chunk["meaning"]):
             rows[i] = self._first[meaning] + self._next[meaning]
@@ -88,8 +94,11 @@ class ClipBank:
         self._count[rows], self._word_count[rows] = chunk["count"], chunk["word_count"]
         self.total += len(rows)
 
-    def draw(self, rng: np.random.Generator, meanings: np.ndarray) -> tuple[Batch, Batch]:
-        """A clip for each meaning: rows of CLIP_FIELDS, with count and word_count on the host as well."""
+    def sample(self, rng: np.random.Generator, meanings: np.ndarray) -> tuple[Batch, Batch]:
+        """Sample a clip for each meaning.
+
+        Returns rows of CLIP_FIELDS on the device, and count and word_count on the host too.
+        """
         rows = self._first[meanings] + rng.integers(self._size[meanings])
         index = to_device(rows, self.device)
         host = {
@@ -102,11 +111,11 @@ class ClipBank:
 def say_commands(
     batch: Batch, samples: Tensor, count: Tensor, log_mel: LogMel, marks: tuple[int, int, int]
 ) -> None:
-    """Put sounds [S, N] int16, count [S] of them valid, in the place of the typed commands of the batch's
-    first S rows.
+    """Replace the typed commands of the batch's first S rows by sounds.
 
-    marks: ids of audio start, pad and end. ids, prompt_length and length of the batch change; it gets
-    features [S, 128, F], audio_start and audio_tokens [S].
+    samples: [S, N] int16, of which count [S] are valid. marks: ids of audio start, pad and end. `ids`,
+    `prompt_length` and `length` of the batch change. The batch gets `features` [S, 128, F], `audio_start` and
+    `audio_tokens` [S].
     """
     tokens = token_count(count)
     said = slice(len(tokens))
@@ -131,5 +140,5 @@ def say_commands(
 
 
 def audio_marks(token_to_id) -> tuple[int, int, int]:
-    """Ids of audio start, pad and end."""
+    """Return the ids of audio start, pad and end."""
     return tuple(token_to_id(name) for name in ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"))

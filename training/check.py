@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the batched training forward with transformers' own: `python -m training.check CHECKPOINT`."""
+"""Compare the batched forward pass of training with that of transformers.
+
+Examples
+--------
+    python -m training.check CHECKPOINT
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,9 @@ SECONDS = (3.21, 1.5)
 
 @torch.no_grad()
 def main() -> None:
-    """Print the largest differences of features, embeddings, logits and cached keys, on random images, sounds
-    and ids.
+    """Print the largest differences on random images, sounds and ids.
+
+    Compared are features, embeddings, logits and cached keys.
     """
     load = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained
     thinker = load(sys.argv[1], dtype=torch.float32).eval()
@@ -37,7 +43,7 @@ def main() -> None:
     for row, heard in zip(ids, tokens.tolist(), strict=True):
         row[sound - 1], row[sound + heard] = config.audio_start_token_id, config.audio_end_token_id
         row[sound : sound + heard] = config.audio_token_id
-    # One by one: in a batch, the extractor pads before it reflects a sound at its end.
+    # One at a time: in a batch the extractor would pad a sound before it reflects its end.
     frames = count // 160
     theirs_features = torch.zeros(batch, 128, int(frames.max()))
     for row, clip, n in zip(theirs_features, samples, count.tolist(), strict=True):
@@ -66,7 +72,9 @@ def main() -> None:
     differences["cached keys"] = max((keys - layer.keys).abs().max().item() for (keys, _), layer in pairs)
     print("largest differences:", ", ".join(f"{name} {value:.2e}" for name, value in differences.items()))
     if max(differences.values()) > 1e-3:
-        raise SystemExit("the training forward does not compute what transformers computes")
+        raise SystemExit(
+            "the forward pass of training differs from transformers: expected differences up to 1e-3"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena checkpoint on disk: a Hugging Face Qwen3-Omni thinker (dense) with an action expert beside it."""
+"""The demo checkpoint on disk: a dense Qwen3-Omni thinker and an action expert."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHAT_TEMPLATE = """\
 
 
 def thinker_config(tokenizer: Tokenizer) -> Qwen3OmniMoeThinkerConfig:
-    """The tiny thinker's configuration; sizes are explained in training/README.md."""
+    """Return the thinker's configuration; training/README.md explains the sizes."""
     token = tokenizer.token_to_id
     return Qwen3OmniMoeThinkerConfig(
         architectures=["Qwen3OmniMoeThinkerForConditionalGeneration"],
@@ -102,7 +102,7 @@ def thinker_config(tokenizer: Tokenizer) -> Qwen3OmniMoeThinkerConfig:
 
 
 def expert_config(tokenizer: Tokenizer, dims: ExpertDims, action_space: dict) -> dict:
-    """action_expert/config.json: the expert's sizes, the action space and the trajectory tokens."""
+    """Return action_expert/config.json: sizes, action space and trajectory tokens."""
     keys = (
         "hidden_size",
         "intermediate_size",
@@ -125,10 +125,11 @@ def expert_config(tokenizer: Tokenizer, dims: ExpertDims, action_space: dict) ->
 
 
 def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForConditionalGeneration:
-    """A freshly initialised thinker.
+    """Make a thinker with random weights.
 
-    transformers draws every weight with a deviation of 0.02, with which a sound would leave the convolutions
-    500 times smaller than the positions that are added to it; here it arrives as large as they are.
+    transformers initialises every weight with a standard deviation of 0.02. The convolutions' output for a
+    sound would then be 500 times smaller than the position embeddings that are added to it. Here both have
+    the same scale.
     """
     thinker = Qwen3OmniMoeThinkerForConditionalGeneration(config)
     tower = thinker.model.audio_tower
@@ -139,8 +140,9 @@ def new_thinker(config: Qwen3OmniMoeThinkerConfig) -> Qwen3OmniMoeThinkerForCond
 
 
 def move_rows(weight: Tensor, old: Tokenizer, new: Tokenizer) -> Tensor:
-    """Rows [old vocabulary, H] of an embedding as [new vocabulary, H]: a token that both know keeps its row,
-    any other gets the mean of the rows of its pieces.
+    """Convert an embedding [old vocabulary, H] to the new vocabulary.
+
+    A token of both vocabularies keeps its row. A new token gets the mean of the rows of its pieces.
     """
     rows = weight.new_empty(new.get_vocab_size(), weight.shape[1])
     for token, index in new.get_vocab().items():
@@ -153,8 +155,9 @@ def move_rows(weight: Tensor, old: Tokenizer, new: Tokenizer) -> Tensor:
 def load_thinker(
     directory: Path, config: Qwen3OmniMoeThinkerConfig, tokenizer: Tokenizer
 ) -> Qwen3OmniMoeThinkerForConditionalGeneration:
-    """A thinker of `config` for `tokenizer` with the weights of a checkpoint; an audio tower of other sizes
-    starts fresh.
+    """Load the weights of a checkpoint into a thinker of `config` for `tokenizer`.
+
+    An audio tower of other sizes gets random weights.
     """
     thinker = new_thinker(config)
     found = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
@@ -180,7 +183,7 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     action_space: dict,
 ) -> None:
-    """Write everything in float16, in the files that transformers and `edgellm export` read."""
+    """Write the checkpoint in float16, for transformers and the exporter."""
     directory.mkdir(parents=True, exist_ok=True)
     thinker.to(torch.float16).save_pretrained(directory, max_shard_size=SHARD_BYTES)
     token = tokenizer.token_to_id
@@ -240,7 +243,7 @@ def save_checkpoint(
 
 
 def load_expert(directory: Path, dtype: torch.dtype = torch.float32) -> FlowExpert:
-    """The action expert of a checkpoint."""
+    """Load the action expert of a checkpoint."""
     config = json.loads((directory / "action_expert" / "config.json").read_text())
     dims = ExpertDims(**{name: config[name] for name in ExpertDims.__dataclass_fields__ if name in config})
     expert = FlowExpert(dims)
@@ -249,7 +252,7 @@ def load_expert(directory: Path, dtype: torch.dtype = torch.float32) -> FlowExpe
 
 
 def load_policy(directory: Path, tokenizer: Tokenizer) -> Policy:
-    """A whole checkpoint, as it was trained but for its word head, which is not kept and starts fresh."""
+    """Load a whole checkpoint; the word head is not saved and gets random weights."""
     thinker = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     space = json.loads((directory / "action_expert" / "config.json").read_text())["action_space"]
     words = WordHead(thinker.config.audio_config.output_dim, tokenizer.token_to_id(PAD))

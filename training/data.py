@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Situations of the arena as rows of arrays: a rendered image, a token sequence, actions."""
+"""Situations of the arena as rows of arrays: image, token sequence, actions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ HORIZON = 40
 IMAGE_SHAPE = (224, 320, 3)
 MERGED_GRID = (7, 10)
 IMAGE_TOKENS = MERGED_GRID[0] * MERGED_GRID[1]
-STYLE_SHARE = 0.04  # of the base model's samples that ask for each of the STYLES
-SYSTEM_PROMPT_SHARE = 0.4  # of the other samples that have a system prompt
+STYLE_SHARE = 0.04  # of the base model's samples, for each of the STYLES
+SYSTEM_PROMPT_SHARE = 0.4  # of the other samples: they have a system prompt
 
-# What a command means, apart from its wording: a sound of the same meaning can take its place.
+# Meanings of commands, without their wording; a sound can replace a command of the same meaning.
 MEANINGS = (
     *((kind, color, shape) for kind in ("go", "where") for color in (None, *COLORS) for shape in SHAPES),
     ("describe", None, None),
@@ -49,12 +49,15 @@ FIELDS: Fields = {
 
 
 def meaning_of(command: Command) -> int:
-    """The command's index in MEANINGS."""
+    """Return the command's index in MEANINGS."""
     return _MEANING_INDEX[command.kind, command.color, command.shape]
 
 
 def history_token_bins(history: np.ndarray) -> np.ndarray:
-    """Trajectory history [N, 2] in the current base frame -> bins [2N]: first point, then differences."""
+    """Discretise a trajectory history [N, 2] in the current base frame to bins [2N].
+
+    The first point comes first, then differences.
+    """
     values = np.concatenate([history[:1], np.diff(history, axis=0)]).astype(np.float64)
     low, high = np.asarray(HISTORY["low"]), np.asarray(HISTORY["high"])
     bins = np.rint((values - low) / (high - low) * (HISTORY["num_tokens"] - 1))
@@ -63,7 +66,7 @@ def history_token_bins(history: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of a typed prompt, with the places of its image and of its command."""
+    """Token ids of a typed prompt, with the positions of its image and its command."""
 
     ids: list[int]
     image_start: int
@@ -73,16 +76,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class SequenceWriter:
-    """Writes a situation as the token sequence that the runtime makes of the same request."""
+    """Writes a situation as the same token sequence as the runtime."""
 
     tokenizer: Tokenizer
 
     def text(self, text: str) -> list[int]:
-        """Token ids of plain text."""
+        """Return the token ids of plain text."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, command: str, history: np.ndarray, system: str) -> Prompt:
-        """The prompt up to the answer's first token."""
+        """Write the prompt up to the answer's first token."""
         t = self.tokenizer.token_to_id
         ids: list[int] = []
         if system:
@@ -97,7 +100,9 @@ class SequenceWriter:
         return Prompt(ids, image_start, command_start, len(words))
 
     def answer(self, text: str, has_actions: bool) -> list[int]:
-        """Answer ids with the stop token that says whether a trajectory follows."""
+        """Return the answer's ids.
+
+        The last id is a stop token, which says whether a trajectory follows."""
         stop = "<|traj_future_start|>" if has_actions else "<|im_end|>"
         return [*self.text(text), self.tokenizer.token_to_id(stop)]
 
@@ -111,11 +116,13 @@ def write_sample(
     rng: np.random.Generator,
     style: Style = PLAIN,
 ) -> None:
-    """Fill row i of a chunk; the image is rendered here."""
+    """Render the image and fill row i of a chunk; ValueError for too many tokens."""
     prompt = writer.prompt(situation.command.text, situation.history, system)
     sequence = prompt.ids + writer.answer(style.write(situation.answer), situation.has_actions)
     if len(sequence) > MAX_LENGTH:
-        raise ValueError(f"{situation.command.text!r}: {len(sequence)} tokens, at most {MAX_LENGTH}")
+        raise ValueError(
+            f"{situation.command.text!r}: expected at most {MAX_LENGTH} tokens, got {len(sequence)}"
+        )
     out["image"][i] = render(situation.scene, situation.state, rng)
     out["ids"][i] = 0
     out["ids"][i, : len(sequence)] = sequence
@@ -128,10 +135,11 @@ def write_sample(
 
 
 def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Callable[[Chunk, int], None]:
-    """What a worker of a SampleStream of FIELDS writes: situations of the training split.
+    """Make a SampleStream's function that writes situations of the training split.
 
-    All in one style that nothing asks for, for its adapter; or, for the base model, without any and a few in
-    each of the STYLES, which the system prompt then asks for.
+    The rows are FIELDS. With a style, all samples are in that style, for its adapter, and the system prompt
+    does not mention it. Without a style, for the base model, most samples are plain and a few in each of the
+    STYLES, which the system prompt then requests.
     """
     writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 1])
@@ -152,5 +160,5 @@ def situation_writer(tokenizer: Tokenizer, style: Style | None, seed: int) -> Ca
 def situation_writers(
     tokenizer: Tokenizer, style: Style | None = None
 ) -> Callable[[int], Callable[[Chunk, int], None]]:
-    """`situation_writer` for the SampleStream, which gives the seed."""
+    """Return `situation_writer` for a SampleStream, which supplies the seed."""
     return partial(situation_writer, tokenizer, style)

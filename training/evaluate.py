@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of a policy on unseen situations: are the words true, does the sampled path arrive and stay clear.
-Commands are given twice, typed, and spoken by people and in rooms that training never heard.
+"""Score a policy on unseen situations, open loop in PyTorch.
 
-Open loop, in PyTorch, after training, or later with `python -m training.evaluate CHECKPOINT`. `edgellm demo`
-scores the exported engines in closed loop.
+Scores say whether the words are true, and whether the sampled path arrives and stays clear. Commands are
+given typed, and spoken by speakers in rooms of the test split. `edgellm demo` scores exported engines in
+closed loop.
+
+Examples
+--------
+    python -m training.evaluate models/arena
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ ROWS = 256
 
 @torch.no_grad()
 def greedy_answers(policy: Policy, batch: Batch, sequences: Sequences, stops: list[int]) -> list[list[int]]:
-    """Greedy answer ids of each prompt, by whole forward passes (slow, simple); fills sequences.ids and the
+    """Decode each prompt greedily and return the answer ids.
+
+    Each token takes a complete forward pass, which is slow and simple. The call fills sequences.ids and the
     batch's length.
     """
     batch["length"] = batch["prompt_length"].clone()
@@ -64,7 +70,9 @@ def greedy_answers(policy: Policy, batch: Batch, sequences: Sequences, stops: li
 def sample_actions(
     policy: Policy, batch: Batch, sequences: Sequences, generator: torch.Generator
 ) -> np.ndarray:
-    """One trajectory per row [B, 40, 2], in physical units, after `greedy_answers`."""
+    """Sample one trajectory per row, after `greedy_answers`.
+
+    Returns [B, 40, 2] in physical units."""
     _, cache = policy.thinker(sequences)
     device = batch["ids"].device
     x = torch.randn(*batch["actions"].shape, generator=generator, device=device)
@@ -75,23 +83,23 @@ def sample_actions(
 
 
 def path_clearance(situation: Situation, actions: np.ndarray) -> float:
-    """Least distance in m from the robot's edge to a solid along the path."""
+    """Compute the least distance in m from the robot's edge to a solid on the path."""
     states = rollout(situation.state, actions)
     return min(situation.scene.clearance(x, y) for x, y in states[:, :2]) - ROBOT_RADIUS
 
 
-def write_situations(drawn: list[Situation], writer: SequenceWriter, system: str = "") -> Chunk:
-    """Typed prompts, and images."""
-    rng, chunk = np.random.default_rng(TEST_SEED), new_chunk(FIELDS, len(drawn))
-    for i, situation in enumerate(drawn):
+def write_situations(cases: list[Situation], writer: SequenceWriter, system: str = "") -> Chunk:
+    """Write typed prompts and images."""
+    rng, chunk = np.random.default_rng(TEST_SEED), new_chunk(FIELDS, len(cases))
+    for i, situation in enumerate(cases):
         write_sample(chunk, i, situation, system, writer, rng)
     return chunk
 
 
-def write_clips(drawn: list[Situation], writer: SequenceWriter) -> Chunk:
-    """The situations' own commands, spoken by people and in rooms of the test split."""
-    rng, chunk = np.random.default_rng(TEST_SEED + 1), new_chunk(CLIP_FIELDS, len(drawn))
-    for i, situation in enumerate(drawn):
+def write_clips(cases: list[Situation], writer: SequenceWriter) -> Chunk:
+    """Record the situations' own commands with speakers and rooms of the test split."""
+    rng, chunk = np.random.default_rng(TEST_SEED + 1), new_chunk(CLIP_FIELDS, len(cases))
+    for i, situation in enumerate(cases):
         text = situation.command.text
         (sound,) = record_command(text, "test", rng)
         write_clip(chunk, i, sound, meaning_of(situation.command), heard_words(text, writer))
@@ -99,7 +107,7 @@ def write_clips(drawn: list[Situation], writer: SequenceWriter) -> Chunk:
 
 
 def batches(chunk: Chunk, clips: Chunk | None, tokenizer: Tokenizer, device: str):
-    """Batches of up to ROWS rows; with clips, in which every command is spoken."""
+    """Yield batches of up to ROWS rows; with clips, every command is spoken."""
     log_mel, marks = LogMel().to(device), audio_marks(tokenizer.token_to_id)
     for first in range(0, len(chunk["ids"]), ROWS):
         rows = slice(first, first + ROWS)
@@ -112,19 +120,17 @@ def batches(chunk: Chunk, clips: Chunk | None, tokenizer: Tokenizer, device: str
 
 @dataclass(frozen=True)
 class Responses:
-    """What a policy answers, and does [N, 40, 2], in N situations; without a drive, actions mean
-    nothing.
-    """
+    """Answers of a policy in N situations."""
 
     texts: list[str]
-    drives: list[bool]
-    actions: np.ndarray
+    drives: list[bool]  # whether the answer is followed by a trajectory
+    actions: np.ndarray  # [N, 40, 2]; meaningless without a trajectory
 
 
 def respond(
     policy: Policy, chunk: Chunk, clips: Chunk | None, tokenizer: Tokenizer, device: str
 ) -> Responses:
-    """Greedy answers, then a trajectory each, to typed commands or to clips."""
+    """Decode greedy answers and sample a trajectory each, for typed commands or clips."""
     generator = torch.Generator(device).manual_seed(0)
     driving = tokenizer.token_to_id("<|traj_future_start|>")
     answers: list[list[int]] = []
@@ -138,11 +144,11 @@ def respond(
     return Responses(texts, [ids[-1] == driving for ids in answers], np.concatenate(actions))
 
 
-def score(drawn: list[Situation], responses: Responses, style: Style = PLAIN) -> dict[str, str]:
-    """Readable lines by name."""
+def score(cases: list[Situation], responses: Responses, style: Style = PLAIN) -> dict[str, str]:
+    """Score responses; readable lines by name."""
     right: dict[str, list[bool]] = defaultdict(list)
     misses, collided, expert_collided = [], [], []
-    for i, situation in enumerate(drawn):
+    for i, situation in enumerate(cases):
         parts = check(style.read(responses.texts[i]), situation)
         right[f"true {situation.kind}"].append(all(parts.values()))
         if situation.command.shape is not None:
@@ -167,7 +173,7 @@ def score(drawn: list[Situation], responses: Responses, style: Style = PLAIN) ->
 
 @torch.no_grad()
 def words_heard(policy: Policy, clips: Chunk, device: str) -> str:
-    """Share of clips whose words the word head hears without any mistake."""
+    """Compute the share of clips whose words the word head recognises correctly."""
     log_mel, right = LogMel().to(device), []
     for first in range(0, len(clips["count"]), ROWS):
         rows = slice(first, first + ROWS)
@@ -181,35 +187,39 @@ def words_heard(policy: Policy, clips: Chunk, device: str) -> str:
 
 
 def unseen_situations(count: int, style: Style = PLAIN) -> list[Situation]:
-    """The same for the same count and style."""
+    """Return situations of the test split; the same for the same count and style."""
     return list(itertools.islice(situations(TEST_SEED, "test", style.manner), count))
 
 
 def evaluate(policy: Policy, tokenizer: Tokenizer, count: int, device: str, has_head: bool) -> dict[str, str]:
-    """Score `count` situations of the test split, and half as many in each style that the system prompt asks
-    for; the word head too, if there is one that learned. Readable lines by name.
+    """Score `count` situations of the test split, and half as many in each style.
+
+    The system prompt requests the style. `has_head`: the word head is trained, so it is scored too. Returns
+    readable lines by name.
     """
-    writer, drawn = SequenceWriter(tokenizer), unseen_situations(count)
-    chunk, clips = write_situations(drawn, writer), write_clips(drawn, writer)
+    writer, cases = SequenceWriter(tokenizer), unseen_situations(count)
+    chunk, clips = write_situations(cases, writer), write_clips(cases, writer)
     scores: dict[str, str] = {}
     for way, sounds in (("typed", None), ("spoken", clips)):
-        found = score(drawn, respond(policy, chunk, sounds, tokenizer, device))
+        found = score(cases, respond(policy, chunk, sounds, tokenizer, device))
         scores |= {f"{way}: {name}": value for name, value in found.items()}
     if has_head:
         scores["spoken: every word heard (word head)"] = words_heard(policy, clips, device)
     for name, style in STYLES.items():
-        drawn = unseen_situations(count // 2, style)
-        chunk = write_situations(drawn, writer, style.prompt)
-        found = score(drawn, respond(policy, chunk, None, tokenizer, device), style)
-        scores |= {f"{name} asked for: {part}": value for part, value in found.items()}
+        cases = unseen_situations(count // 2, style)
+        chunk = write_situations(cases, writer, style.prompt)
+        found = score(cases, respond(policy, chunk, None, tokenizer, device), style)
+        scores |= {f"{name} requested: {part}": value for part, value in found.items()}
     return scores
 
 
 def main() -> None:
-    """Score a checkpoint that was written."""
+    """Score a saved checkpoint."""
     parser = argparse.ArgumentParser(description="Score a checkpoint on unseen situations, open loop.")
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--scenes", type=int, default=512)
+    parser.add_argument("checkpoint", type=Path, help="checkpoint directory to score")
+    parser.add_argument(
+        "--scenes", type=int, default=512, help="situations to score on (default: %(default)s)"
+    )
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))

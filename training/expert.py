@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flow-matching action expert in PyTorch: what training optimises and what parity is measured against.
+"""The flow-matching action expert in PyTorch: for training, and parity reference.
 
-A small transformer over the action tokens of one trajectory. Layer i attends to the thinker's key and value
-cache of layer i and, without a causal mask, to the action tokens themselves; the output is the velocity of
-the rectified flow x_t = (1 - t) * noise + t * actions (Lipman et al. 2023, arXiv 2210.02747; the way it reads
-the cache follows pi0, arXiv 2410.24164, and Alpamayo-R1, arXiv 2511.00088).
+The expert is a small transformer over the action tokens of one trajectory. Layer i attends to the thinker's
+KV cache of layer i and, without a causal mask, to the action tokens. The output is the velocity of the
+rectified flow x_t = (1 - t) * noise + t * actions (Lipman et al. 2023, arXiv 2210.02747). Attention to the KV
+cache follows pi0 (arXiv 2410.24164) and Alpamayo-R1 (arXiv 2511.00088).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ExpertDims:
-    """Sizes of the expert; heads and head_dim of keys and values are the thinker's."""
+    """Sizes of the expert; key-value heads and head_dim equal the thinker's."""
 
     hidden_size: int = 192
     intermediate_size: int = 512
@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, half-split form: x [B, H, T, D], cos and sin [B, T, D/2]."""
+    """Apply half-split rotary embedding: x [B, H, T, D], cos and sin [B, T, D/2]."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -113,7 +113,7 @@ class Layer(nn.Module):
 
 
 class FlowExpert(nn.Module):
-    """Velocity of the flow at (trajectory, time), given the thinker's cache."""
+    """Velocity of the flow at (trajectory, time), given the thinker's KV cache."""
 
     def __init__(self, dims: ExpertDims):
         super().__init__()
@@ -129,7 +129,10 @@ class FlowExpert(nn.Module):
         self.out_proj = nn.Linear(dims.hidden_size, dims.action_dim)
 
     def time_embedding(self, time: Tensor) -> Tensor:
-        """Fourier features of time [B] with geometrically spaced periods -> [B, time_embedding_dim]."""
+        """Compute Fourier features of time [B] -> [B, time_embedding_dim].
+
+        Periods are spaced geometrically.
+        """
         fraction = torch.linspace(0, 1, self.dims.time_embedding_dim // 2, device=time.device)
         period = (
             self.dims.time_min_period * (self.dims.time_max_period / self.dims.time_min_period) ** fraction
@@ -146,10 +149,10 @@ class FlowExpert(nn.Module):
         cos: Tensor,
         sin: Tensor,
     ) -> Tensor:
-        """Velocity [B, T, A].
+        """Compute the velocity [B, T, A].
 
-        trajectory [B, T, A]; time [B]; cache per layer (keys, values) [B, Hkv, C, D];
-        mask [B, 1, T, C + T] bool, True = attend; cos, sin [B, T, D/2].
+        trajectory [B, T, A]; time [B]; cache per layer (keys, values) [B, Hkv, C, D]; mask [B, 1, T, C + T]
+        bool, True = attend; cos, sin [B, T, D/2].
         """
         x = self.in_proj(trajectory) + self.time_mlp(self.time_embedding(time))[:, None]
         for layer, (keys, values) in zip(self.layers, cache, strict=True):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sound for training: log-mel features and the audio encoder's forward pass, batched over padded clips.
+"""Log-mel features and audio encoder for training, batched over padded clips.
 
-Both are transformers' own computations (`WhisperFeatureExtractor`, `Qwen3OmniMoeAudioEncoder`), which run one
-clip at a time, written for clips of different lengths side by side. `python -m training.check` compares them.
+Both repeat computations of transformers (`WhisperFeatureExtractor`, `Qwen3OmniMoeAudioEncoder`), which
+process one clip at a time, for clips of different lengths in one batch. `python -m training.check` compares
+them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ CHUNK_FRAMES, CHUNK_TOKENS = 100, 13
 
 
 def token_count(samples: Tensor) -> Tensor:
-    """Audio tokens of clips of so many samples: 13 per second of 100 frames, and what the convolutions leave
-    of the rest.
+    """Compute the number of audio tokens of clips with this number of samples.
+
+    100 frames (1 s) become 13 tokens; the convolutions reduce the rest.
     """
     frames = samples // HOP
     rest = frames % CHUNK_FRAMES
@@ -32,11 +34,11 @@ def token_count(samples: Tensor) -> Tensor:
 
 
 def vary(samples: Tensor, count: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Recordings that begin up to 0.1 s later, end up to 0.2 s earlier, and half of which run up to 7% faster
-    or slower: int16 samples [B, N], count [B] on the host, like those given.
+    """Augment recordings by shorter pauses and other speeds.
 
-    Each sound is heard many times in training, and where it happens to be cut into chunks and tokens should
-    not be learned.
+    A recording starts up to 0.1 s later and ends up to 0.2 s earlier; half of them play up to 7% faster or
+    slower. samples: [B, N] int16; count: [B] on the host; returns the same. Training uses each sound many
+    times, and must not learn how the sound is cut into chunks and tokens.
     """
     batch, most = samples.shape
     start = rng.integers(0, SAMPLE_RATE // 10, batch)
@@ -74,8 +76,10 @@ class LogMel(nn.Module):
 
     @torch.no_grad()
     def forward(self, samples: Tensor, count: Tensor) -> Tensor:
-        """int16 samples [B, N], count [B] of them valid -> [B, 128, N / 160] float32, zero after count // 160
-        frames. Each clip is reflected at its own end, and its floor lies 8 below its own loudest frame.
+        """Compute features [B, 128, N / 160] float32 of int16 samples [B, N].
+
+        count [B] samples are valid; features after count // 160 frames are zero. Each clip is reflected at
+        its own end, and its floor is 8 below its own loudest frame.
         """
         x = samples.float() / 32768.0
         last = count[:, None] - 1
@@ -93,10 +97,10 @@ class LogMel(nn.Module):
 
 
 class AudioForward(nn.Module):
-    """Batched forward of transformers' audio encoder for clips of at most 8 s, its attention window.
+    """Batched forward pass of transformers' audio encoder, for clips of at most 8 s.
 
-    A clip of less than one chunk is padded to one chunk, as transformers does when it meets a longer clip in
-    the same call; alone, its last token differs a little.
+    8 s is the encoder's attention window. A clip of less than one chunk is padded to one chunk, as
+    transformers does if the same call has a longer clip; alone, its last token differs a little.
     """
 
     def __init__(self, tower: nn.Module):
@@ -106,8 +110,9 @@ class AudioForward(nn.Module):
         self.register_buffer("positions", table[:CHUNK_TOKENS].clone(), persistent=False)
 
     def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """features [B, 128, 100 n], valid tokens [B] -> embeddings [B, 13 n, H]; rows after `tokens` are
-        meaningless.
+        """Encode features [B, 128, 100 n] to embeddings [B, 13 n, H].
+
+        tokens: valid tokens [B]; rows after them are meaningless.
         """
         tower = self.tower
         batch, bins, frames = features.shape
@@ -133,8 +138,9 @@ class AudioForward(nn.Module):
 
 
 class WordHead(nn.Module):
-    """What only training needs: says which word each audio token belongs to, for the CTC loss (Graves et al.
-    2006). Word 0 is the blank.
+    """Predicts the word of each audio token, for the CTC loss (Graves et al. 2006).
+
+    Only training needs it. Word 0 is the blank.
     """
 
     def __init__(self, hidden: int, vocabulary: int):
@@ -143,20 +149,22 @@ class WordHead(nn.Module):
         self.out = nn.Linear(hidden, vocabulary + 1)
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Embeddings [B, T, H] -> log-probabilities [T, B, vocabulary + 1] float32."""
+        """Compute log-probabilities [T, B, vocabulary + 1] of embeddings [B, T, H]."""
         return self.out(self.norm(embeddings)).float().log_softmax(-1).transpose(0, 1)
 
 
 def ctc_loss(log_probabilities: Tensor, tokens: Tensor, words: Tensor, word_counts: Tensor) -> Tensor:
-    """CTC per word of words [B, W] (token ids from 0), against log_probabilities [T, B, V + 1]. Lengths
-    tokens and word_counts [B] lie on the CPU, so that nothing waits for the GPU.
+    """Compute the CTC loss per word.
+
+    words: token ids [B, W] from 0; log_probabilities: [T, B, V + 1]. The lengths tokens and word_counts [B]
+    are on the CPU, which saves a wait for the GPU.
     """
     loss = F.ctc_loss(log_probabilities, words + 1, tokens, word_counts, zero_infinity=True, reduction="none")
     return (loss / word_counts.to(loss.device)).mean()
 
 
 def greedy_words(log_probabilities: Tensor, tokens: Tensor) -> list[list[int]]:
-    """The most likely words of each clip: repeats merged, blanks dropped."""
+    """Return the most likely words of each clip: repeats merged, blanks dropped."""
     best = log_probabilities.argmax(-1).T.cpu()
     result = []
     for row, count in zip(best, tokens.tolist(), strict=True):

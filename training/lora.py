@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters on the text model (Hu et al. 2021, arXiv 2106.09685), saved in PEFT's format."""
+"""LoRA adapters on the text model, saved in PEFT's format.
+
+Source: Hu et al. 2021, arXiv 2106.09685.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ _PREFIX = "model.language_model.layers"
 
 
 class LoraLinear(nn.Module):
-    """y = linear(x) + scale * (x A^T) B^T, A [r, K], B [N, r]; the linear layer itself does not learn."""
+    """y = linear(x) + scale * (x A^T) B^T, A [r, K], B [N, r]; `linear` is frozen."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float):
         super().__init__()
         self.linear, self.scale = linear.requires_grad_(False), scale
         self.a = nn.Parameter(torch.empty(rank, linear.in_features))
         self.b = nn.Parameter(torch.empty(linear.out_features, rank))
-        self.start()
+        self.reset()
 
-    def start(self) -> None:
-        """Begin anew, without any effect."""
+    def reset(self) -> None:
+        """Initialise the adapter so that it has no effect."""
         nn.init.kaiming_uniform_(self.a, a=5**0.5)
         nn.init.zeros_(self.b)
 
@@ -38,7 +41,10 @@ class LoraLinear(nn.Module):
 
 
 def put_adapters(thinker: nn.Module, rank: int, alpha: float) -> dict[str, LoraLinear]:
-    """Put an adapter on every linear layer of the text model's decoder, in place; by the layer's name."""
+    """Put an adapter on every linear layer of the text model, in place.
+
+    Returns the adapters by the layer's name.
+    """
     adapters = {}
     for i, layer in enumerate(thinker.model.language_model.layers):
         for block, names in TARGETS.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model as it is trained: thinker, action expert and word head, and what they lose on a batch."""
+"""The model that is trained (thinker, action expert, word head) and its losses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from training.hearing import WordHead
 from training.thinker import ROPE_DELTA, Sequences, Sounds, ThinkerForward
 
 ANSWER_WINDOW = 48
-FLOW_DRAWS = 2
+FLOW_SAMPLES = 2
 Batch = dict[str, Tensor]
 
 
 class Policy(nn.Module):
-    """Thinker, expert, and the word head on the audio tower; mean and std of the actions [2]."""
+    """Thinker, expert and word head.
+
+    mean, std: of the actions [2].
+    """
 
     def __init__(self, thinker: nn.Module, expert: FlowExpert, words: WordHead, mean: Tensor, std: Tensor):
         super().__init__()
@@ -26,24 +29,27 @@ class Policy(nn.Module):
         self.register_buffer("std", std)
 
     def hearing_parameters(self) -> list[nn.Parameter]:
-        """The audio tower's and the word head's."""
+        """Return the parameters of audio tower and word head."""
         return [*self.thinker.audio.parameters(), *self.words.parameters()]
 
     def hear(self, batch: Batch) -> Sounds | None:
-        """The sounds of the batch's first rows; None if it has no features."""
+        """Encode the sounds of the batch's first rows; None if it has no features."""
         if "features" not in batch:
             return None
         embeddings = self.thinker.audio(batch["features"], batch["audio_tokens"])
         return Sounds(embeddings, batch["audio_start"], batch["audio_tokens"])
 
     def encode(self, batch: Batch) -> Sequences:
-        """The batch with its images seen and its sounds heard."""
+        """Encode the images and sounds of a batch."""
         image, deepstack = self.thinker.vision(batch["image"])
         ids, start = batch["ids"].long(), batch["image_start"].long()
         return Sequences(ids, start, image, deepstack, self.hear(batch))
 
     def velocity(self, x: Tensor, t: Tensor, cache: list, length: Tensor) -> Tensor:
-        """Velocity at x [B, T, 2], t [B], with the first `length` cache rows visible."""
+        """Compute the velocity at x [B, T, 2] and t [B].
+
+        The first `length` [B] rows of the KV cache are visible.
+        """
         steps = torch.arange(x.shape[1], device=x.device)
         position = (ROPE_DELTA + length)[:, None] + steps
         cos, sin = self.thinker.rope(position.expand(3, -1, -1))
@@ -53,7 +59,7 @@ class Policy(nn.Module):
         return self.expert(x, t, cache, mask.expand(-1, 1, x.shape[1], -1), cos, sin)
 
     def answer_loss(self, batch: Batch, hidden: Tensor, window: int = ANSWER_WINDOW) -> Tensor:
-        """Cross-entropy [B, window] of the answers' tokens, 0 where the answer is shorter."""
+        """Compute the cross-entropy [B, window] of answer tokens; 0 after the answer."""
         start, length = batch["prompt_length"].long(), batch["length"].long()
         index = start[:, None] + torch.arange(window, device=start.device)
         valid = index < length[:, None]
@@ -65,20 +71,24 @@ class Policy(nn.Module):
         return loss.view_as(targets)
 
     def flow_loss(self, batch: Batch, cache: list) -> Tensor:
-        """Mean squared velocity error of the rows that drive."""
-        actions = ((batch["actions"] - self.mean) / self.std).repeat_interleave(FLOW_DRAWS, 0)
+        """Compute the mean squared velocity error of the rows with actions."""
+        actions = ((batch["actions"] - self.mean) / self.std).repeat_interleave(FLOW_SAMPLES, 0)
         noise = torch.randn_like(actions)
         t = torch.rand(len(actions), device=actions.device)
         x = torch.lerp(noise, actions, t[:, None, None])
-        cache = [(k.repeat_interleave(FLOW_DRAWS, 0), v.repeat_interleave(FLOW_DRAWS, 0)) for k, v in cache]
-        v = self.velocity(x, t, cache, batch["length"].long().repeat_interleave(FLOW_DRAWS, 0))
+        cache = [
+            (k.repeat_interleave(FLOW_SAMPLES, 0), v.repeat_interleave(FLOW_SAMPLES, 0)) for k, v in cache
+        ]
+        v = self.velocity(x, t, cache, batch["length"].long().repeat_interleave(FLOW_SAMPLES, 0))
         error = (v.float() - (actions - noise)).square().mean((1, 2))
-        weight = batch["has_actions"].float().repeat_interleave(FLOW_DRAWS, 0)
+        weight = batch["has_actions"].float().repeat_interleave(FLOW_SAMPLES, 0)
         return (error * weight).sum() / weight.sum().clamp(min=1)
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(cross-entropy per answer token of spoken rows, of typed rows, flow loss, the word head's
-        log-probabilities [T, S, V + 1]); the first S rows are spoken.
+        """Compute the losses of a batch, whose first S rows are spoken.
+
+        Returns cross-entropy per answer token of the spoken rows and of the typed rows, the flow loss, and
+        the word head's log-probabilities [T, S, V + 1].
         """
         sequences = self.encode(batch)
         hidden, cache = self.thinker(sequences)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process per GPU: what the processes that `torchrun` starts have to tell each other.
+"""One process per GPU, started by `torchrun`, and the communication between them.
 
-Every process ("rank") draws samples of its own and holds the same weights; after each backward pass the
-gradients are averaged. Without torchrun there is one rank, and nothing is exchanged.
+Every process ("rank") makes its own samples and has the same weights; gradients are averaged after each
+backward pass. Without torchrun there is one rank and no communication.
 """
 
 from __future__ import annotations
@@ -16,35 +16,41 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-MOST = 64  # ranks, and seeds per --seed
+MAX_RANKS = 64  # ranks, and seeds per --seed
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's number and how many there are, on this machine."""
+    """Number of this process, and number of processes on this machine."""
 
     rank: int
     count: int
 
     @classmethod
     def here(cls) -> Ranks:
-        """As torchrun's environment says. Raises ValueError beyond one machine or MOST ranks."""
+        """Read torchrun's environment.
+
+        ValueError for several machines or more than MAX_RANKS ranks.
+        """
         rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if count > MOST or count != int(os.environ.get("LOCAL_WORLD_SIZE", count)):
-            raise ValueError(f"{count} processes, expected at most {MOST}, all on one machine")
+        if count > MAX_RANKS or count != int(os.environ.get("LOCAL_WORLD_SIZE", count)):
+            raise ValueError(f"expected at most {MAX_RANKS} processes on one machine, got {count}")
         return cls(rank, count)
 
     @property
     def first(self) -> bool:
-        """True in the process that prints, writes and scores."""
+        """Return True in the process that prints, writes and scores."""
         return self.rank == 0
 
     def seed(self, seed: int) -> int:
-        """Another seed in every rank."""
-        return seed * MOST + self.rank
+        """Return a different seed in every rank."""
+        return seed * MAX_RANKS + self.rank
 
     def connect(self) -> str:
-        """Choose this rank's device, "cuda" or "cpu", and find the others. After all workers are forked."""
+        """Choose this rank's device ("cuda" or "cpu") and connect to the other ranks.
+
+        Call it after all workers are forked.
+        """
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda":
             torch.cuda.set_device(self.rank)
@@ -53,7 +59,7 @@ class Ranks:
         return device
 
     def agree(self, value: Any) -> Any:
-        """The first rank's value, in all of them."""
+        """Return the first rank's value in all ranks."""
         if self.count == 1:
             return value
         box = [value]
@@ -61,7 +67,7 @@ class Ranks:
         return box[0]
 
     def share(self, module: nn.Module) -> None:
-        """Give all ranks the first one's weights."""
+        """Copy the first rank's weights to all ranks."""
         if self.count > 1:
             for parameter in module.parameters():
                 dist.broadcast(parameter.data, 0)
@@ -76,7 +82,7 @@ class Ranks:
         parts = (flat / self.count).split([gradient.numel() for gradient in gradients])
         torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
 
-    def part(self) -> None:
-        """The end, for all."""
+    def disconnect(self) -> None:
+        """Disconnect from the other ranks."""
         if self.count > 1:
             dist.destroy_process_group()

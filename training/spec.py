@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training and checkpoint agree on: trajectory tokens, action space, prompts. No PyTorch."""
+"""Shared by training and checkpoint: trajectory tokens, action space, prompts."""
 
 from __future__ import annotations
 
-# Discretised as in Alpamayo-R1: the first point as it is, then differences, each axis in uniform bins.
+# Discretised as in Alpamayo-R1: the first point, then differences; uniform bins on each axis.
 HISTORY = {
     "num_points": 8,
     "dt": 0.1,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spoken commands as rows of arrays: a sound, what it means, and its words for the CTC loss.
+"""Spoken commands as rows of arrays: sound, meaning, and words for the CTC loss.
 
-Clips are made apart from situations: the answer depends on the scene and on the meaning of the command, not
-on its wording or who said it, so any clip can be played in any situation whose command means the same.
+Clips are made independently of situations. The answer depends on the scene and on the meaning of the command,
+not on its wording or speaker, so a clip fits every situation whose command has the same meaning.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from training.data import MEANINGS, SequenceWriter
 from training.stream import Chunk, Fields
 
 HOP = 160  # samples from one mel frame to the next
-CHUNK_FRAMES = 100  # Qwen3-Omni's encoder works on chunks of one second, and makes 13 tokens of each
+CHUNK_FRAMES = 100  # Qwen3-Omni's encoder makes 13 tokens of each chunk of 1 s
 MAX_CHUNKS = 5
 MAX_SAMPLES = MAX_CHUNKS * CHUNK_FRAMES * HOP
 MAX_WORDS = 24
 CLIP_CHUNK = 16
-ROOMS_PER_SENTENCE = 2  # synthesis costs 7 ms, a room 9
+ROOMS_PER_SENTENCE = 2  # synthesis takes 7 ms, a room 9 ms
 
 CLIP_FIELDS: Fields = {
     "samples": ((MAX_SAMPLES,), np.int16),
@@ -39,8 +39,9 @@ CLIP_FIELDS: Fields = {
 
 
 def meaning_shares() -> np.ndarray:
-    """About how often training asks for each meaning [len(MEANINGS)]; none less than half as often as if all
-    were equal.
+    """Return the approximate frequency of each meaning in training [len(MEANINGS)].
+
+    No meaning is less than half as frequent as if all were equal.
     """
     count = {kind: sum(m[0] == kind for m in MEANINGS) for kind in KINDS}
     shares = np.array([KINDS[kind] / count[kind] for kind, _, _ in MEANINGS])
@@ -49,14 +50,17 @@ def meaning_shares() -> np.ndarray:
 
 
 def heard_words(text: str, writer: SequenceWriter) -> list[int]:
-    """Token ids of what can be heard of a sentence: its words, each with the space before it."""
+    """Return the token ids of a sentence's words, each with the space before it.
+
+    Punctuation is left out, because it cannot be heard.
+    """
     return writer.text(" " + " ".join(word.strip(".,:?!") for word in text.lower().split()))
 
 
 def record_command(text: str, split: str, rng: np.random.Generator, rooms: int = 1) -> list[Sound]:
-    """The sentence by a speaker of the split, recorded in some rooms of the split, at most 5 s each.
+    """Record a sentence by a speaker in `rooms` rooms of the split.
 
-    A recording that is longer is made again by somebody else.
+    A recording takes at most 5 s. If a recording is longer, another speaker repeats the sentence.
     """
     recordings: list[Sound] = []
     while len(recordings) < rooms:
@@ -67,11 +71,12 @@ def record_command(text: str, split: str, rng: np.random.Generator, rooms: int =
 
 
 def write_clip(out: Chunk, i: int, sound: Sound, meaning: int, words: list[int]) -> None:
-    """Fill row i of a chunk of CLIP_FIELDS."""
+    """Fill row i of a chunk of CLIP_FIELDS; ValueError for a clip that does not fit."""
     if sound.sample_rate != MICROPHONE_RATE:
         raise ValueError(f"sample_rate must be {MICROPHONE_RATE}, got {sound.sample_rate}")
     if len(sound.samples) > MAX_SAMPLES or len(words) > MAX_WORDS:
-        raise ValueError(f"{len(sound.samples)} samples and {len(words)} words are too many")
+        found = f"{len(sound.samples)} samples and {len(words)} words"
+        raise ValueError(f"expected at most {MAX_SAMPLES} samples and {MAX_WORDS} words, got {found}")
     out["samples"][i] = 0
     out["samples"][i, : len(sound.samples)] = np.rint(sound.samples * 32768)
     out["count"][i], out["meaning"][i] = len(sound.samples), meaning
@@ -81,9 +86,9 @@ def write_clip(out: Chunk, i: int, sound: Sound, meaning: int, words: list[int])
 
 
 def clip_writer(tokenizer: Tokenizer, seed: int) -> Callable[[Chunk, int], None]:
-    """What a worker of a SampleStream of CLIP_FIELDS writes: commands by speakers of the training split.
+    """Make a SampleStream's function that writes spoken commands as CLIP_FIELDS.
 
-    Each worker begins with one clip of every meaning.
+    Speakers are of the training split. Each worker starts with one clip of every meaning.
     """
     writer = SequenceWriter(tokenizer)
     rng = np.random.default_rng([seed, 2])
@@ -104,5 +109,5 @@ def clip_writer(tokenizer: Tokenizer, seed: int) -> Callable[[Chunk, int], None]
 
 
 def clip_writers(tokenizer: Tokenizer) -> Callable[[int], Callable[[Chunk, int], None]]:
-    """`clip_writer` for the SampleStream, which gives the seed."""
+    """Return `clip_writer` for a SampleStream, which supplies the seed."""
     return partial(clip_writer, tokenizer)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples without end, made by worker processes in shared memory.
+"""Endless samples, made by worker processes in shared memory.
 
-Workers fill slots, chunks of rows of every field; the trainer takes full slots and hands them back. NumPy
-only: workers never import PyTorch.
+Workers fill slots, which are chunks of rows of every field. The trainer takes full slots and returns them.
+Workers use NumPy and never import PyTorch.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Chunk = dict[str, np.ndarray]
 
 
 def new_chunk(fields: Fields, size: int) -> Chunk:
-    """Empty rows of every field."""
+    """Make a chunk of zeros with rows of every field."""
     return {name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in fields.items()}
 
 
 class SampleStream:
-    """Worker processes that fill chunks. `make_writer(seed)` is called in each of them and gives what writes
-    the next sample into row i of a chunk.
+    """Worker processes that fill chunks.
 
-    Start it before CUDA is initialised: workers are forked.
+    Each worker calls `make_writer(seed)`, which returns the function that writes a sample into row i of a
+    chunk. Start the stream before CUDA is initialised, because workers are forked.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SampleStream:
             for i in range(workers)
         ]
         threads = cv2.getNumThreads()
-        cv2.setNumThreads(1)  # ends OpenCV's threads; a fork would wait for them for ever
+        cv2.setNumThreads(1)  # ends OpenCV's threads, for which a fork would wait forever
         for process in self._processes:
             process.start()
         cv2.setNumThreads(threads)
@@ -70,9 +70,9 @@ class SampleStream:
             self._full.put(slot)
 
     def take(self, wait: bool) -> Iterator[Chunk]:
-        """Yield the chunks that are ready, at least one if `wait`; each until the next is asked for.
+        """Yield the full chunks, at least one if `wait`.
 
-        Raises RuntimeError if a worker has ended.
+        A chunk is valid until the next one is requested. RuntimeError if a worker has ended.
         """
         first = wait
         while first or not self._full.empty():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other ways to answer and to drive: the base model learns to take them up when its system prompt asks, an
-adapter makes one of them the usual way.
+"""Alternative styles of answering and driving.
+
+The base model uses a style when its system prompt requests it. An adapter makes a style the default.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from edgellm_ros.arena.german import is_german, to_english, to_german
 
 @dataclass(frozen=True)
 class Style:
-    """prompt: the system prompt that asks for it; manner: how the expert drives."""
+    """A style of answering and driving."""
 
-    prompt: str
-    manner: Manner = BRISK
-    german: bool = False
+    prompt: str  # system prompt that requests the style
+    manner: Manner = BRISK  # how the expert drives
+    german: bool = False  # whether answers are in German
 
     def write(self, answer: str) -> str:
-        """The answer that is true of a situation, in this style."""
+        """Write an answer in this style."""
         return to_german(answer) if self.german else answer
 
     def read(self, answer: str) -> str:
-        """What an answer says, in English; nothing if it is in another language than it should be."""
+        """Translate an answer of this style to English; empty if in another language."""
         if not self.german:
             return answer
         return to_english(answer) if is_german(answer) else ""

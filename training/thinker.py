@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thinker's forward pass for training: transformers' modules, called batched over images of one size.
+"""The thinker's forward pass for training: modules of transformers, batched.
 
 transformers runs one attention call per image and gathers visual tokens by boolean masks, which is right for
-mixed inputs and slow for thousands of equal ones. Here all images share a grid, so every layer is one call;
-sounds are those of the first rows. `python -m training.check` compares the two on the same weights.
+mixed inputs and slow for thousands of equal ones. Here all images have the same grid, so every layer is one
+call; sounds belong to the first rows. `python -m training.check` compares both on the same weights.
 """
 
 from __future__ import annotations
@@ -20,39 +20,36 @@ from training.hearing import AudioForward
 
 MERGED_GRID = (7, 10)
 IMAGE_TOKENS = MERGED_GRID[0] * MERGED_GRID[1]
-ROPE_DELTA = max(MERGED_GRID) - IMAGE_TOKENS  # what to add to an index after the image to get its position
+ROPE_DELTA = max(MERGED_GRID) - IMAGE_TOKENS  # position minus index after the image
 
 Cache = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Sounds:
-    """The sounds of a batch's first S rows: embeddings [S, T, H], where each begins in its row [S], and how
-    many tokens of it are valid [S].
-    """
+    """The sounds of a batch's first S rows."""
 
-    embeddings: Tensor
-    start: Tensor
-    tokens: Tensor
+    embeddings: Tensor  # [S, T, H]
+    start: Tensor  # [S], index of the first embedding in its row
+    tokens: Tensor  # [S], number of valid embeddings
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """A batch of right-padded prompts with answers.
+    """A batch of right-padded prompts with answers."""
 
-    ids [B, L] int64; image_start [B]: where the first image token lies; image [B, P/4, H] and deepstack
-    embeddings, one per level, as VisionForward gives them; sounds of the first rows.
-    """
-
-    ids: Tensor
-    image_start: Tensor
-    image: Tensor
-    deepstack: list[Tensor]
-    sounds: Sounds | None = None
+    ids: Tensor  # [B, L] int64
+    image_start: Tensor  # [B], index of the first image token
+    image: Tensor  # [B, P/4, H], embeddings of VisionForward
+    deepstack: list[Tensor]  # the like, one per level
+    sounds: Sounds | None = None  # of the first rows
 
 
 def mrope_positions(image_start: Tensor, length: int) -> Tensor:
-    """Qwen3-Omni's positions [3, B, length] of one image in text. Sounds are counted like text."""
+    """Compute Qwen3-Omni's positions [3, B, length] of one image in text.
+
+    Sounds count like text.
+    """
     columns = MERGED_GRID[1]
     index = torch.arange(length, device=image_start.device)
     inside = index - image_start[:, None]
@@ -64,7 +61,10 @@ def mrope_positions(image_start: Tensor, length: int) -> Tensor:
 
 
 def patchify(images: Tensor, patch: int = 16, merge: int = 2, temporal: int = 2) -> Tensor:
-    """uint8 images [B, H, W, 3] -> normalised patches [B, P, 3 * temporal * patch^2] in merge-block order."""
+    """Convert uint8 images [B, H, W, 3] to normalised patches in merge-block order.
+
+    The patches are [B, P, 3 * temporal * patch^2].
+    """
     b, h, w, c = images.shape
     x = images.to(torch.float32).mul_(1 / 127.5).sub_(1.0)
     x = x.view(b, h // (merge * patch), merge, patch, w // (merge * patch), merge, patch, c)
@@ -79,7 +79,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class VisionForward(nn.Module):
-    """Batched forward of transformers' vision encoder for one image size."""
+    """Batched forward pass of transformers' vision encoder for one image size."""
 
     def __init__(self, visual: nn.Module, grid: tuple[int, int]):
         super().__init__()
@@ -94,7 +94,10 @@ class VisionForward(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """uint8 [B, H, W, 3] -> (image embeddings [B, P/4, H], deepstack embeddings, one per level)."""
+        """Encode uint8 images [B, H, W, 3].
+
+        Returns image embeddings [B, P/4, H], and deepstack embeddings, one per level.
+        """
         visual = self.visual
         patches = patchify(images)
         proj = visual.patch_embed.proj
@@ -125,7 +128,10 @@ class VisionForward(nn.Module):
 
 
 class ThinkerForward(nn.Module):
-    """Encoders and text model, batched: hidden states, and the cache that the action expert reads."""
+    """Batched encoders and text model.
+
+    Computes hidden states, and the KV cache that the action expert reads.
+    """
 
     def __init__(self, thinker: nn.Module, grid: tuple[int, int] = (14, 20)):
         super().__init__()
@@ -140,7 +146,7 @@ class ThinkerForward(nn.Module):
         self.register_buffer("inverse_frequency", inverse, persistent=False)
 
     def rope(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Interleaved mRoPE rows: position_ids [3, B, L] -> cos, sin [B, L, D/2]."""
+        """Compute interleaved mRoPE rows cos, sin [B, L, D/2] of position_ids [3, B, L]."""
         angle = position_ids[..., None].float() * self.inverse_frequency
         rows = angle[0].clone()
         for axis in (1, 2):
@@ -150,7 +156,10 @@ class ThinkerForward(nn.Module):
         return rows.cos(), rows.sin()
 
     def forward(self, sequences: Sequences) -> tuple[Tensor, Cache]:
-        """(final hidden states [B, L, H], cache per layer of keys and values [B, Hkv, L, D])."""
+        """Run the text model.
+
+        Returns final hidden states [B, L, H], and keys and values [B, Hkv, L, D] per layer.
+        """
         text = self.thinker.model.language_model
         image, deepstack = sequences.image, sequences.deepstack
         index = sequences.image_start[:, None] + torch.arange(image.shape[1], device=image.device)
@@ -170,7 +179,7 @@ class ThinkerForward(nn.Module):
 
 
 def _with_sounds(h: Tensor, sounds: Sounds) -> Tensor:
-    """Put the embeddings of the sounds into the first rows of h [B, L, H]."""
+    """Insert the embeddings of the sounds into the first rows of h [B, L, H]."""
     count, most = sounds.embeddings.shape[:2]
     offset = torch.arange(h.shape[1], device=h.device) - sounds.start[:, None]
     inside = (offset >= 0) & (offset < sounds.tokens[:, None])

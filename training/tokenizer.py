@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena checkpoint's tokenizer: byte-level BPE, so that any prompt can be written, with lower-casing.
+"""The demo checkpoint's tokenizer: byte-level BPE with lower-casing.
 
-Trained on the arena's own sentences, in each style. Byte-level pieces mean that a sentence with words nobody
-trained on still encodes without loss (apart from case), it only takes more tokens.
+The tokenizer is trained on the arena's own sentences, in each style. Because its pieces are bytes, a sentence
+with unknown words is encoded without loss (apart from case); it only takes more tokens.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ CONTROL_TOKENS = (
 
 
 def corpus(seed: int, count: int = 6000) -> list[str]:
-    """Sentences to train the tokenizer on: commands, answers of situations in every style, role names, system
-    prompts.
+    """Return the sentences to train the tokenizer on.
+
+    These are commands, answers in every style, role names and system prompts.
     """
-    drawn = list(itertools.islice(situations(seed, "train"), count))
-    sentences = [*(s.command.text for s in drawn), *(s.answer for s in drawn)]
+    cases = list(itertools.islice(situations(seed, "train"), count))
+    sentences = [*(s.command.text for s in cases), *(s.answer for s in cases)]
     for style in STYLES.values():
         found = itertools.islice(situations(seed, "train", style.manner), count // 4)
         sentences += [style.write(s.answer) for s in found]
@@ -49,7 +50,10 @@ def corpus(seed: int, count: int = 6000) -> list[str]:
 
 
 def train_tokenizer(sentences: Iterable[str], text_vocab_size: int, num_trajectory_tokens: int) -> Tokenizer:
-    """Train BPE on `sentences`, then append the control tokens and `<|traj_0|>` ... in consecutive ids."""
+    """Train BPE on `sentences` and append control tokens and trajectory tokens.
+
+    The trajectory tokens `<|traj_0|>`, ... have consecutive ids.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

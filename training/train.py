@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the arena checkpoint from nothing: `python -m training.train --out models/arena`.
+"""Train the demo checkpoint from random weights.
 
-One model, three losses: the words of the answer (cross-entropy) and the velocity of the action flow (mean
-squared error), whose gradients reach the vision and the audio tower, and the words that the audio tower hears
-(CTC). Samples come from worker processes and stay on the GPU, situations apart from sounds, because drawing a
-scene costs more than a training step on it. On several GPUs: `torchrun --standalone --nproc-per-node 2 -m
-training.train ...`; each has workers, samples and batches of its own.
+One model has three losses: the words of the answer (cross-entropy), the velocity of the action flow (mean
+squared error), and the words that the audio tower hears (CTC). Gradients of the first two reach the vision
+and the audio tower. Worker processes make the samples, which stay on the GPU; situations and sounds are
+separate, because making a scene costs more than a training step on it. With several GPUs, each has its own
+workers, samples and batches.
+
+Examples
+--------
+    python -m training.train --out models/arena
+    torchrun --standalone --nproc-per-node 2 -m training.train --out models/arena
 """
 
 from __future__ import annotations
@@ -41,25 +46,26 @@ from training.transfer import to_device
 
 TEXT_VOCABULARY = 900
 CTC_WEIGHT = 0.5
-TIME_EVERY = 10  # steps between two looks at the clock
+TIME_EVERY = 10  # steps between two readings of the clock
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate over a time budget: linear warm-up, then cosine to a hundredth."""
+    """Learning rate over a time budget: linear warm-up, then cosine to 1% of the peak."""
 
     peak: float
     warmup_steps: int = 300
 
     def rate(self, step: int, progress: float) -> float:
-        """Learning rate at `step`, when `progress` in [0, 1] of the time is spent."""
+        """Return the rate at `step` after a share `progress` in [0, 1] of the time."""
         cosine = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
         return self.peak * min(1.0, (step + 1) / self.warmup_steps) * cosine
 
 
 def action_space_of(args: argparse.Namespace, chunks: list[Chunk]) -> dict:
-    """The action space with mean and standard deviation per dimension, rounded so that they read well in the
-    config; those of --init if there is one.
+    """Return the action space with mean and standard deviation per dimension.
+
+    The values are rounded for a readable config. With --init, the action space is that of the checkpoint.
     """
     if args.init:
         return json.loads((args.init / "action_expert" / "config.json").read_text())["action_space"]
@@ -69,7 +75,7 @@ def action_space_of(args: argparse.Namespace, chunks: list[Chunk]) -> dict:
 
 
 def optimizer_for(policy: Policy, rate: float, device: str) -> torch.optim.Optimizer:
-    """AdamW; norms, biases and embeddings do not decay."""
+    """Make AdamW without weight decay for norms, biases and embeddings."""
     decay, keep = [], []
     for name, parameter in policy.named_parameters():
         (decay if parameter.ndim >= 2 and "embed" not in name else keep).append(parameter)
@@ -79,7 +85,7 @@ def optimizer_for(policy: Policy, rate: float, device: str) -> torch.optim.Optim
 
 @dataclass
 class Samples:
-    """Everything that batches are made of, and the workers that make more of it."""
+    """The buffers that batches are sampled from, and the workers that fill them."""
 
     situations: SampleStream
     clips: SampleStream
@@ -90,7 +96,7 @@ class Samples:
     rng: np.random.Generator
 
     def refresh(self, wait: bool = False) -> list[Chunk]:
-        """Take in what is ready, at least one chunk of situations if `wait`; says which actions came."""
+        """Add the full chunks, at least one of situations if `wait`; return their actions."""
         taken = []
         for chunk in self.situations.take(wait):
             self.buffer.add(chunk)
@@ -99,19 +105,20 @@ class Samples:
             self.bank.add(chunk)
         return taken
 
-    def draw(self, count: int, spoken: int) -> tuple[Batch, Tensor, Batch]:
-        """A batch whose first `spoken` rows are spoken, their words [S, W], and on the host how many tokens
-        and words they have [S].
+    def sample(self, count: int, spoken: int) -> tuple[Batch, Tensor, Batch]:
+        """Sample a batch whose first `spoken` rows are spoken.
+
+        Also returns their words [S, W], and on the host their numbers of tokens and words [S].
         """
-        batch, meanings = self.buffer.draw(self.rng, count)
-        clips, lengths = self.bank.draw(self.rng, meanings[:spoken])
+        batch, meanings = self.buffer.sample(self.rng, count)
+        clips, lengths = self.bank.sample(self.rng, meanings[:spoken])
         samples, count = vary(clips["samples"], lengths["count"], self.rng)
         on_device = to_device(count.numpy(), samples.device)
         say_commands(batch, samples, on_device, self.log_mel, self.marks)
         return batch, clips["words"].long(), {"tokens": token_count(count), "words": lengths["word_count"]}
 
     def fill(self, first: int) -> list[Chunk]:
-        """Wait until there are `first` situations, and a clip of every meaning; says which actions came."""
+        """Wait for `first` situations and a clip of every meaning; return the actions."""
         taken: list[Chunk] = []
         while self.buffer.total < first or not self.bank.ready:
             taken += self.refresh(wait=True)
@@ -126,7 +133,7 @@ class Samples:
 def start_workers(
     args: argparse.Namespace, ranks: Ranks, tokenizer: Tokenizer, style: Style | None = None
 ) -> tuple[SampleStream, SampleStream]:
-    """Start the workers: for situations, and a share of them for speech. Before anything has threads."""
+    """Start the workers for situations and for speech, before any threads exist."""
     speakers = max(1, round(args.workers * args.speakers))
     drawers = max(1, args.workers - speakers)
     seed = ranks.seed(args.seed)
@@ -141,7 +148,7 @@ def samples_of(
     tokenizer: Tokenizer,
     device: str,
 ) -> Samples:
-    """Room on the device for what the workers make."""
+    """Allocate the buffers on the device."""
     return Samples(
         *streams,
         ReplayBuffer(args.capacity, device),
@@ -153,7 +160,10 @@ def samples_of(
 
 
 def new_policy(args: argparse.Namespace, tokenizer: Tokenizer, mean: list, std: list) -> Policy:
-    """Random weights, or those of --init; the word head is new, and the audio tower if that has none."""
+    """Make a policy with random weights, or with those of --init.
+
+    The word head always gets random weights, and so does the audio tower if --init has none.
+    """
     config = thinker_config(tokenizer)
     thinker = load_thinker(args.init, config, tokenizer) if args.init else new_thinker(config)
     expert = load_expert(args.init).train() if args.init else FlowExpert(ExpertDims())
@@ -162,7 +172,7 @@ def new_policy(args: argparse.Namespace, tokenizer: Tokenizer, mean: list, std: 
 
 
 def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Policy, device: str) -> Policy:
-    """Optimise for the time given; returns the average of the weights, the same in all ranks."""
+    """Optimise for the given time; return the averaged weights, the same in all ranks."""
     average = copy.deepcopy(policy).requires_grad_(False)
     schedule = Schedule(args.rate)
     optimizer = optimizer_for(policy, args.rate, device)
@@ -180,7 +190,7 @@ def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Poli
         samples.refresh()
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
-        batch, words, lengths = samples.draw(args.batch, spoken)
+        batch, words, lengths = samples.sample(args.batch, spoken)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             heard, typed, flow, log_probabilities = losses(batch)
         ctc = ctc_loss(log_probabilities, lengths["tokens"], words, lengths["words"])
@@ -207,32 +217,41 @@ def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Poli
     made = f"{samples.buffer.total} situations and {samples.bank.total} clips"
     if ranks.first:
         print(f"{step} steps of {ranks.count} x {args.batch}, {made} each, {minutes:.1f} minutes", flush=True)
-    for parameter in average.parameters():  # the checkpoint is float16: score what is written
+    for parameter in average.parameters():  # the checkpoint is saved in float16: score the saved values
         parameter.data = parameter.data.half().float()
     return average
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
-    parser.add_argument("--init", type=Path, help="checkpoint to go on from, instead of random weights")
-    parser.add_argument("--minutes", type=float, default=20.5, help="wall-clock time for the optimisation")
-    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--init", type=Path, help="checkpoint to start from (default: random weights)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=20.5,
+        help="wall-clock time of the optimisation (default: %(default)s)",
+    )
+    parser.add_argument("--batch", type=int, default=512, help="batch size (default: %(default)s)")
     parser.add_argument("--spoken", type=float, default=0.4, help="share of the batch that is spoken")
     parser.add_argument("--rate", type=float, default=1.2e-3, help="peak learning rate")
-    parser.add_argument("--capacity", type=int, default=360_000, help="situations kept on the device")
-    parser.add_argument("--clips", type=int, default=50_000, help="sounds kept on the device")
-    parser.add_argument("--first", type=int, default=16_384, help="situations to wait for before step one")
-    parser.add_argument("--workers", type=int, help="for each GPU (default: all cores)")
+    parser.add_argument("--capacity", type=int, default=360_000, help="situations on the device")
+    parser.add_argument("--clips", type=int, default=50_000, help="sounds on the device")
+    parser.add_argument("--first", type=int, default=16_384, help="situations to wait for before training")
+    parser.add_argument("--workers", type=int, help="worker processes per GPU (default: all cores)")
     parser.add_argument("--speakers", type=float, default=0.2, help="share of the workers that make sounds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--eval-scenes", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument(
+        "--eval-scenes", type=int, default=512, help="situations to score on (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train, write the checkpoint, print scores."""
+    """Train, save the checkpoint, print scores."""
     args, ranks = arguments(), Ranks.here()
     args.workers = args.workers or max(2, (os.cpu_count() or 2) // ranks.count - 1)
     begin = time.monotonic()
@@ -252,13 +271,13 @@ def main() -> None:
         print(
             f"{samples.buffer.total} situations and {samples.bank.total} clips after "
             f"{time.monotonic() - begin:.0f} s; actions {action_space['mean']}, {action_space['std']}\n"
-            f"{millions:.2f} M parameters, {heard:.2f} M of them to hear, "
+            f"{millions:.2f} M parameters, {heard:.2f} M of them in the audio tower, "
             f"vocabulary {tokenizer.get_vocab_size()}",
             flush=True,
         )
     average = train(args, ranks, samples, policy, device)
     samples.close()
-    ranks.part()
+    ranks.disconnect()
     if not ranks.first:
         return
     written = copy.deepcopy(average).cpu()

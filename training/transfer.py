@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way from the host to the GPU."""
+"""Copies from the host to the GPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def to_device(values: np.ndarray, device: str | torch.device) -> Tensor:
-    """An array as a tensor on the device, where it may arrive later.
+    """Copy an array to the device as a tensor, asynchronously.
 
-    A copy from ordinary memory would wait until the GPU has done all that it was told before, which then
-    stands still until it is told more. On the CPU the tensor shares the array's memory.
+    A copy from pageable memory would wait until the GPU has finished all queued work, and leave the GPU idle
+    until more is queued. On the CPU the tensor shares the array's memory.
     """
     tensor = torch.from_numpy(values)
     if torch.device(device).type == "cpu":

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo world: a floor with coloured solids, a robot with a camera, sentences, and an expert that drives.
+"""The demo world: solids on a floor, a robot with a camera, and spoken commands.
 
     scene -> renderer (camera) -> picture for the model
-      |---> expert (unicycle) -> actions to learn          situation = one moment of all this, to learn from
-      '---> language, answers -> words to learn            episode   = a whole drive, to be judged
+      |---> expert (unicycle) -> actions to learn          situation = one moment, a training sample
+      '---> language, answers -> text to learn             episode   = a whole drive, to be scored
 
-    language -> voice (a speaker) -> rooms (a microphone) -> sound for the model
+    language -> voice (speaker) -> rooms (microphone) -> sound for the model
 
-It depends on NumPy and OpenCV only; who speaks needs the synthesiser, which is imported then.
+The package depends on NumPy and OpenCV only. `voice` imports the speech synthesiser when it is used.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the robot answers: short, lower case, and true of the picture. Also the reading of answers, for
-scores.
+"""The robot's answers: written for training, parsed for scoring.
 
-Sides are bearings of a solid's centre from the robot's centre in the base frame: more than 8 degrees to the
-left is "on the left", more than 8 to the right "on the right", between them "straight ahead". Distances run
-from the robot's centre to the solid's surface and are said in steps of half a metre.
+An answer is short and in lower case. A side is the bearing of a solid's centre from the robot's centre in the
+base frame: more than 8 degrees to the left is "on the left", more than 8 degrees to the right is "on the
+right", anything between is "straight ahead". A distance is measured from the robot's centre to the solid's
+surface and given in steps of half a metre.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgellm_ros.arena.scene import COLORS, GREY, SHAPES, Scene
 from edgellm_ros.arena.unicycle import State, to_base
 
 SIDE_DEGREES = 8.0
-SIDE_TOLERANCE = 1.5  # degrees beside a boundary where either word counts as true
-DISTANCE_TOLERANCE = 0.40  # m: a distance word that is off by less counts as true
-THERE = 0.35  # m to the surface: nearer than that the robot has arrived
+SIDE_TOLERANCE = 1.5  # degrees around a boundary in which both words are accepted
+DISTANCE_TOLERANCE = 0.40  # m: a distance with a smaller error is accepted
+THERE = 0.35  # m to the surface: the robot has arrived
 
 _DISTANCES = {
     0.5: "half a metre",
@@ -41,46 +41,48 @@ _ON = {"left": "on the left", "right": "on the right", "ahead": "straight ahead"
 
 @dataclass(frozen=True)
 class Mention:
-    """A thing that an answer names; side is left, right, ahead or None, distance in m or None."""
+    """A solid that an answer names; None for what the answer does not say."""
 
     color: str | None
     shape: str
-    side: str | None = None
-    distance: float | None = None
+    side: str | None = None  # left, right or ahead
+    distance: float | None = None  # m
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer taken apart. seen is False where it says that it does not see the (only) thing it mentions.
-
-    way is "clear", "blocked" or "there" where it tells, and stops is True where the robot says that it
-    stops here.
-    """
+    """A parsed answer."""
 
     mentions: tuple[Mention, ...]
-    seen: bool = True
-    way: str | None = None
-    stops: bool = False
+    seen: bool = True  # False if the robot says that it does not see the (only) mentioned solid
+    way: str | None = None  # clear, blocked or there; None if not said
+    stops: bool = False  # True if the robot says that it stops here
 
 
 def bearing_degrees(scene: Scene, state: State, index: int) -> float:
-    """Bearing of the solid's centre from the robot's centre, degrees, positive to the left."""
+    """Return the bearing of a solid's centre from the robot's centre.
+
+    The bearing is in degrees, positive to the left.
+    """
     x, y = to_base(state, np.array([scene.solids[index].x, scene.solids[index].y]))
     return float(np.rad2deg(np.arctan2(y, x)))
 
 
 def side_of(bearing: float) -> str:
-    """left, right or ahead, for a bearing in degrees."""
+    """Return "left", "right" or "ahead" for a bearing in degrees."""
     return "left" if bearing > SIDE_DEGREES else "right" if bearing < -SIDE_DEGREES else "ahead"
 
 
 def distance_step(distance: float) -> float:
-    """A distance in m as the robot says it: the nearest half metre from 0.5 to 5."""
+    """Round a distance in m to the nearest half metre from 0.5 to 5."""
     return float(np.clip(np.floor(distance * 2 + 0.5) / 2, 0.5, 5.0))
 
 
 def where_answer(scene: Scene, state: State, index: int) -> str:
-    """Where a solid that is seen is, like "the red box is ahead on the left, about two metres away."."""
+    """Say where a visible solid is.
+
+    Example: "the red box is ahead on the left, about two metres away."
+    """
     solid = scene.solids[index]
     side = _AHEAD[side_of(bearing_degrees(scene, state, index))]
     distance = _DISTANCES[distance_step(solid.surface_distance(state.x, state.y))]
@@ -88,8 +90,10 @@ def where_answer(scene: Scene, state: State, index: int) -> str:
 
 
 def go_answer(scene: Scene, state: State, index: int, blocked: bool, careful: bool = False) -> str:
-    """What the robot says of a drive to a solid in view; blocked: something is across the straight way;
-    careful: it says that it takes care.
+    """Write the answer to a command to drive to a visible solid.
+
+    `blocked`: an obstacle is in the straight line to the solid. `careful`: the answer says that the robot
+    drives carefully.
     """
     solid = scene.solids[index]
     where = where_answer(scene, state, index)
@@ -103,13 +107,16 @@ def go_answer(scene: Scene, state: State, index: int, blocked: bool, careful: bo
 
 
 def unseen_answer(color: str | None, shape: str, stop: bool) -> str:
-    """What the robot says of a thing that it does not see; stop: it was told to go there."""
+    """Say that the robot does not see a solid.
+
+    `stop`: the robot was told to drive there, so the answer adds that the robot stops.
+    """
     name = f"{color} {shape}" if color else shape
     return f"i do not see a {name}." + (" i stop." if stop else "")
 
 
 def describe_answer(scene: Scene, state: State, seen: Sequence[int]) -> str:
-    """The solids that are seen, from left to right."""
+    """List the visible solids from left to right."""
     if not seen:
         return "i see nothing here."
     bearings = {i: bearing_degrees(scene, state, i) for i in seen}
@@ -125,7 +132,7 @@ STOP_ANSWER = "i stop."
 
 
 def arrived(scene: Scene, state: State, index: int) -> bool:
-    """True where the robot stands at the solid, or is so near that it only has to stop."""
+    """Return True if the robot is so close to the solid that it only has to stop."""
     return scene.solids[index].surface_distance(state.x, state.y) <= THERE
 
 
@@ -138,7 +145,7 @@ _METRES = {words: metres for metres, words in _DISTANCES.items()}
 
 
 def parse_answer(text: str) -> Answer:
-    """Take an answer apart. Whatever is not in the robot's own language is skipped."""
+    """Parse an answer; text outside the robot's grammar is skipped."""
     text = " ".join(text.lower().split())
     stops = bool(re.search(r"\bi stop\b|\bthere and stop\b", text))
     unseen = _UNSEEN.search(text)
@@ -159,7 +166,10 @@ def parse_answer(text: str) -> Answer:
 
 
 def side_is_true(side: str | None, bearing: float) -> bool:
-    """True if the word fits the bearing in degrees; within SIDE_TOLERANCE of a boundary both words do."""
+    """Return True if the word fits the bearing in degrees.
+
+    Within SIDE_TOLERANCE of a boundary both words fit.
+    """
     return side in {side_of(bearing), side_of(bearing - SIDE_TOLERANCE), side_of(bearing + SIDE_TOLERANCE)}
 
 

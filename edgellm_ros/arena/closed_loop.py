@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driving an episode: look, think, act on the old plan while thinking, then on the new one.
+"""Drives an episode in closed loop.
 
-Time is simulated and thinking takes a fixed number of steps of it, however long it takes on the clock of
-the computer: an episode is the same on every machine.
+The robot follows the old plan while the model computes the next one. Time is simulated. Inference takes a
+fixed number of simulated steps, whatever its real duration, so an episode is the same on every machine.
 
     step            0     1     2     3     4     5     6     7     8     9    10    11
     frame           A                                               B
@@ -21,30 +21,25 @@ from edgellm_ros.arena.episode import PlanRecord, World
 from edgellm_ros.arena.expert import brake
 from edgellm_ros.arena.unicycle import DT, State, clip_action, rollout
 
-REPLAN_STEPS = 8  # steps of DT from one look to the next
-LATENCY_STEPS = 3  # steps from a look to the first action that comes of it
+REPLAN_STEPS = 8  # steps of DT between two camera frames
+LATENCY_STEPS = 3  # steps from a camera frame to the first action planned from it
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer: words, and actions [T, 2] (m/s^2, 1/m) from the moment of the look, None where it is not
-    to drive.
-
-    others [n, T, 2]: further samples of the actions, which are drawn but not driven.
-    """
+    """The model's answer to one camera frame."""
 
     text: str
-    actions: NDArray | None
-    others: NDArray | None = None
+    actions: NDArray | None  # [T, 2] (m/s^2, 1/m) from the time of the frame; None for words only
+    others: NDArray | None = None  # further samples of the actions [n, T, 2], not driven
 
 
 @dataclass(frozen=True)
 class Drive:
-    """How an episode was driven. clipped: steps whose planned action was beyond the robot's
-    limits."""
+    """Record of an episode that was driven."""
 
     plans: tuple[PlanRecord, ...]
-    clipped: int
+    clipped: int  # steps whose planned action exceeded the robot's limits
 
 
 def drive(
@@ -54,15 +49,17 @@ def drive(
     replan_steps: int = REPLAN_STEPS,
     latency_steps: int = LATENCY_STEPS,
 ) -> Drive:
-    """Drive until the episode's outcome is settled; `think` turns a camera frame [H, W, 3] RGB into a plan.
+    """Drive until the episode's outcome is settled.
 
-    `on_step` is called after each step of the world. The robot stands until its first plan, which then starts
-    with its first action, and brakes on a plan without actions. It keeps to the speeds of the plan.
-    ValueError for a plan too short to last until the next one takes over.
+    `think` turns a camera frame [H, W, 3] RGB into a plan. `on_step` is called after each step of the world.
+    The robot waits for its first plan, executes that plan from its first action, and brakes if a plan has no
+    actions. The robot follows the speeds of the plan. ValueError if a plan is too short to last until the
+    next plan takes over.
     """
     if not 0 <= latency_steps <= replan_steps or replan_steps < 1:
         raise ValueError(
-            f"latency_steps {latency_steps} must be from 0 to replan_steps; that, {replan_steps}, at least 1"
+            f"expected 0 <= latency_steps <= replan_steps and replan_steps >= 1, got latency_steps "
+            f"{latency_steps} and replan_steps {replan_steps}"
         )
     plans: list[PlanRecord] = []
     clipped = 0
@@ -77,7 +74,7 @@ def drive(
                 f"a plan of {len(actions)} actions is shorter than {replan_steps} + {latency_steps} steps"
             )
         waiting = course.speeds[replan_steps : replan_steps + latency_steps]
-        if world.state.speed == 0 and not waiting.any():  # it stands while thinking: nothing is missed
+        if world.state.speed == 0 and not waiting.any():  # at rest during inference: skip no action
             actions = np.concatenate([np.zeros((latency_steps, 2)), actions])
         fresh = _course(world.state.speed, actions)
         for index in range(replan_steps):
@@ -96,19 +93,21 @@ def drive(
 
 @dataclass(frozen=True)
 class _Course:
-    """What the robot's controller follows from a look on: the speed in m/s to have at the end of each step
-    [T], and the curvature in 1/m during it [T].
+    """Speeds and curvatures that the controller follows after a camera frame.
 
-    Following the plan's speed rather than its bare accelerations keeps what went otherwise while the robot
-    was thinking from adding up: of 80 episodes 8 ended in a collision with accelerations, none with speeds
-    (an early checkpoint, seeds 60000 to 60079).
+    The controller follows the plan's speeds and not its accelerations. Deviations that occur during inference
+    then do not accumulate: of 80 episodes, 8 ended in a collision with accelerations and none with
+    speeds (an early checkpoint, seeds 60000 to 60079).
     """
 
-    speeds: NDArray[np.float64]
-    curvatures: NDArray[np.float64]
+    speeds: NDArray[np.float64]  # m/s at the end of each step [T]
+    curvatures: NDArray[np.float64]  # 1/m during each step [T]
 
     def action(self, index: int, speed: float) -> tuple[float, float]:
-        """Acceleration and curvature for step `index` at the present speed; the world clips them."""
+        """Return acceleration and curvature for step `index` at the current speed.
+
+        The values are not clipped to the robot's limits.
+        """
         return float((self.speeds[index] - speed) / DT), float(self.curvatures[index])
 
 
@@ -117,7 +116,7 @@ def _course(speed: float, actions: NDArray) -> _Course:
 
 
 def _record(world: World, frame: NDArray[np.uint8], plan: Plan) -> PlanRecord:
-    """The plan with its ways in the base frame."""
+    """Record a plan with its paths in the base frame."""
     here = State(speed=world.state.speed)
     path = None if plan.actions is None else rollout(here, plan.actions)
     others = None if plan.others is None else np.stack([rollout(here, actions) for actions in plan.others])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes: a scene, a robot at rest and a command, made from a seed; and the world in which one is played.
+"""Episodes (scene, start and command from a seed) and the world that runs them.
 
-Success is a robot at rest within 0.4 m of the named solid's surface. A collision is a robot whose disc
-overlaps a solid's or a wall. Everything follows from the seed and the actions; no clock is read.
+An episode succeeds if the robot is at rest within 0.4 m of the surface of the named solid. In a collision the
+robot's disc overlaps the disc of a solid or a wall. Everything follows from the seed and the actions; no
+clock is read.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ AT_REST = 0.05  # m/s
 TIMEOUT = 40.0  # s of simulated time
 DEAD_AHEAD_SHARE = 0.3
 NEAREST, FARTHEST = 1.5, 3.5  # m from the start to the target's surface
-EVEN = 0.03  # s: in a dead-ahead episode the ways round the left and the right cost the same but for this
+EVEN = 0.03  # s: largest difference in cost of the left and the right route in a dead-ahead episode
 
 
 class Outcome(str, Enum):
-    """How an episode stands."""
+    """State of an episode."""
 
     RUNNING = "running"
     SUCCESS = "success"
@@ -42,57 +43,53 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True)
 class Episode:
-    """Where an episode starts. target: index of the solid that the command names."""
+    """Start of an episode."""
 
     seed: int
     family: str
     scene: Scene
     start: State
     command: Command
-    target: int
+    target: int  # index of the solid that the command names
 
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """One plan of an episode, as a picture of it needs it.
+    """One plan of an episode, with the data that a picture of the episode needs."""
 
-    time in s since the start; state in which the camera frame image [H, W, 3] was taken; text, what the
-    robot said; path [T, >=2] of the plan driven and candidates [n, T, >=2] of further samples, in metres of
-    the base frame (None: no drive).
-    """
-
-    time: float
-    state: State
-    image: NDArray[np.uint8]
-    text: str
-    path: NDArray[np.float64] | None = None
-    candidates: NDArray[np.float64] | None = None
+    time: float  # s since the start
+    state: State  # when the camera frame was taken
+    image: NDArray[np.uint8]  # the camera frame [H, W, 3]
+    text: str  # the robot's answer
+    path: NDArray[np.float64] | None = None  # of the plan [T, >=2], m in the base frame; None: no drive
+    candidates: NDArray[np.float64] | None = None  # paths of further samples [n, T, >=2]
 
 
 def make_episode(seed: int, family: str | None = None, split: str = "test") -> Episode:
-    """The seed's episode: the target is in view at 1.5 to 3.5 m, and the expert gets there without losing
-    sight of it.
+    """Make the episode of a seed.
 
-    Three in ten are of the family "dead_ahead", with a low obstacle on the straight way that can be passed
-    on either side; the rest are "random". Scenes and sentences of split "test" are never those of training.
+    The target is in view at a distance of 1.5 to 3.5 m, and the expert reaches it without losing sight of it.
+    Three in ten episodes are of the family "dead_ahead": a low obstacle blocks the straight line and can be
+    passed on either side. The other episodes are "random". Scenes and sentences of the split "test" never
+    occur in training. ValueError for an unknown family or split, or a negative seed.
     """
     if family not in (None, "random", "dead_ahead"):
-        raise ValueError(f"family {family!r} is not random or dead_ahead")
+        raise ValueError(f"family must be random or dead_ahead, got {family!r}")
     rng = split_rng(seed, split)
-    drawn = "dead_ahead" if rng.random() < DEAD_AHEAD_SHARE else "random"
-    family = family or drawn
+    sampled = "dead_ahead" if rng.random() < DEAD_AHEAD_SHARE else "random"
+    family = family or sampled
     while True:
-        episode = _draw(rng, seed, family, split)
+        episode = _sample(rng, seed, family, split)
         if episode is not None:
             return episode
 
 
 def dead_ahead_episode(seed: int, split: str = "test") -> Episode:
-    """The seed's episode with an obstacle straight ahead."""
+    """Make the episode of a seed with an obstacle straight ahead."""
     return make_episode(seed, "dead_ahead", split)
 
 
-def _draw(rng: Generator, seed: int, family: str, split: str) -> Episode | None:
+def _sample(rng: Generator, seed: int, family: str, split: str) -> Episode | None:
     scene = generate_scene(rng, family)
     if family == "dead_ahead":
         target, start = 0, State(heading=float(rng.normal(0, 0.015)))
@@ -110,8 +107,9 @@ def _draw(rng: Generator, seed: int, family: str, split: str) -> Episode | None:
 
 
 def _can_be_done(scene: Scene, start: State, target: int, family: str) -> bool:
-    """True if the start is clear and each way that the expert may take arrives with the target in view
-    throughout.
+    """Check that the start is clear and every likely route reaches the target.
+
+    The target must stay in view on every route that the expert may choose.
     """
     if scene.clearance(start.x, start.y) < 0.5 or sights(scene, start)[target] is not Sight.SEEN:
         return False
@@ -135,9 +133,7 @@ def _can_be_done(scene: Scene, start: State, target: int, family: str) -> bool:
 
 
 def _side(scene: Scene, obstacle: int, route: expert.Route) -> bool:
-    """True if the route passes the obstacle with the obstacle on its right, that is, on the obstacle's
-    left.
-    """
+    """Return True if the route passes the obstacle on the obstacle's left."""
     solid = scene.solids[obstacle]
     nearest = int(np.hypot(route.states[:, 0] - solid.x, route.states[:, 1] - solid.y).argmin())
     x, y, heading, _ = route.states[nearest]
@@ -145,8 +141,9 @@ def _side(scene: Scene, obstacle: int, route: expert.Route) -> bool:
 
 
 class World:
-    """An episode in play: the robot's state, its way so far, and how things stand. Advances by DT at a
-    time.
+    """A running episode: the robot's state, its track so far, and the outcome.
+
+    The world advances in steps of DT.
     """
 
     def __init__(self, episode: Episode) -> None:
@@ -158,26 +155,27 @@ class World:
 
     @property
     def time(self) -> float:
-        """Simulated seconds since the start."""
+        """Return simulated seconds since the start."""
         return (len(self._track) - 1) * DT
 
     @property
     def track(self) -> NDArray[np.float64]:
-        """All states so far [T+1, 4]: x, y, heading, speed, in the world."""
+        """Return all states so far [T+1, 4]: x, y, heading, speed in the world frame."""
         return np.stack([s.array() for s in self._track])
 
     @property
     def done(self) -> bool:
-        """True once the outcome is settled; steps after that are errors."""
+        """Return True once the outcome is settled; `step` then raises an error."""
         return self.outcome is not Outcome.RUNNING
 
     def step(self, accel: float, curvature: float) -> Outcome:
-        """Hold one action (m/s^2, 1/m; clipped to the robot's limits) for DT and say how things stand.
+        """Hold one action (m/s^2, 1/m) for DT and return the outcome.
 
-        Raises ValueError on values that are not finite and RuntimeError on an episode that is over.
+        The action is clipped to the robot's limits. ValueError for values that are not finite, RuntimeError
+        if the episode is over.
         """
         if not (math.isfinite(accel) and math.isfinite(curvature)):
-            raise ValueError(f"action ({accel}, {curvature}) is not finite")
+            raise ValueError(f"accel and curvature must be finite, got {accel} and {curvature}")
         if self.done:
             raise RuntimeError(f"the episode is over: {self.outcome.value}")
         before = self.state.array()
@@ -194,13 +192,13 @@ class World:
         return self.outcome
 
     def touches(self, x: float, y: float) -> bool:
-        """True if a robot at (x, y) would overlap a solid or a wall."""
+        """Return True if a robot at (x, y) would overlap a solid or a wall."""
         room = self.scene.look.room
         walls = min(room[0] - abs(x - ROOM_CENTRE[0]), room[1] - abs(y - ROOM_CENTRE[1]))
         return min(self.scene.clearance(x, y), walls) < ROBOT_RADIUS
 
     def at_target(self) -> bool:
-        """True if the robot is at rest within SUCCESS_DISTANCE of the target."""
+        """Return True if the robot is at rest within SUCCESS_DISTANCE of the target."""
         target = self.scene.solids[self.episode.target]
         return (
             self.state.speed < AT_REST
@@ -208,22 +206,28 @@ class World:
         )
 
     def mean_speed(self) -> float:
-        """Mean in m/s over the steps so far in which the robot moved; 0 if it never did."""
+        """Compute the mean speed in m/s over the steps in which the robot moved.
+
+        The speed is 0 if the robot never moved.
+        """
         speeds = self.track[:, 3]
         means = (speeds[1:] + speeds[:-1]) / 2
         moving = means > AT_REST
         return float(means[moving].mean()) if moving.any() else 0.0
 
     def least_clearance(self) -> float:
-        """The nearest in m that the robot's edge has come to a solid that is not the target."""
+        """Compute the smallest distance in m between the robot's edge and any other solid.
+
+        The target is left out.
+        """
         target = self.episode.target
         return min(self.scene.clearance(x, y, but=target) for x, y in self.track[:, :2]) - ROBOT_RADIUS
 
     def history(self) -> NDArray[np.float64]:
-        """The last 8 poses at DT [8, 3] (x, y, heading) in the current base frame, oldest first, the last
-        (0, 0, 0).
+        """Return the last 8 poses [8, 3] (x, y, heading) at intervals of DT.
 
-        Before the start the robot stood where it started.
+        Oldest first, in the current base frame, so the last pose is (0, 0, 0). Poses before the start equal
+        the start.
         """
         recent = self._track[-HISTORY:]
         recent = [recent[0]] * (HISTORY - len(recent)) + recent
@@ -232,7 +236,8 @@ class World:
         return np.concatenate([to_base(self.state, poses[:, :2]), heading[:, None]], 1)
 
     def camera(self) -> NDArray[np.uint8]:
-        """The robot's view now [224, 320, 3] RGB. Noise differs with simulated time and is the same in
-        every run.
+        """Render the robot's current view [224, 320, 3] RGB.
+
+        Noise differs with simulated time and is the same in every run.
         """
         return render(self.scene, self.state, np.random.default_rng([self.episode.seed, len(self._track)]))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The analytic driver: it knows the whole scene and plans the actions that the model learns to imitate.
+"""The analytic driver, whose actions the model learns.
 
-It steers at the target; while a solid's disc, grown by the robot's radius and some clearance, blocks the
-straight line, it steers along that disc's tangent on one side. Curvature follows from the heading error
-alone and speed from the curvature and the way left, so that the action depends on nothing but the state: a
-plan made again on the way goes on with the old one. Each choice of sides is driven to the end in
-simulation; the cheapest wins, and where two cost about the same a coin decides. Everything is vectorised
-over situations and choices.
+The expert knows the whole scene. It steers to the target. While the disc of a solid, enlarged by the robot's
+radius and a clearance, blocks the straight line, the expert steers along the tangent of that disc on one
+side. Curvature follows from the heading error alone, and speed from the curvature and the remaining distance.
+The action therefore depends only on the state, and replanning on the way continues the old plan. Each choice
+of sides is simulated to the end. The cheapest route wins; between routes of about equal cost the choice is
+random. All computations are vectorised over situations and choices.
 """
 
 from __future__ import annotations
@@ -31,32 +31,28 @@ from edgellm_ros.arena.unicycle import (
     wrap,
 )
 
-STOP_DISTANCE = (
-    0.30  # m from the target's surface to the robot's centre at rest: too far can be mended, too near cannot
-)
-STEPS = 130  # the longest route that is tried at V_MAX, in actions
-SIDES = np.array(
-    [[1, 1], [-1, -1], [1, -1], [-1, 1]]
-)  # of the nearest blocking solid and of the others; 1 = left
-EVEN_AT_REST = 0.4  # s: a robot at rest takes routes whose costs differ by much less equally often
-EVEN_MOVING = 0.2  # s: by one on its way, which should not change its mind
+# m from the target's surface to the robot's centre at rest; too far can be corrected later, too near cannot
+STOP_DISTANCE = 0.30
+STEPS = 130  # actions of the longest simulated route at V_MAX
+# Side of the nearest blocking solid, and of the others; 1 = left.
+SIDES = np.array([[1, 1], [-1, -1], [1, -1], [-1, 1]])
+EVEN_AT_REST = 0.4  # s: a robot at rest chooses about equally among routes with smaller differences in cost
+EVEN_MOVING = 0.2  # s: the same for a moving robot, which should keep its route
 
 _RESTING = 0.05  # m/s
 _STEER = 2.6  # 1/m per rad of heading error
-_SETTLE = 0.35  # s: speed follows its wish with this time constant
-_BESIDE = 1.3  # within so many grown radii of a solid's centre there is no choice of sides any more
+_SETTLE = 0.35  # s: time constant with which the speed follows its set point
+_BESIDE = 1.3  # enlarged radii from a solid's centre within which its side is fixed
 _BRAKE = 1.2  # m/s^2, for a stop on command
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How to drive: the highest speed in m/s, the metres kept free beside the robot, and whether it says that
-    it takes care.
-    """
+    """A way of driving."""
 
-    top_speed: float = V_MAX
-    clearance: float = 0.12
-    careful: bool = False
+    top_speed: float = V_MAX  # m/s
+    clearance: float = 0.12  # m kept free beside the robot
+    careful: bool = False  # whether the robot says that it drives carefully
 
 
 BRISK = Manner()
@@ -65,20 +61,18 @@ CAREFUL = Manner(top_speed=0.4, clearance=0.25, careful=True)
 
 @dataclass(frozen=True)
 class Route:
-    """One way to the target: states [T+1, 4], actions [T, 2], cost in s (about the time it takes), and
-    whether it collides.
-    """
+    """One route to the target."""
 
-    states: NDArray[np.float64]
-    actions: NDArray[np.float64]
-    cost: float
+    states: NDArray[np.float64]  # [T+1, 4]
+    actions: NDArray[np.float64]  # [T, 2]
+    cost: float  # s, about the time that the route takes
     collides: bool
     arrives: bool
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """N situations side by side. Solids are padded to M with ones far away."""
+    """N situations as arrays; missing solids are replaced by solids far away."""
 
     xy: NDArray[np.float64]  # [N, M, 2]
     radius: NDArray[np.float64]  # [N, M]
@@ -88,16 +82,16 @@ class _Problem:
 
     @property
     def grown(self) -> NDArray[np.float64]:
-        """Radii [N, M] of the discs that the robot's centre is kept out of."""
+        """Return the radii [N, M] of the discs that the robot's centre must not enter."""
         return self.radius + ROBOT_RADIUS + self.manner.clearance
 
 
 def plan(
     scene: Scene, state: State, target: int | None, rng: Generator, manner: Manner = BRISK
 ) -> NDArray[np.float64]:
-    """The expert's next HORIZON actions [40, 2] (m/s^2, 1/m) on the way to solid `target`; None = stop here.
+    """Plan the expert's next HORIZON actions [40, 2] (m/s^2, 1/m) to solid `target`.
 
-    If every way collides, it brakes.
+    `target` None means to stop. The expert brakes if every route collides.
     """
     return plan_batch([scene], [state], [target], rng, manner)[0]
 
@@ -109,7 +103,7 @@ def plan_batch(
     rng: Generator,
     manner: Manner = BRISK,
 ) -> NDArray[np.float64]:
-    """`plan` for N situations at once [N, 40, 2]."""
+    """Run `plan` for N situations at once and return actions [N, 40, 2]."""
     actions = np.stack([brake(s.speed) for s in states])
     going = [i for i, target in enumerate(targets) if target is not None]
     if going:
@@ -124,7 +118,7 @@ def plan_batch(
 
 
 def brake(speed: float, steps: int = HORIZON) -> NDArray[np.float64]:
-    """Actions [steps, 2] that bring the robot to rest, straight and firmly, and keep it there."""
+    """Return actions [steps, 2] that stop the robot, without steering."""
     actions = np.zeros((steps, 2))
     for action in actions:
         action[0] = max(-_BRAKE, -speed / DT if speed < 0.12 else -speed / 0.22)
@@ -133,13 +127,15 @@ def brake(speed: float, steps: int = HORIZON) -> NDArray[np.float64]:
 
 
 def routes(scene: Scene, state: State, target: int, manner: Manner = BRISK) -> list[Route]:
-    """All ways to the target that differ, unordered."""
+    """Return all distinct routes to the target, unordered."""
     return routes_batch([scene], [state], [target], manner)[0]
 
 
 def choose(choices: Sequence[Route], rng: Generator) -> Route:
-    """A cheap route: a difference of cost counts little below EVEN_AT_REST or EVEN_MOVING, decides above,
-    and colliding routes are a last resort.
+    """Choose a cheap route at random.
+
+    A cost difference well below EVEN_AT_REST or EVEN_MOVING has little influence; a larger one decides. A
+    colliding route is chosen only if all routes collide.
     """
     costs = np.array([r.cost for r in choices])
     even = EVEN_AT_REST if choices[0].states[0, 3] < _RESTING else EVEN_MOVING
@@ -148,9 +144,7 @@ def choose(choices: Sequence[Route], rng: Generator) -> Route:
 
 
 def blocking(scene: Scene, state: State, target: int, manner: Manner = BRISK) -> list[int]:
-    """Solids that the expert would drive around, were the robot to head straight for the target; nearest
-    first.
-    """
+    """List the solids that block the straight line to the target, nearest first."""
     problem = _problem([scene], [state], [target], manner)
     ahead, _, distance = _blocked(
         problem.start[:, None, :2], _goal_heading(problem, problem.start[:, None])[0], problem
@@ -162,7 +156,7 @@ def blocking(scene: Scene, state: State, target: int, manner: Manner = BRISK) ->
 def routes_batch(
     scenes: Sequence[Scene], states: Sequence[State], targets: Sequence[int], manner: Manner = BRISK
 ) -> list[list[Route]]:
-    """`routes` for N situations at once. Choices that led to the same route are merged."""
+    """Run `routes` for N situations at once; choices with the same route are merged."""
     problem = _problem(scenes, states, targets, manner)
     path, actions, cost, collides, arrives = _drive(problem)
     result = []
@@ -189,22 +183,28 @@ def _problem(
             xy[n, m] = solid.x, solid.y
             radius[n, m] = solid.radius
         if not 0 <= targets[n] < len(scene.solids):
-            raise ValueError(f"target {targets[n]} is not one of the scene's {len(scene.solids)} solids")
+            raise ValueError(
+                f"target {targets[n]} must be from 0 to {len(scene.solids) - 1}, an index of a solid"
+            )
     start = np.stack([s.array() for s in states])
     return _Problem(xy, radius, np.asarray(targets, np.int64), start, manner)
 
 
 def _goal_heading(problem: _Problem, states: NDArray) -> tuple[NDArray, NDArray]:
-    """Heading to the target [N, K] and distance to its centre [N, K] from states [N, K, 4]."""
+    """Compute heading [N, K] and distance [N, K] to the target's centre.
+
+    The states are [N, K, 4].
+    """
     rows = np.arange(len(problem.target))
     gap = problem.xy[rows, problem.target][:, None] - states[..., :2]
     return np.arctan2(gap[..., 1], gap[..., 0]), np.hypot(gap[..., 0], gap[..., 1])
 
 
 def _blocked(position: NDArray, heading: NDArray, problem: _Problem) -> tuple[NDArray, NDArray, NDArray]:
-    """Which solids [N, K, M] lie across the straight way with this heading, before the target.
+    """Find the solids [N, K, M] that block the straight line with this heading.
 
-    Also their bearings and centre distances [N, K, M], seen from positions [N, K, 2].
+    Only solids before the target count. Also returns bearings and centre distances [N, K, M] of all solids,
+    seen from positions [N, K, 2].
     """
     rows = np.arange(len(problem.target))
     gap = problem.xy[:, None] - position[:, :, None]
@@ -222,8 +222,9 @@ def _blocked(position: NDArray, heading: NDArray, problem: _Problem) -> tuple[ND
 
 
 def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
-    """Simulate every choice of sides: states [N, K, T+1, 4], actions [N, K, T, 2], cost, collides and
-    arrives [N, K].
+    """Simulate every choice of sides.
+
+    Returns states [N, K, T+1, 4], actions [N, K, T, 2], and cost, collides and arrives [N, K].
     """
     count, choices = len(problem.target), len(SIDES)
     top_speed, clearance = problem.manner.top_speed, problem.manner.clearance
@@ -248,7 +249,7 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
         goal, distance = _goal_heading(problem, states)
         left = distance - target_radius - STOP_DISTANCE
         wish = goal
-        for _ in range(2):  # the second round: what stands across the tangent that the first one found
+        for _ in range(2):  # the second pass finds solids that block the tangent of the first
             across, bearing, far = _blocked(states[..., :2], wish, problem)
             nearest = np.where(across, far, np.inf).argmin(2)[..., None]
             any_across = across.any(2)
@@ -287,11 +288,11 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
 
 
 def _sides(problem: _Problem) -> NDArray[np.float64]:
-    """On which side to pass each solid in each choice [N, K, M]: 1 = left of it, -1 = right.
+    """Compute the side on which each choice passes each solid [N, K, M].
 
-    The solid that blocks the way first gets the choice's first side, the other blocking ones the second. A
-    solid that does not block now, or that the robot is already beside, is passed where the straight way
-    passes it.
+    1 is left of the solid, -1 right. The first blocking solid gets the choice's first side, the other
+    blocking solids get the second. A solid that does not block, or that the robot is already beside, is
+    passed on the side where the straight line passes it.
     """
     position = problem.start[:, None, :2]
     goal, _ = _goal_heading(problem, problem.start[:, None])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The robot's answers in German, and back: every phrase of its grammar has exactly one translation."""
+"""Translates the robot's answers to German and back, phrase by phrase."""
 
 from __future__ import annotations
 
 import re
 
-# Gender, nominative and dative (which are the same word), by English noun.
+# By English noun: gender, and the noun (the same in nominative and dative).
 _NOUNS = {
     "box": ("f", "kiste"),
     "ball": ("m", "ball"),
@@ -22,7 +22,7 @@ _COLORS = {
     "grey": "grau",
 }
 _THE = {"m": "der", "f": "die", "n": "das"}
-_A = {"m": "einen", "f": "eine", "n": "ein"}  # accusative, as is the next
+_A = {"m": "einen", "f": "eine", "n": "ein"}  # accusative, like the next line
 _ACCUSATIVE_ENDING = {"m": "en", "f": "e", "n": "es"}
 _THE_DATIVE = {"m": "dem", "f": "der", "n": "dem"}
 
@@ -58,7 +58,7 @@ _PHRASES = {
 
 
 def _noun_phrases() -> dict[str, str]:
-    """What the grammar says of a thing, of each colour or of none."""
+    """Return the phrases that contain a noun, with each colour and without one."""
     phrases = {}
     for noun, (gender, german) in _NOUNS.items():
         phrases[f"stop in front of the {noun}"] = f"halte vor {_THE_DATIVE[gender]} {german} an"
@@ -85,15 +85,15 @@ _ENGLISH_PHRASE, _GERMAN_PHRASE = _any_of(_TO_GERMAN), _any_of(_TO_ENGLISH)
 
 
 def to_german(answer: str) -> str:
-    """An answer as `answers` words it, in German; what is not in that grammar stays as it is."""
+    """Translate an answer of `answers` to German; other text stays as it is."""
     return _ENGLISH_PHRASE.sub(lambda found: _TO_GERMAN[found[0]], answer)
 
 
 def to_english(answer: str) -> str:
-    """The English of an answer that `to_german` made; wrong German stays as it is."""
+    """Translate an answer of `to_german` to English; incorrect German stays as it is."""
     return _GERMAN_PHRASE.sub(lambda found: _TO_ENGLISH[found[0]], answer)
 
 
 def is_german(answer: str) -> bool:
-    """True if the answer is nothing but right German phrases of this grammar."""
+    """Return True if the answer has only correct German phrases of this grammar."""
     return bool(answer) and not _GERMAN_PHRASE.sub("", answer).replace(",", "").replace(".", "").strip()

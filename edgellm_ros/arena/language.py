@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people say to the robot: a small grammar with many ways to say each thing.
+"""A small grammar of commands and questions to the robot.
 
-A sentence is a template with a noun phrase, between an optional address and an optional courtesy. A fixed
-share of the combinations of template, address and courtesy, and of template and noun phrase, belongs to the
-split "test": training never sees those.
+Each command has many wordings. A sentence is a template with a noun phrase, between an optional address and
+an optional courtesy. The split "test" gets a fixed share of the combinations of template, address and
+courtesy, and of template and noun phrase. These combinations never occur in training.
 """
 
 from __future__ import annotations
@@ -116,30 +116,33 @@ _COLOR_WORDS = {c: (c,) for c in COLORS} | {"purple": ("purple", "purple", "purp
 
 @dataclass(frozen=True)
 class Command:
-    """One sentence and what it means: kind, and the thing it names (colour None if left out; shape None if
-    nothing is named).
-    """
+    """One sentence and its meaning."""
 
     text: str
-    kind: str
-    color: str | None = None
-    shape: str | None = None
+    kind: str  # one of KINDS
+    color: str | None = None  # of the named solid; None if left out
+    shape: str | None = None  # of the named solid; None if the command names none
 
 
 def sample_command(
     rng: Generator, kind: str, color: str | None = None, shape: str | None = None, split: str = "train"
 ) -> Command:
-    """A way to say it that belongs to the split. Kinds go and where need a shape; colour None leaves it
-    out.
+    """Sample a wording of a command from a split.
+
+    The kinds go and where need a shape. With color None the sentence names no colour. ValueError for an
+    unknown kind, split, colour or shape, or a shape that does not fit the kind.
     """
     if kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not train or test")
+        raise ValueError(f"split must be train or test, got {split!r}")
     if (kind in ("go", "where")) != (shape is not None):
-        raise ValueError(f"kind {kind!r} does not go with shape {shape!r}")
+        raise ValueError(
+            f"kind {kind!r} does not take shape {shape!r}: go and where need a shape, other kinds have none"
+        )
     if shape is not None and (shape not in SHAPES or color not in (None, *COLORS)):
-        raise ValueError(f"there is no {color} {shape}")
+        things = f"color of {', '.join(COLORS)} and shape of {', '.join(SHAPES)}"
+        raise ValueError(f"expected {things}, got {color} {shape}")
     while True:
         template = _pick(rng, TEMPLATES[kind])
         address, courtesy = _pick(rng, _ADDRESSES), _pick(rng, _COURTESIES)
@@ -152,14 +155,14 @@ def sample_command(
 
 
 def command_split(template: str, address: str, courtesy: str, noun: str) -> str:
-    """The split that a combination belongs to: it depends on the words only, not on punctuation."""
+    """Return the split of a combination; punctuation has no influence."""
     framed = _share(_words(_frame(template, address, courtesy)))
     named = _share(f"{template}|{noun}") if noun else 1.0
     return "test" if framed < _TEST_SHARE or named < _TEST_SHARE else "train"
 
 
 def vocabulary() -> set[str]:
-    """Every word of the grammar, without punctuation."""
+    """Return every word of the grammar, without punctuation."""
     text = [*(t for group in TEMPLATES.values() for t in group), *_ADDRESSES, *_COURTESIES]
     text += [w for words in (*_SHAPE_WORDS.values(), *_COLOR_WORDS.values()) for w in words]
     words = " ".join(text).replace("{x}", " ").replace("{}", " ")
@@ -167,7 +170,10 @@ def vocabulary() -> set[str]:
 
 
 def _say(rng: Generator, text: str, address: str, courtesy: str) -> str:
-    """Put the parts together, with or without capitals and punctuation, as typed or recognised text comes."""
+    """Join the parts, with or without capitals and punctuation.
+
+    This imitates typed text and text from speech recognition.
+    """
     question = text.startswith(
         ("what", "where", "which", "how", "could", "can", "would", "do you", "on which")
     )
@@ -189,7 +195,7 @@ def _frame(text: str, address: str, courtesy: str) -> str:
 
 
 def _words(text: str) -> str:
-    """The text without punctuation."""
+    """Remove punctuation from a text."""
     return " ".join(word.strip(".,:?!") for word in text.split())
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The map of an episode from above, the start's heading up: solids, planned ways, the way driven."""
+"""The map of an episode from above: solids, planned paths, and the track.
+
+The heading at the start points up.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 class _View:
-    """World metres to pixels of a map: x up, y to the left."""
+    """Converts world metres to pixels of a map with x up and y to the left."""
 
     def __init__(self, points: NDArray, size: tuple[int, int]) -> None:
         low, high = points.min(0) - 0.45, points.max(0) + 0.45
@@ -42,14 +45,15 @@ class _View:
         return np.stack([-points[..., 1], -points[..., 0]], -1) * self.scale + self._origin
 
     def world(self) -> tuple[NDArray, NDArray]:
-        """World x and y of every pixel."""
+        """Compute world x and y of every pixel."""
         rows, columns = np.mgrid[0 : self.size[1], 0 : self.size[0]].astype(np.float32)
         return (self._origin[1] - rows) / self.scale, (self._origin[0] - columns) / self.scale
 
 
 def draw_map(world: World, plans: Sequence[PlanRecord], keys: Sequence[int], size: tuple[int, int]) -> Image:
-    """The map [height, width, 3] for size (width, height) in pixels; plans in `keys` get a numbered
-    robot.
+    """Draw the map [height, width, 3].
+
+    `size`: (width, height) in pixels. `keys`: plans that are marked with a numbered robot.
     """
     solids = world.scene.solids
     target = solids[world.episode.target]
@@ -86,7 +90,7 @@ def draw_map(world: World, plans: Sequence[PlanRecord], keys: Sequence[int], siz
 
 
 def _floor(look: Look, view: _View) -> Image:
-    """The scene's own floor, paled so that what lies on it stands out."""
+    """Draw the scene's floor in pale colours, so that drawings on it stand out."""
     x, y = view.world()
     texture = textures.floor_texture(look.floor, look.floor_variant)[1]
     scale = texture.shape[0] / (textures.FLOOR_METRES * look.floor_scale)
@@ -109,7 +113,7 @@ def _grid(image: Image, view: _View) -> None:
 
 
 def _view_cone(image: Image, view: _View, start: NDArray) -> None:
-    """What the camera could see at the start."""
+    """Draw the camera's field of view at the start."""
     edge = np.arctan(CAMERA.width / 2 / CAMERA.focal)
     angles = start[2] + np.linspace(-edge, edge, 32)
     eye = start[:2] + CAMERA.x * np.array([np.cos(start[2]), np.sin(start[2])])
@@ -120,7 +124,7 @@ def _view_cone(image: Image, view: _View, start: NDArray) -> None:
 
 
 def _driven(image: Image, view: _View, track: NDArray) -> None:
-    """The way driven; colour shows speed."""
+    """Draw the track; colour shows speed."""
     points = view(track[:, :2])
     cv2.polylines(image, _fixed(points), False, _WHITE, 9, cv2.LINE_AA, 4)
     for a, b, speed in zip(points[:-1], points[1:], track[1:, 3], strict=True):
@@ -138,7 +142,7 @@ def _shadow(image: Image, view: _View, solid: Solid) -> None:
 
 
 def _ring(image: Image, view: _View, target: Solid) -> None:
-    """Where a stop counts as success."""
+    """Draw the ring in which a stop counts as success."""
     centre, radius = view([target.x, target.y]), (target.radius + SUCCESS_DISTANCE) * view.scale
     for start in range(0, 360, 15):
         angles = np.deg2rad(np.linspace(start, start + 8, 5))
@@ -191,7 +195,7 @@ def _robot(image: Image, view: _View, state: State, mark: str) -> None:
 
 
 def _legend(image: Image) -> None:
-    """The strip below the map."""
+    """Draw the legend below the map."""
     top = image.shape[0] - 44
     image[top:] = 250, 248, 244
     entries = (
@@ -219,7 +223,7 @@ def _line(image: Image, points: NDArray, paint: tuple[int, int, int], weight: in
 
 
 def _fixed(points: NDArray) -> list[NDArray[np.int32]]:
-    """Points [K, 2] with four fractional bits, as OpenCV's `shift=4` reads them."""
+    """Convert points [K, 2] to OpenCV's fixed point format with `shift=4`."""
     return [np.round(np.asarray(points) * 16).astype(np.int32)]
 
 

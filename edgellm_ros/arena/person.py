@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who speaks to the robot in an episode, in which room, and what the robot's microphone makes of it.
+"""The person who speaks to the robot in an episode, and the room they are in.
 
-Everything follows from the episode's seed, as the rest of the episode does.
+Everything follows from the episode's seed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from edgellm_ros.arena.rooms import Room, hear, sample_room
 from edgellm_ros.arena.voice import Voice, sample_voice, speak
 from edgellm_ros.multimodal.sound import Sound
 
-SAY_AT_MOST = 3  # times: then whoever is not heard gives up
-BEFORE, AFTER = 0.5, 1.5  # s of the room around a sentence: the microphone is on for so long
+SAY_AT_MOST = 3  # attempts to be heard
+BEFORE, AFTER = 0.5, 1.5  # s of the room's noise that is recorded around a sentence
 
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody with a voice, in a room with noise, in front of the robot's microphone."""
+    """A speaker in a noisy room in front of the robot's microphone."""
 
     voice: Voice
     room: Room
     seed: int
 
     def say(self, text: str, time: int = 0) -> Sound:
-        """What the microphone records, 16 kHz; `time`: how often it was said before, with other noise."""
+        """Record a sentence with the robot's microphone at 16 kHz.
+
+        `time`: how often the person has said the sentence before; the noise differs each time.
+        """
         rng = np.random.default_rng([self.seed, time, *text.encode()])
         return hear(speak(text, self.voice), self.room, rng, BEFORE, AFTER)
 
@@ -41,8 +44,11 @@ class Person:
 
 
 def person_of(seed: int, split: str = "test") -> Person:
-    """The person of an episode; voice and room of the split "test" are never those of training."""
+    """Return the person of an episode.
+
+    Voices and rooms of the split "test" never occur in training. ValueError for an unknown split.
+    """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not train or test")
+        raise ValueError(f"split must be train or test, got {split!r}")
     rng = np.random.default_rng([seed, SPLITS.index(split)])
     return Person(sample_voice(rng, split), sample_room(rng, split), seed)

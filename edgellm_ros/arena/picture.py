@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One episode as one picture: what the camera saw with the planned way on the floor, what was said, and the
-map.
+"""Draws an episode as one picture: frames with planned paths, answers and the map.
 
-Drawn with OpenCV alone. All images here are RGB.
+All images are RGB and drawn with OpenCV.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _KEYS = 4
 
 
 def save_episode(file: str | Path, world: World, plans: Sequence[PlanRecord]) -> None:
-    """Write the episode's picture as PNG. Raises OSError if the file cannot be written."""
+    """Write the episode's picture as PNG; OSError if the file cannot be written."""
     done, data = cv2.imencode(".png", draw_episode(world, plans)[:, :, ::-1])
     if not done:
         raise OSError(f"cannot encode the picture for {file}")
@@ -47,9 +46,9 @@ def save_episode(file: str | Path, world: World, plans: Sequence[PlanRecord]) ->
 
 
 def draw_episode(world: World, plans: Sequence[PlanRecord]) -> Image:
-    """The picture [H, W, 3] of an episode with at least one plan."""
+    """Draw the picture [H, W, 3] of an episode; ValueError without any plan."""
     if not plans:
-        raise ValueError("an episode without a plan has no picture")
+        raise ValueError("cannot draw an episode without a plan: expected at least one, got none")
     width = _MAP[0] + 2 * _FRAME[0] + 4 * _MARGIN
     rows = 2 * (_FRAME[1] + _CAPTION) + 16
     canvas = np.full((_HEADER + rows + 8, width, 3), PAPER, np.uint8)
@@ -70,11 +69,10 @@ def overlay(
     camera: Camera = CAMERA,
     floor: NDArray[np.bool_] | None = None,
 ) -> Image:
-    """The camera's picture, of any size, with the path [T, >=2] (base frame, m) as a ribbon as wide as the
-    robot.
+    """Draw a path on a camera frame of any size, as a ribbon of the robot's width.
 
-    others (the like) are drawn as thin lines. Where a mask `floor` [H, W] is given, only its pixels are
-    painted.
+    `path`: [T, >=2] in metres of the base frame. `others`: paths drawn as thin lines. `floor`: mask [H, W];
+    if given, only its pixels are painted.
     """
     scale = image.shape[1] / camera.width
     out = image.copy()
@@ -100,8 +98,9 @@ def overlay(
 
 
 def _ribbon(path: NDArray, half: float, camera: Camera, scale: float) -> tuple[NDArray, NDArray, NDArray]:
-    """Pixels of the left and right edge [K, 2] of a strip along the path, and how far along each point is
-    (0 to 1).
+    """Compute the left and right edge [K, 2] of a strip along the path, in pixels.
+
+    Also returns the position of each point along the path, from 0 to 1.
     """
     steps = np.hypot(*np.diff(path, axis=0).T)
     path = path[np.concatenate([[True], steps > 1e-4])]
@@ -123,7 +122,7 @@ def _quad(image: Image, corners: Sequence[NDArray], paint: tuple[int, int, int])
 
 
 def _key_plans(count: int) -> list[int]:
-    """Up to four plans, spread over the episode, with the first and the last."""
+    """Select up to four plans, spread over the episode, with the first and the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(_KEYS, count))})
 
 
@@ -134,7 +133,7 @@ def _header(canvas: Image, world: World, plans: int) -> None:
     distance = target.surface_distance(world.state.x, world.state.y)
     driven = float(np.hypot(*np.diff(world.track[:, :2], axis=0).T).sum())
     facts = (
-        f"{plans} plans, {world.time:.1f} s, {driven:.1f} m driven, stands {100 * distance:.0f} cm from the "
+        f"{plans} plans, {world.time:.1f} s, {driven:.1f} m driven, ends {100 * distance:.0f} cm from the "
     )
     facts += f"{target.name}  (seed {world.episode.seed})"
     text(canvas, facts, (_MARGIN + 2, 78), 0.5, FAINT)
@@ -145,7 +144,7 @@ def _header(canvas: Image, world: World, plans: int) -> None:
 
 
 def _frame(canvas: Image, left: int, top: int, number: int, plan: PlanRecord, world: World) -> None:
-    """A key frame with its path and, below, what the robot said."""
+    """Draw a key frame with its path, and the answer below."""
     frame = cv2.resize(plan.image, _FRAME, interpolation=cv2.INTER_CUBIC)
     if plan.path is not None:
         ids, _ = identify(world.scene, plan.state)
@@ -163,14 +162,14 @@ def _frame(canvas: Image, left: int, top: int, number: int, plan: PlanRecord, wo
 def text(
     canvas: Image, words: str, at: tuple[int, int], size: float, paint: tuple[int, int, int], weight: int = 1
 ) -> None:
-    """Write words with their baseline's left end at a pixel."""
+    """Draw text with the left end of its baseline at a pixel."""
     cv2.putText(canvas, words, at, _FONT, size, paint, weight, cv2.LINE_AA)
 
 
 def rounded(
     canvas: Image, low: tuple[int, int], high: tuple[int, int], radius: int, paint: tuple[int, int, int]
 ) -> None:
-    """A filled rectangle with round corners."""
+    """Draw a filled rectangle with round corners."""
     (x0, y0), (x1, y1) = low, high
     cv2.rectangle(canvas, (x0 + radius, y0), (x1 - radius, y1), paint, -1)
     cv2.rectangle(canvas, (x0, y0 + radius), (x1, y1 - radius), paint, -1)

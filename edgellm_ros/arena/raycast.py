@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where camera rays meet a solid. All in the base frame, with rays of depth 1, so that t is the depth of
-the hit.
+"""Intersections of camera rays and solids.
 
-Each function takes rays [3, h, w], the camera's position (ox, oy, oz) relative to the solid's foot, and gives
-t [h, w] (infinite where the ray misses) and outward normals [3, h, w] (of length 1 where it hits).
+Everything is in the base frame. Rays have depth 1, so t is the depth of the hit. Each function takes rays [3,
+h, w] and the camera's position (ox, oy, oz) relative to the solid's foot. It returns t [h, w], infinite where
+the ray misses, and outward normals [3, h, w], of length 1 where the ray hits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ Array = NDArray[np.float32]
 
 
 def window(camera: Camera, solid: Solid, x: float, y: float) -> tuple[int, int, int, int] | None:
-    """Columns and rows (left, right, top, bottom) that hold the solid standing at (x, y) of the base frame;
-    None if unseen.
+    """Find the image region (left, right, top, bottom) that contains a solid.
+
+    The solid is at (x, y) in the base frame. Returns None if it is outside the image.
     """
     r, h = solid.radius * 1.02, solid.height
-    if (
-        x - r <= camera.x + 0.05
-    ):  # beside or behind the camera: outside its 90 degrees but for what is very near
+    if x - r <= camera.x + 0.05:  # beside or behind the camera: in its 90 degrees only if very near
         if x + r <= camera.x + 0.05:
             return None
         if abs(y) - r > x + r - camera.x:
@@ -42,7 +41,7 @@ def window(camera: Camera, solid: Solid, x: float, y: float) -> tuple[int, int, 
 
 
 def hit(solid: Solid, yaw: float, rays: Array, ox: float, oy: float, oz: float) -> tuple[Array, Array]:
-    """Depth and normals of the solid's surface; yaw is its yaw in the base frame."""
+    """Compute depth and normals of a solid's surface; yaw is in the base frame."""
     if solid.shape == "ball":
         return _ball(rays, ox, oy, oz, solid.radius)
     if solid.shape in ("cylinder", "pillar"):
@@ -53,7 +52,7 @@ def hit(solid: Solid, yaw: float, rays: Array, ox: float, oy: float, oz: float) 
 
 
 def _nearest_root(a: Array, b: Array, c: float | Array) -> Array:
-    """The smaller root of a t^2 + 2 b t + c, infinite where there is none."""
+    """Return the smaller root of a t^2 + 2 b t + c; infinite without a positive root."""
     discriminant = b * b - a * c
     with np.errstate(invalid="ignore", divide="ignore"):
         t = (-b - np.sqrt(discriminant)) / a
@@ -69,7 +68,7 @@ def _ball(d: Array, ox: float, oy: float, oz: float, r: float) -> tuple[Array, A
 
 
 def _cap(d: Array, ox: float, oy: float, oz: float, r: float, h: float) -> Array:
-    """Depth of the horizontal disc at height h."""
+    """Compute the depth of the horizontal disc at height h."""
     with np.errstate(invalid="ignore", divide="ignore"):
         t = (h - oz) / d[2]
         px, py = ox + t * d[0], oy + t * d[1]

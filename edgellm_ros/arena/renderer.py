@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the robot's camera sees: a ray caster in NumPy and OpenCV.
+"""Renders the robot's camera with a ray caster in NumPy and OpenCV.
 
-Floor and walls are looked up in textures, each solid is traced inside its own window of the picture, and
-the nearest hit wins. Light is one lamp at infinity plus ambient; shadows fall on the floor only. The same
-scene, pose and generator state give the same picture, bit for bit, on one machine.
+Floor and walls are texture lookups. Each solid is traced inside its own image region, and the nearest hit
+wins. Light is one lamp at infinity plus ambient light; shadows fall on the floor only. The same scene, pose
+and generator state give the same picture, bit for bit, on one machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOISE_POOL = (480, 640)
 
 
 def render(scene: Scene, pose: State, rng: Generator) -> NDArray[np.uint8]:
-    """The camera's picture [224, 320, 3], RGB. rng makes the sensor's noise."""
+    """Render the camera's picture [224, 320, 3] RGB; `rng` makes the sensor noise."""
     image = _floor(scene.look, pose)
     _walls(image, scene.look, pose)
     feet = _feet(scene, pose)
@@ -40,8 +40,9 @@ def render(scene: Scene, pose: State, rng: Generator) -> NDArray[np.uint8]:
 
 
 def identify(scene: Scene, pose: State, scale: int = 1) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    """Which solid each pixel shows [224/scale, 320/scale]: its index, or -1; and how many each would fill
-    alone [M].
+    """Find the solid that each pixel shows, [224/scale, 320/scale]: its index, or -1.
+
+    Also returns how many pixels each solid would cover without occlusion, [M].
     """
     camera = CAMERA if scale == 1 else CAMERA.scaled(scale)
     depth = np.full((camera.height, camera.width), np.inf, np.float32)
@@ -73,7 +74,7 @@ def _feet(scene: Scene, pose: State) -> NDArray[np.float64]:
 
 
 def _light(look: Look, pose: State) -> NDArray[np.float32]:
-    """Direction to the lamp in the base frame [3]."""
+    """Compute the direction to the lamp in the base frame [3]."""
     azimuth = look.light_azimuth - pose.heading
     flat = np.cos(look.light_elevation)
     return np.array(
@@ -83,10 +84,11 @@ def _light(look: Look, pose: State) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1)
 def _floor_points() -> tuple[int, NDArray[np.float32], NDArray[np.float32], tuple[tuple[int, int, int], ...]]:
-    """First row below the horizon, floor points [2, rows, W] of the base frame, their squares' root, and
-    mip bands.
+    """Compute the floor points of all pixels below the horizon.
 
-    A band (level, first row, last row + 1) shares one mip level, chosen by the size of a pixel's footprint.
+    Returns the first row below the horizon, floor points [2, rows, W] of the base frame, their depths [rows,
+    W], and mip bands. A band (level, first row, last row + 1) shares one mip level, which follows from the
+    size of a pixel's footprint.
     """
     first = int(np.ceil(CAMERA.horizon)) + 2
     down = rays(CAMERA)[:, first:]
@@ -105,7 +107,7 @@ def _floor_points() -> tuple[int, NDArray[np.float32], NDArray[np.float32], tupl
 
 
 def _floor(look: Look, pose: State) -> NDArray[np.uint8]:
-    """A picture [224, 320, 3] with the floor below the horizon and nothing above."""
+    """Draw a picture [224, 320, 3] with the floor below the horizon and black above."""
     first, points, _, bands = _floor_points()
     image = np.zeros((CAMERA.height, CAMERA.width, 3), np.uint8)
     levels = textures.floor_texture(look.floor, look.floor_variant)
@@ -130,14 +132,13 @@ def _floor(look: Look, pose: State) -> NDArray[np.uint8]:
 
 
 def _walls(image: NDArray[np.uint8], look: Look, pose: State) -> None:
-    """Paint the room's walls over whatever lies behind them."""
+    """Draw the room's walls over the floor behind them."""
     gap_x = look.room[0] - abs(pose.x - ROOM_CENTRE[0])
     gap_y = look.room[1] - abs(pose.y - ROOM_CENTRE[1])
     nearest = max(min(gap_x, gap_y), 0.3)
     foot = CAMERA.height / 2 + CAMERA.focal * np.tan(np.arctan2(CAMERA.z, nearest - 0.15) - CAMERA.pitch)
-    bottom = int(
-        np.clip(np.ceil(foot) + 12, 60, CAMERA.height)
-    )  # at the picture's sides a wall's foot lies lower
+    # At the picture's sides a wall's foot is lower.
+    bottom = int(np.clip(np.ceil(foot) + 12, 60, CAMERA.height))
     cos, sin = np.float32(np.cos(pose.heading)), np.float32(np.sin(pose.heading))
     forward, left, up = rays(CAMERA)[:, :bottom]
     wx, wy = cos * forward - sin * left, sin * forward + cos * left
@@ -171,14 +172,14 @@ def _walls(image: NDArray[np.uint8], look: Look, pose: State) -> None:
 def _shade_floor(
     image: NDArray[np.uint8], solid: Solid, x: float, y: float, look: Look, light: NDArray[np.float32]
 ) -> None:
-    """Darken the floor where the solid stands (contact) and where it keeps off the lamp (cast)."""
+    """Darken the floor below the solid (contact) and in its shadow (cast)."""
     first, points, _, _ = _floor_points()
     reach = solid.height * 0.85 / float(np.tan(look.light_elevation))
     away = -light[:2] / max(float(np.hypot(light[0], light[1])), 1e-6)
     end = np.array([x, y]) + away * reach
     pad = solid.radius * 1.7
     low, high = np.minimum(end, [x, y]) - pad, np.maximum(end, [x, y]) + pad
-    low[0] = max(low[0], CAMERA.x + 0.25)  # nearer floor is below the picture
+    low[0] = max(low[0], CAMERA.x + 0.25)  # closer floor points are below the picture
     if high[0] <= low[0]:
         return
     corners = np.array([[low[0], low[1]], [low[0], high[1]], [high[0], low[1]], [high[0], high[1]]])
@@ -214,7 +215,7 @@ def _draw(
     look: Look,
     light: NDArray[np.float32],
 ) -> None:
-    """Paint the solid where it is the nearest thing so far."""
+    """Draw the solid where it is the nearest surface so far."""
     box = window(CAMERA, solid, x, y)
     if box is None:
         return
@@ -244,7 +245,10 @@ def _draw(
 
 @lru_cache(maxsize=1)
 def _lens() -> NDArray[np.float32]:
-    """Squared distance from the picture's centre, 1 in the corners [224, 320]."""
+    """Compute the squared distance from the picture's centre [224, 320].
+
+    The distance is 1 in the corners.
+    """
     u = (np.arange(CAMERA.width) + 0.5) / CAMERA.width * 2 - 1
     v = (np.arange(CAMERA.height) + 0.5) / CAMERA.height * 2 - 1
     return ((u[None, :] ** 2 + v[:, None] ** 2) / 2).astype(np.float32)
@@ -252,14 +256,17 @@ def _lens() -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1)
 def _noise_pool() -> NDArray[np.float32]:
-    """White noise of unit variance, somewhat alike in the three channels; pictures take windows of it."""
+    """Make white noise of unit variance, correlated between the three channels.
+
+    Pictures use random windows of it.
+    """
     rng = np.random.default_rng(0x5E4503)
     grey = rng.standard_normal((*_NOISE_POOL, 1)).astype(np.float32)
     return (0.8 * grey + 0.6 * rng.standard_normal((*_NOISE_POOL, 3))).astype(np.float32)
 
 
 def _sensor(image: NDArray[np.uint8], look: Look, rng: Generator) -> NDArray[np.uint8]:
-    """Lens blur, vignetting, exposure and noise."""
+    """Apply lens blur, vignetting, exposure and noise."""
     soft = cv2.GaussianBlur(image, (3, 3), look.blur)
     gain = cv2.merge([(1 - look.vignette * _lens()) * np.float32(w) for w in look.white])
     out = cv2.multiply(soft, gain, dtype=cv2.CV_32F)

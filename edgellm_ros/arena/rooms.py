@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms with a microphone in them: what is left of a voice when the robot hears it.
+"""Simulates a microphone in a room: reverberation, noise, limited bandwidth.
 
-A room answers with reflections and a decaying tail, something else makes a noise in it, and the microphone
-passes a band of frequencies at some level. Kinds of rooms, of noises and of microphones are shared out
-between the splits. Everything is done on spectra, resampling included: it takes about 10 ms.
+Kinds of rooms, noises and microphones are divided between the splits. All processing is in the frequency
+domain, resampling included, and takes about 10 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from edgellm_ros.arena.language import SPLITS
 from edgellm_ros.multimodal.sound import Sound
 
 MICROPHONE_RATE = 16000  # Hz
-# Reverberation time in s, direct over reverberant energy in dB, and where the tail's highs fade, in Hz.
+# Ranges: reverberation time in s, direct over reverberant energy in dB, fading frequency of the tail in Hz.
 KINDS = {
     "train": {
         "outdoors": ((0.02, 0.10), (15.0, 25.0), (3000, 8000)),
@@ -41,39 +40,36 @@ MICROPHONES = {  # lowest and highest frequency, Hz
 
 @dataclass(frozen=True)
 class Room:
-    """A room and its microphone.
+    """A room and its microphone."""
 
-    reverberation_time in s (to -60 dB), direct_db: energy of the direct sound over that of the reflections,
-    damping_hz: where the reflections fade, seed: which reflections. noise: one of NOISES, noise_db: speech
-    over noise. band of the microphone in Hz; peak_db: its loudest sample of the speech, over full scale
-    (above 0 it clips).
-    """
-
-    reverberation_time: float
-    direct_db: float
-    damping_hz: float
-    noise: str
-    noise_db: float
-    band: tuple[float, float]
-    peak_db: float
-    seed: int
+    reverberation_time: float  # s, to -60 dB
+    direct_db: float  # energy of the direct sound over that of the reflections
+    damping_hz: float  # frequency from which the reflections fade
+    noise: str  # one of NOISES
+    noise_db: float  # level of the speech over the noise
+    band: tuple[float, float]  # lowest and highest frequency of the microphone, Hz
+    peak_db: float  # loudest speech sample over full scale; above 0 the signal clips
+    seed: int  # of the reflections
 
     def __post_init__(self) -> None:
         if self.noise not in NOISES:
-            raise ValueError(f"noise {self.noise!r} is not one of {', '.join(NOISES)}")
+            raise ValueError(f"noise must be one of {', '.join(NOISES)}, got {self.noise!r}")
         if not 0 < self.reverberation_time <= 2:
             raise ValueError(
                 f"reverberation_time must be above 0 and at most 2 s, got {self.reverberation_time}"
             )
         low, high = self.band
         if not 0 <= low < high <= MICROPHONE_RATE / 2:
-            raise ValueError(f"band must be two rising frequencies up to 8000 Hz, got {self.band}")
+            raise ValueError(f"band must be two rising frequencies from 0 to 8000 Hz, got {self.band}")
 
 
 def sample_room(rng: Generator, split: str = "train") -> Room:
-    """A room of the split; no kind of room, noise or microphone is of both."""
+    """Sample a room of a split; the splits share no kind of room, noise or microphone.
+
+    ValueError for an unknown split.
+    """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not train or test")
+        raise ValueError(f"split must be train or test, got {split!r}")
     kinds = KINDS[split]
     time, direct, damping = kinds[str(rng.choice(list(kinds)))]
     bands = MICROPHONES[split]
@@ -92,16 +88,16 @@ def sample_room(rng: Generator, split: str = "train") -> Room:
 def hear(
     sound: Sound, room: Room, rng: Generator, before: float | None = None, after: float | None = None
 ) -> Sound:
-    """What the robot's microphone records of a sound in the room: 16 kHz, samples of 16 bits.
+    """Simulate the recording of a sound in the room: 16 kHz, 16 bit.
 
-    before, after: seconds of the room's noise around it; None: 0.1 to 0.4 s and 0.2 to 0.6 s, drawn like the
-    noise from rng.
+    before, after: seconds of the room's noise around the sound; None samples 0.1 to 0.4 s and 0.2 to 0.6 s.
+    The noise too is sampled from `rng`.
     """
     before = float(rng.uniform(0.1, 0.4)) if before is None else before
     after = float(rng.uniform(0.2, 0.6)) if after is None else after
     rate = MICROPHONE_RATE
     count = max(1, round((before + sound.seconds + after) * rate))
-    # Both transforms span the same time, a multiple of 0.2 s with room for the tail, so that bins match.
+    # Both transforms span the same time, a multiple of 0.2 s that includes the tail, so that bins match.
     fifths = int(np.ceil((count / rate + room.reverberation_time) * 5)) + 1
     size, source = fifths * (rate // 5), round(fifths * sound.sample_rate / 5)
     start = round(before * sound.sample_rate)
@@ -125,7 +121,10 @@ def hear(
 
 
 def _reflections(room: Room, size: int, frequency: NDArray) -> NDArray[np.complex64]:
-    """The room's transfer function: the direct sound, some early reflections, and a noise that dies away."""
+    """Compute the room's transfer function.
+
+    It has direct sound, early reflections and a decaying tail.
+    """
     rng = np.random.default_rng(room.seed)
     length = min(size, int(room.reverberation_time * MICROPHONE_RATE) + 1)
     time = np.arange(length, dtype=np.float32) / MICROPHONE_RATE
@@ -142,31 +141,40 @@ def _reflections(room: Room, size: int, frequency: NDArray) -> NDArray[np.comple
 
 
 def _band(frequency: NDArray, low: float, high: float) -> NDArray[np.float32]:
-    """Gain of a microphone that passes low to high, 12 dB per octave below and steeper above."""
+    """Compute the gain of a microphone that passes `low` to `high` Hz.
+
+    The slope is 12 dB per octave below and steeper above.
+    """
     below = 1 / (1 + (low / np.maximum(frequency, 1.0)) ** 2)
     above = 1 / (1 + (frequency / high) ** 12)
     return (below * above).astype(np.float32)
 
 
 def _loudness(speech: NDArray) -> float:
-    """Root mean square of the louder half of a signal's 20 ms pieces: of the words, not of the pauses."""
+    """Compute the root mean square of the louder half of a signal's 20 ms pieces.
+
+    Pauses between words therefore have no influence.
+    """
     pieces = speech[: len(speech) // 320 * 320].reshape(-1, 320)
     power = np.sort((pieces**2).mean(1))[len(pieces) // 2 :]
     return float(np.sqrt(power.mean())) if len(power) else 0.0
 
 
-# Noises: [n] samples at MICROPHONE_RATE of any loudness.
+# Each noise: [n] samples at MICROPHONE_RATE, of any loudness.
 
 
 def _coloured(rng: Generator, n: int, slope: float) -> NDArray:
-    """Noise whose amplitude goes with frequency ** slope above 40 Hz."""
+    """Make noise whose amplitude is proportional to frequency ** slope above 40 Hz."""
     spectrum = np.fft.rfft(rng.standard_normal(n, np.float32))
     frequency = np.fft.rfftfreq(n, 1 / MICROPHONE_RATE)
     return np.fft.irfft(spectrum * np.maximum(frequency, 40) ** slope, n)
 
 
 def _tones(rng: Generator, n: int, pitch: NDArray, tones: int, slope: float) -> NDArray:
-    """Harmonics of a pitch [n] in Hz, amplitudes number ** slope, each with a phase of its own."""
+    """Make harmonics of a pitch [n] in Hz.
+
+    Amplitudes are number ** slope, with random factors; phases are random.
+    """
     phase = 2 * np.pi * np.cumsum(pitch / MICROPHONE_RATE)
     sound = np.zeros(n)
     for number in range(1, tones + 1):
@@ -207,7 +215,10 @@ def _rain(rng: Generator, n: int) -> NDArray:
 
 
 def _crowd(rng: Generator, n: int) -> NDArray:
-    """Many people far away: noise of a speech-like spectrum that rises and falls with their syllables."""
+    """Make the noise of a distant crowd.
+
+    The noise has the spectrum of speech and a syllable-like envelope.
+    """
     time = np.arange(n) / MICROPHONE_RATE
     swell = 1.0
     for _ in range(4):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the arena and how it looks: coloured solids, grey obstacles, floor, walls and light.
+"""The arena's coloured solids and grey obstacles, floor, walls and light.
 
-A solid's footprint, for planning and collisions, is the disc of its radius; a box stands inside that disc.
-World frame: metres, the robot of an episode starts at the origin and looks along x.
+The footprint of a solid, for planning and collisions, is the disc of its radius; a box is inside that disc.
+World frame: metres; the robot of an episode starts near the origin and looks along x.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FLOORS = ("tiles", "planks", "concrete", "carpet", "checker", "terrazzo", "rubbe
 FLOOR_VARIANTS = 4
 WALL_VARIANTS = 6
 
-# Centre and half width of the hue in degrees, then the least saturation and value. Far enough apart to be
-# named alike by everybody in every light of this arena.
+# Centre and half width of the hue in degrees, lowest saturation, lowest value. The colours differ enough for
+# people to agree on their names in every light of this arena.
 _HUES = {
     "red": (0.0, 7.0, 0.78, 0.62),
     "green": (125.0, 20.0, 0.60, 0.42),
@@ -37,95 +37,104 @@ _HUES = {
 
 @dataclass(frozen=True)
 class Solid:
-    """One thing on the floor. rgb in 0..1 is its paint; radius and height in m, yaw in rad."""
+    """One object on the floor."""
 
     shape: str
     color: str
     x: float
     y: float
-    radius: float
-    height: float
-    yaw: float
-    rgb: tuple[float, float, float]
+    radius: float  # m
+    height: float  # m
+    yaw: float  # rad
+    rgb: tuple[float, float, float]  # paint, 0..1
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES + OBSTACLE_SHAPES:
-            raise ValueError(f"shape {self.shape!r} is not one of {', '.join(SHAPES + OBSTACLE_SHAPES)}")
+            raise ValueError(
+                f"shape must be one of {', '.join(SHAPES + OBSTACLE_SHAPES)}, got {self.shape!r}"
+            )
         if self.color not in (*COLORS, GREY) or (self.color == GREY) != self.is_obstacle:
-            raise ValueError(f"color {self.color!r} does not go with shape {self.shape!r}")
+            expected = GREY if self.is_obstacle else f"one of {', '.join(COLORS)}"
+            raise ValueError(f"color of a {self.shape} must be {expected}, got {self.color!r}")
 
     @property
     def is_obstacle(self) -> bool:
-        """True of the grey solids, which are never named by shape."""
+        """Return True for grey solids, which are never named by shape."""
         return self.shape in OBSTACLE_SHAPES
 
     @property
     def name(self) -> str:
-        """How the robot calls it, without an article."""
+        """Return the robot's name for the solid, without an article."""
         return "grey obstacle" if self.is_obstacle else f"{self.color} {self.shape}"
 
     def surface_distance(self, x: float, y: float) -> float:
-        """Distance in m from a point of the floor to the edge of the footprint; negative inside."""
+        """Compute the distance in m from a floor point to the footprint; negative inside."""
         return float(np.hypot(self.x - x, self.y - y)) - self.radius
 
 
 @dataclass(frozen=True)
 class Look:
-    """Everything about a picture that is not geometry. Gains are factors around 1, angles rad, sigmas in
-    pixels or grey levels.
-    """
+    """Appearance of a picture, without geometry; gains are factors around 1."""
 
     floor: str
     floor_variant: int
     floor_tint: tuple[float, float, float]
     floor_scale: float
-    floor_angle: float
+    floor_angle: float  # rad
     floor_offset: tuple[float, float]
     wall_variant: int
     wall_tint: tuple[float, float, float]
     room: tuple[float, float]  # half extent along x and y, m
-    light_azimuth: float
-    light_elevation: float
+    light_azimuth: float  # rad
+    light_elevation: float  # rad
     ambient: float
     diffuse: float
     specular: float
     shadow: float
     white: tuple[float, float, float]  # colour temperature and exposure
     vignette: float
-    blur: float
-    noise: float
+    blur: float  # sigma in pixels
+    noise: float  # sigma in grey levels
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Solids and their look. Coloured solids come first, obstacles last; no two coloured ones share colour
-    and shape.
+    """Solids and their appearance.
+
+    Coloured solids come before obstacles. No two coloured solids share both colour and shape.
     """
 
     solids: tuple[Solid, ...]
     look: Look
 
     def find(self, color: str | None, shape: str) -> int | None:
-        """Index of the solid so named; None if there is none or, with no colour given, more than one."""
+        """Return the index of the solid with this name.
+
+        Returns None if no solid has the name, or if several match because no colour is given.
+        """
         found = [i for i, s in enumerate(self.solids) if s.shape == shape and color in (None, s.color)]
         return found[0] if len(found) == 1 else None
 
     def clearance(self, x: float, y: float, but: int | None = None) -> float:
-        """Distance in m from a point of the floor to the nearest solid, or to the nearest but this one."""
+        """Compute the distance in m from a floor point to the nearest solid.
+
+        `but`: index of a solid to leave out.
+        """
         others = (solid for index, solid in enumerate(self.solids) if index != but)
         return min((solid.surface_distance(x, y) for solid in others), default=np.inf)
 
 
 def generate_scene(rng: Generator, family: str = "random", alike: float = 0.0) -> Scene:
-    """A new scene in front of the origin: 2-4 coloured solids and 0-2 obstacles.
+    """Generate a scene of 2 to 4 coloured solids and 0 to 2 obstacles.
 
-    family "random" puts them anywhere in a fan 0.9 to 4.2 m ahead. "dead_ahead" puts solid 0 at 2.2 to 3.5
-    m straight ahead, a low obstacle (the first obstacle of the scene) in the middle of the way to it, and
-    the others aside. `alike` is the chance that all share colour or shape with the first, so that only both
-    together tell them apart.
+    All solids are in front of the origin. Family "random": solids are anywhere in a fan 0.9 to 4.2 m ahead.
+    Family "dead_ahead": solid 0 is 2.2 to 3.5 m straight ahead, the first obstacle is low and in the middle
+    of the way to solid 0, and the other solids are aside. `alike`: probability that all coloured solids share
+    colour or shape with the first one, so that only colour and shape together identify a solid. ValueError
+    for an unknown family.
     """
     if family not in ("random", "dead_ahead"):
-        raise ValueError(f"family {family!r} is not random or dead_ahead")
+        raise ValueError(f"family must be random or dead_ahead, got {family!r}")
     look = random_look(rng)
     names = [(c, s) for c in COLORS for s in SHAPES]
     count = int(rng.integers(2, 5))
@@ -158,8 +167,9 @@ def generate_scene(rng: Generator, family: str = "random", alike: float = 0.0) -
 
 
 def make_solid(rng: Generator, shape: str, color: str, x: float, y: float, low: bool = False) -> Solid:
-    """A solid of random size, yaw and paint at (x, y); low obstacles are small enough for the camera to
-    look over.
+    """Make a solid of random size, yaw and paint at (x, y).
+
+    `low`: an obstacle that is low enough for the camera to look over it.
     """
     least, most, heights = {
         "box": (0.17, 0.22, (0.20, 0.36)),
@@ -179,7 +189,7 @@ def make_solid(rng: Generator, shape: str, color: str, x: float, y: float, low: 
 
 
 def random_look(rng: Generator) -> Look:
-    """Random floor, walls, light and camera noise."""
+    """Sample floor, walls, light and camera noise."""
     warmth = rng.uniform(-0.09, 0.09)
     exposure = rng.uniform(0.82, 1.12)
     white = (exposure * (1 + warmth), exposure, exposure * (1 - warmth))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is an answer true of the picture? Every part of it is judged by itself, against the scene and not against
-a wording.
+"""Checks whether an answer is true of the picture.
+
+Each part of the answer is compared with the scene, not with a reference wording.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from edgellm_ros.arena.situation import Situation
 
 
 def check(text: str, situation: Situation) -> dict[str, bool]:
-    """What an answer says and whether it is true; only the parts that the situation calls for are keys.
+    """Check the parts of an answer that the situation calls for.
 
-    go and where: "seen" (it says rightly whether it sees the thing), "color", "shape", and for a thing in
-    view "side" and "distance". go: also "way" (clear, blocked, or there). describe: "count", "color",
-    "shape", "side". stop: "stops". Sides within 1.5 degrees of a boundary may be called either way,
-    distances may be off by 0.4 m.
+    Keys for go and where: "seen" (the answer is right about whether the solid is in view), "color", "shape",
+    and for a solid in view "side" and "distance"; for go also "way" (clear, blocked or there). Keys for
+    describe: "count", "color", "shape", "side". Key for stop: "stops". Within 1.5 degrees of a boundary both
+    sides are right; a distance may be off by 0.4 m.
     """
     answer = answers.parse_answer(text)
     if situation.kind == "stop":
@@ -40,8 +41,9 @@ def check(text: str, situation: Situation) -> dict[str, bool]:
 
 
 def names_target(text: str, episode: Episode) -> bool:
-    """True if an answer to the episode's command names the right solid and no other, seen or not; in English
-    or German.
+    """Return True if an answer names the episode's target and no other solid.
+
+    The answer may be in English or German, and the solid need not be in view.
     """
     answer = answers.parse_answer(to_english(text))
     if len(answer.mentions) != 1:
@@ -52,7 +54,7 @@ def names_target(text: str, episode: Episode) -> bool:
 
 
 def is_true(text: str, situation: Situation) -> bool:
-    """True if every part of the answer is."""
+    """Return True if every part of the answer is true."""
     return all(check(text, situation).values())
 
 
@@ -76,7 +78,7 @@ def _check_mention(mention: Mention, situation: Situation, index: int) -> dict[s
 
 
 def _check_description(answer: Answer, situation: Situation) -> dict[str, bool]:
-    """Match the mentions with the solids in view, the best fitting side first."""
+    """Match the mentions with the visible solids, the best fitting side first."""
     scene, left = situation.scene, list(answer.mentions)
     names = sorted(_called(scene, i) for i in situation.seen)
     said = sorted((m.color or "", m.shape) for m in left)

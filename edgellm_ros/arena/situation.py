@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single moments to learn from: a scene, the robot's state and recent way, a command, the true answer, the
-expert's actions.
+"""Training samples: scene, robot state, history, command, answer and actions.
 
-States are spread wider than good driving would leave them, so that a policy learned from them finds back
-when it has strayed: starts, moments of drives (also pushed aside a little), anywhere at any speed, close
-beside a solid, at the target. Planning is vectorised over situations, so they are made in batches.
+States vary more than good driving would produce, so that a trained policy recovers from its own errors: the
+starts of episodes, moments of drives (some with the robot displaced), any place at any speed, close to a
+solid, and at the target. Planning is vectorised over situations, so situations are made in batches.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from edgellm_ros.arena.unicycle import (
 )
 from edgellm_ros.arena.visibility import Sight, sights
 
-FAMILIES = {  # share of each way to place the robot
+FAMILIES = {  # share of each method of placing the robot
     "start": 0.16,
     "dead_ahead": 0.15,
     "drive": 0.32,
@@ -41,52 +40,49 @@ FAMILIES = {  # share of each way to place the robot
     "beside": 0.08,
     "at_target": 0.08,
 }
-ALIKE = 0.4  # share of training scenes whose solids are easily taken for each other
+ALIKE = 0.4  # share of training scenes whose solids are easily confused
 KINDS = {"go": 0.69, "where": 0.08, "describe": 0.18, "stop": 0.05}
 _BATCH = 48
 
 
 @dataclass(frozen=True)
 class Situation:
-    """One moment.
-
-    history [8, 2]: positions in the base frame at DT, oldest first, the last (0, 0). target: index of the
-    solid that the command names, None if it names none that is seen. seen: indices of the solids in view.
-    actions [40, 2], None where the answer is talk only. blocked: something stands across the straight way
-    to the target.
-    """
+    """One moment."""
 
     scene: Scene
     state: State
-    history: NDArray[np.float64]
+    history: NDArray[np.float64]  # positions at DT [8, 2] in the base frame, oldest first, the last (0, 0)
     command: Command
     answer: str
     has_actions: bool
-    actions: NDArray[np.float64] | None
-    target: int | None
-    seen: tuple[int, ...]
-    blocked: bool
-    family: str
+    actions: NDArray[np.float64] | None  # [40, 2]; None if the answer is words only
+    target: int | None  # index of the named solid; None if no named solid is visible
+    seen: tuple[int, ...]  # indices of the visible solids
+    blocked: bool  # whether a solid blocks the straight line to the target
+    family: str  # one of FAMILIES
 
     @property
     def kind(self) -> str:
-        """go, where, describe or stop."""
+        """Return go, where, describe or stop."""
         return self.command.kind
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """A placed robot; target is the solid that its place was chosen for."""
+    """A placed robot, without a command."""
 
     scene: Scene
     state: State
     history: NDArray[np.float64]
-    target: int
+    target: int  # the solid that the robot's place was chosen for
     family: str
 
 
 def situations(seed: int, split: str = "train", manner: expert.Manner = expert.BRISK) -> Iterator[Situation]:
-    """Situations without end: the same for the same seed, split and manner, never one scene in two splits."""
+    """Yield situations without end; the same for the same seed, split and manner.
+
+    No scene occurs in both splits.
+    """
     rng = split_rng(seed, split)
     while True:
         yield from sample_situations(rng, _BATCH, split, manner=manner)
@@ -95,7 +91,7 @@ def situations(seed: int, split: str = "train", manner: expert.Manner = expert.B
 def sample_situation(
     rng: Generator, split: str = "train", family: str | None = None, kind: str | None = None
 ) -> Situation:
-    """One situation; see `sample_situations`, which is faster for many."""
+    """Sample one situation; `sample_situations` is faster for many."""
     return sample_situations(rng, 1, split, family, kind)[0]
 
 
@@ -107,11 +103,15 @@ def sample_situations(
     kind: str | None = None,
     manner: expert.Manner = expert.BRISK,
 ) -> list[Situation]:
-    """`count` situations of the split, of one family and one kind of command if given, driven in a manner."""
+    """Sample `count` situations of a split.
+
+    `family`, `kind`: the only family and kind of command, if given. `manner`: how the expert drives.
+    ValueError for an unknown family or kind.
+    """
     if family is not None and family not in FAMILIES:
-        raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
     if kind is not None and kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     result: list[Situation] = []
     while len(result) < count:
         drafts = _drafts(rng, count - len(result), family, ALIKE if split == "train" else 0.0, manner)
@@ -121,18 +121,21 @@ def sample_situations(
 
 
 def split_rng(seed: int, split: str) -> Generator:
-    """A generator of its own for each seed and split."""
+    """Make the generator of a seed and split.
+
+    ValueError for a negative seed or an unknown split.
+    """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not train or test")
+        raise ValueError(f"split must be train or test, got {split!r}")
     if seed < 0:
-        raise ValueError(f"seed {seed} is negative")
+        raise ValueError(f"seed must be at least 0, got {seed}")
     return np.random.default_rng([zlib.crc32(split.encode()), seed])
 
 
 def _drafts(
     rng: Generator, count: int, family: str | None, alike: float, manner: expert.Manner
 ) -> list[_Draft]:
-    """Up to `count` placed robots that touch nothing and are inside the room."""
+    """Place up to `count` robots inside the room that touch nothing."""
     drafts: list[_Draft] = []
     on_the_way: list[_Draft] = []
     for _ in range(count):
@@ -166,7 +169,7 @@ def _is_free(scene: Scene, state: State) -> bool:
 
 
 def _start(rng: Generator, scene: Scene, target: int, ahead: bool) -> State | None:
-    """A robot at rest (or nearly) near the origin, as an episode begins."""
+    """Place a robot near the origin, at rest or slow, as at the start of an episode."""
     solid = scene.solids[target]
     speed = 0.0 if rng.random() < 0.75 else float(rng.uniform(0, 0.5))
     if ahead:
@@ -180,7 +183,7 @@ def _start(rng: Generator, scene: Scene, target: int, ahead: bool) -> State | No
 
 
 def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | None:
-    """A robot anywhere with the target somewhere in front of it."""
+    """Place a robot anywhere, with the target roughly in front of it."""
     solid = scene.solids[target]
     speed = 0.0 if rng.random() < 0.3 else float(rng.uniform(0, 0.8))
     around = float(rng.uniform(-np.pi, np.pi)) if rng.random() < 0.5 else float(rng.normal(np.pi, 0.6))
@@ -205,7 +208,10 @@ def _place(rng: Generator, scene: Scene, target: int, family: str) -> State | No
 
 
 def _past(rng: Generator, state: State) -> NDArray[np.float64]:
-    """A plausible history [8, 2] that ends in the state: some acceleration and curvature, held."""
+    """Make a plausible history [8, 2] that ends in the state.
+
+    Acceleration and curvature are constant.
+    """
     accel = float(rng.uniform(-1.0, 0.8)) if rng.random() < 0.6 else 0.0
     curvature = float(np.clip(rng.normal(0, 0.8), -2.2, 2.2)) if rng.random() < 0.7 else 0.0
     if state.speed == 0 and rng.random() < 0.7:
@@ -217,7 +223,7 @@ def _past(rng: Generator, state: State) -> NDArray[np.float64]:
 
 
 def _drive_on(rng: Generator, drafts: list[_Draft], manner: expert.Manner) -> list[_Draft]:
-    """Let the expert drive for a while from each start, then push some robots aside a little."""
+    """Let the expert drive for a while from each start; displace some robots slightly."""
     if not drafts:
         return []
     found = expert.routes_batch(
@@ -245,7 +251,10 @@ def _drive_on(rng: Generator, drafts: list[_Draft], manner: expert.Manner) -> li
 def _speak(
     rng: Generator, draft: _Draft, split: str, kind: str | None, manner: expert.Manner
 ) -> Situation | None:
-    """Give the draft a command and its true answer; None where too little is clear in the picture."""
+    """Give the draft a command and its true answer.
+
+    Returns None if too little is clearly visible.
+    """
     scene, state = draft.scene, draft.state
     sight = sights(scene, state)
     seen = tuple(i for i, s in enumerate(sight) if s is Sight.SEEN)
@@ -274,7 +283,7 @@ def _speak(
         unseen = True
     else:
         if sight[draft.target] is Sight.UNCLEAR and (split == "test" or kind != "go"):
-            return None  # training drives on to what is half hidden: on the way to it, it was seen
+            return None  # in training an occluded target is driven to: it was visible earlier
         unseen = sight[draft.target] is Sight.UNSEEN
         if unseen and rng.random() < 0.5:
             return None
@@ -298,7 +307,10 @@ def _speak(
 
 
 def _absent(rng: Generator, scene: Scene) -> tuple[str, str]:
-    """Colour and shape of a solid that the scene does not have; often one that differs in one of both."""
+    """Choose colour and shape of a solid that is not in the scene.
+
+    The solid often shares its colour or its shape with one in the scene.
+    """
     have = {(s.color, s.shape) for s in scene.solids}
     missing = [(c, s) for c in COLORS for s in SHAPES if (c, s) not in have]
     if rng.random() < 0.6:
@@ -308,14 +320,14 @@ def _absent(rng: Generator, scene: Scene) -> tuple[str, str]:
 
 
 def _is_only(scene: Scene, sight: list[Sight], shape: str, target: int | None) -> bool:
-    """True if the shape alone says which solid is meant, or that none is in view."""
+    """Return True if the shape alone identifies the solid, or no visible solid has it."""
     return not any(
         s.shape == shape and sight[i] is not Sight.UNSEEN and i != target for i, s in enumerate(scene.solids)
     )
 
 
 def _with_actions(rng: Generator, made: list[Situation], manner: expert.Manner) -> list[Situation]:
-    """Add the expert's actions; situations that it cannot solve are left out. Order is kept."""
+    """Add the expert's actions, in order; drop situations without a solution."""
     going = [s for s in made if s.has_actions and s.target is not None]
     found = iter(
         expert.routes_batch(

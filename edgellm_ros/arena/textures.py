@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floor and wall textures, made from noise and a few lines of drawing. They repeat without a seam.
+"""Seamless floor and wall textures, made from noise and simple drawing.
 
-Every texture is made once per process and kept with blurred, smaller copies (mip levels), since the far
-floor would flicker otherwise.
+Each texture is made once per process and stored with smaller, blurred copies (mip levels), which keep the far
+floor from flickering.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 FLOOR_SIZE = 512  # px on each side
-FLOOR_METRES = 2.0  # that many metres repeat
+FLOOR_METRES = 2.0  # period of the texture
 FLOOR_LEVELS = 6
 WALL_SIZE = (192, 512)  # rows, columns
 WALL_METRES = (3.0, 8.0)
 
-_BASES = {  # some plausible paints of each kind, RGB 0..255
+_BASES = {  # plausible colours of each kind, RGB 0..255
     "tiles": ((196, 192, 184), (150, 158, 164), (206, 190, 166), (112, 120, 126)),
     "planks": ((168, 122, 82), (138, 98, 66), (192, 158, 116), (116, 88, 70)),
     "concrete": ((150, 150, 146), (122, 124, 128), (174, 170, 160), (98, 98, 98)),
@@ -43,7 +43,7 @@ _WALLS = (
 
 @lru_cache(maxsize=64)
 def floor_texture(kind: str, variant: int) -> tuple[NDArray[np.uint8], ...]:
-    """Mip levels of a floor, finest first: RGB [S, S, 3] with S = 512, 256, ..."""
+    """Return the mip levels of a floor, finest first: RGB [S, S, 3], S = 512, 256, ..."""
     rng = np.random.default_rng([zlib.crc32(kind.encode()), variant])
     base = np.array(_BASES[kind][variant], np.float32)
     texture = _FLOORS[kind](rng, base)
@@ -57,7 +57,7 @@ def floor_texture(kind: str, variant: int) -> tuple[NDArray[np.uint8], ...]:
 
 @lru_cache(maxsize=16)
 def wall_texture(variant: int) -> NDArray[np.uint8]:
-    """A wall, RGB [192, 512, 3]; the last row is at the floor."""
+    """Return a wall, RGB [192, 512, 3]; the last row is at the floor."""
     rng = np.random.default_rng([0x57A11, variant])
     rows, columns = WALL_SIZE
     wall = np.ones((rows, columns, 3), np.float32) * np.array(_WALLS[variant], np.float32)
@@ -88,7 +88,10 @@ def wall_texture(variant: int) -> NDArray[np.uint8]:
 
 
 def _noise(rng: Generator, size: int, cell: int) -> NDArray[np.float32]:
-    """Seamless smooth noise [size, size] of about unit variance with spots of `cell` pixels."""
+    """Make seamless smooth noise [size, size] of about unit variance.
+
+    Spots of the noise are `cell` pixels wide.
+    """
     coarse = rng.standard_normal((size // cell, size // cell)).astype(np.float32)
     coarse = np.pad(coarse, 2, mode="wrap")
     fine = cv2.resize(coarse, None, fx=cell, fy=cell, interpolation=cv2.INTER_CUBIC)

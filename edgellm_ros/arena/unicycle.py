@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The robot's motion: a unicycle driven by acceleration and curvature at 10 Hz.
 
-One action is held for DT. Speed changes linearly within the step and the path is an exact circular arc, so
-that a path does not depend on how finely it is integrated.
+One action is held for DT. Speed changes linearly within the step and the path is an exact circular arc, so a
+path does not depend on the integration step.
 """
 
 from __future__ import annotations
@@ -14,44 +14,42 @@ from numpy.typing import NDArray
 
 DT = 0.1  # s
 HORIZON = 40  # actions in one plan
-HISTORY = 8  # past positions that a plan is given, the current one included
+HISTORY = 8  # past positions that the model gets, with the current one
 ROBOT_RADIUS = 0.15  # m
 V_MAX = 0.8  # m/s
 ACCEL_MIN, ACCEL_MAX = -1.5, 1.0  # m/s^2
-CURVATURE_MAX = 2.5  # 1/m, on either side
+CURVATURE_MAX = 2.5  # 1/m, to either side
 
 
 @dataclass(frozen=True)
 class State:
-    """Where the robot is in the world: metres, radians counter-clockwise from the x axis, metres per
-    second.
-    """
+    """Pose and speed of the robot in the world frame."""
 
-    x: float = 0.0
-    y: float = 0.0
-    heading: float = 0.0
-    speed: float = 0.0
+    x: float = 0.0  # m
+    y: float = 0.0  # m
+    heading: float = 0.0  # rad, counter-clockwise from the x axis
+    speed: float = 0.0  # m/s
 
     def array(self) -> NDArray[np.float64]:
-        """The state as [4]: x, y, heading, speed."""
+        """Return the state as [4]: x, y, heading, speed."""
         return np.array([self.x, self.y, self.heading, self.speed])
 
 
 def wrap(angle):
-    """An angle or array of angles in radians, brought into (-pi, pi]."""
+    """Wrap an angle or array of angles in radians to (-pi, pi]."""
     return -((-angle + np.pi) % (2 * np.pi) - np.pi)
 
 
 def clip_action(accel, curvature):
-    """The action nearest to the one given that the robot can carry out. Floats or arrays."""
+    """Clip an action (floats or arrays) to the robot's limits."""
     return np.clip(accel, ACCEL_MIN, ACCEL_MAX), np.clip(curvature, -CURVATURE_MAX, CURVATURE_MAX)
 
 
 def advance(states: NDArray, accel, curvature, dt: float = DT) -> NDArray[np.float64]:
-    """States [..., 4] after one action each; accel and curvature [...] in m/s^2 and 1/m, clipped to the
-    limits.
+    """Compute states [..., 4] after one action each.
 
-    A negative dt runs time backwards: the result is the state from which the action leads to the given one.
+    accel, curvature: [...] in m/s^2 and 1/m, clipped to the robot's limits. A negative dt runs time
+    backwards: the result is the state from which the action leads to the given state.
     """
     accel, curvature = clip_action(accel, curvature)
     x, y, heading, speed = np.moveaxis(np.asarray(states, np.float64), -1, 0)
@@ -64,14 +62,15 @@ def advance(states: NDArray, accel, curvature, dt: float = DT) -> NDArray[np.flo
 
 
 def step(state: State, accel: float, curvature: float) -> State:
-    """The state after one action held for DT."""
+    """Compute the state after one action held for DT."""
     x, y, heading, speed = advance(state.array(), accel, curvature)
     return State(float(x), float(y), float(wrap(heading)), float(speed))
 
 
 def rollout(state: State, actions: NDArray) -> NDArray[np.float64]:
-    """States [T+1, 4] (x, y, heading, speed) that actions [T, 2] (accel, curvature) lead through, start
-    included.
+    """Compute states [T+1, 4] along actions [T, 2], start included.
+
+    A state is (x, y, heading, speed), an action (accel, curvature).
     """
     states = [state.array()]
     for accel, curvature in np.asarray(actions, np.float64):
@@ -80,7 +79,7 @@ def rollout(state: State, actions: NDArray) -> NDArray[np.float64]:
 
 
 def to_base(state: State, points: NDArray) -> NDArray[np.float64]:
-    """World points [..., 2] seen from the robot: x forward, y left (REP 103)."""
+    """Convert world points [..., 2] to the base frame: x forward, y left (REP 103)."""
     cos, sin = np.cos(state.heading), np.sin(state.heading)
     dx, dy = (
         np.asarray(points, np.float64)[..., 0] - state.x,
@@ -90,7 +89,7 @@ def to_base(state: State, points: NDArray) -> NDArray[np.float64]:
 
 
 def to_world(state: State, points: NDArray) -> NDArray[np.float64]:
-    """Points [..., 2] of the robot's base frame in the world."""
+    """Convert points [..., 2] of the base frame to the world frame."""
     cos, sin = np.cos(state.heading), np.sin(state.heading)
     px, py = np.asarray(points, np.float64)[..., 0], np.asarray(points, np.float64)[..., 1]
     return np.stack([state.x + cos * px - sin * py, state.y + sin * px + cos * py], -1)

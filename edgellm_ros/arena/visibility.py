@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which solids a person looking at the picture would name, so that answers can be true of the picture.
+"""Decides which solids a person would name in the picture.
 
-A solid is seen if enough pixels show it and enough of it is neither hidden by others nor outside the
-picture. Between clearly seen and clearly unseen lies a grey zone: scoring leaves it out, and so does training
-but for the target of a drive.
+A solid counts as seen if enough pixels show it and enough of it is neither occluded nor outside the picture.
+Between seen and unseen is a range where a solid counts as unclear. Scoring ignores unclear solids. Training
+ignores them except as the target of a drive.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from edgellm_ros.arena.renderer import identify
 from edgellm_ros.arena.scene import Scene
 from edgellm_ros.arena.unicycle import State, to_base
 
-_SCALE = 2  # solids are counted in a picture of half the size
-_SEEN_PIXELS, _UNSEEN_PIXELS = 60, 16  # of the full picture
+_SCALE = 2  # pixels are counted in a picture of half the size
+_SEEN_PIXELS, _UNSEEN_PIXELS = 60, 16  # in the full picture
 _SEEN_SHARE, _UNSEEN_SHARE = 0.40, 0.12
 
 
 class Sight(IntEnum):
-    """How well a solid is seen."""
+    """Visibility of a solid."""
 
     UNSEEN = 0
     UNCLEAR = 1
@@ -31,7 +31,7 @@ class Sight(IntEnum):
 
 
 def sights(scene: Scene, pose: State) -> list[Sight]:
-    """The sight of every solid of the scene, in its order."""
+    """Return the visibility of every solid of the scene, in its order."""
     ids, alone = identify(scene, pose, _SCALE)
     feet = to_base(pose, np.array([[s.x, s.y] for s in scene.solids]).reshape(-1, 2))
     result = []
@@ -51,7 +51,7 @@ def sights(scene: Scene, pose: State) -> list[Sight]:
 
 
 def _inside(scene: Scene, index: int, x: float, y: float) -> float:
-    """Share of the solid's width that lies between the picture's left and right border."""
+    """Compute the share of the solid's width between the picture's side borders."""
     ahead = x - CAMERA.x
     distance = np.hypot(ahead, y)
     half = np.arcsin(min(scene.solids[index].radius / distance, 0.99))

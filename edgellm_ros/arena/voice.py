@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""People's voices: sentences spoken by the espeak-ng synthesiser, by many speakers.
+"""Sentences spoken by many synthetic speakers, made with espeak-ng.
 
-A speaker is one of espeak-ng's English accents with one of its voice variants, at some speed and pitch, and
-played faster or slower, which makes a smaller or larger person. The variants, and one accent, are shared out
-between the splits: training never hears a speaker of the split "test". espeak-ng comes as the wheel
-`espeakng-loader`, which is imported when somebody speaks.
+A speaker is one of espeak-ng's English accents with one of its voice variants, a speed and a pitch. Faster or
+slower playback simulates a smaller or larger person. The variants, and one accent, are divided between the
+splits: speakers of the split "test" never occur in training. espeak-ng comes as the wheel `espeakng-loader`,
+which is imported when `speak` is called.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACCENTS = {
     "train": ("en", "en-us", "en-us", "en-gb-x-rp", "en-gb-scotland", "en-029", "en-gb-x-gbclan"),
     "test": ("en", "en-us", "en-gb-x-rp", "en-gb-scotland", "en-us-nyc"),
 }
-# Variants that differ in little more than their name are on the same side.
+# Almost equal variants are in the same split.
 VARIANTS = {
     "train": (
         *("m1", "m2", "m3", "m4", "m6", "m7", "f1", "f2", "f3", "f5"),
@@ -41,7 +41,7 @@ VARIANTS = {
     ),
 }
 ESPEAK_RATE = 22050  # Hz
-SMALLEST, LARGEST = 24500, 20000  # Hz: playing rates of the smallest and of the largest person
+SMALLEST, LARGEST = 24500, 20000  # Hz: playback rates of the smallest and the largest person
 _RATE, _PITCH, _RANGE, _WORD_GAP = 1, 3, 4, 7  # espeak_PARAMETER
 _SYNCHRONOUS, _DO_NOT_EXIT, _UTF8 = 2, 0x8000, 1
 _NOISE_SEED = 1
@@ -49,21 +49,15 @@ _NOISE_SEED = 1
 
 @dataclass(frozen=True)
 class Voice:
-    """A speaker.
+    """A speaker."""
 
-    accent: espeak-ng's name of the language; variant: of the voice; words_per_minute from 80 to 450; pitch
-    and pitch_range from 0 to 99 (espeak-ng's own scale, 50 is usual); word_gap in units of 10 ms; sample_rate
-    in Hz, at which the synthesiser's samples are played: ESPEAK_RATE is as synthesised, more is a smaller
-    person who speaks faster.
-    """
-
-    accent: str = "en-us"
-    variant: str = "m3"
-    words_per_minute: int = 175
-    pitch: int = 50
-    pitch_range: int = 50
-    word_gap: int = 0
-    sample_rate: int = ESPEAK_RATE
+    accent: str = "en-us"  # espeak-ng's name of the language
+    variant: str = "m3"  # espeak-ng's name of the voice
+    words_per_minute: int = 175  # 80 to 450
+    pitch: int = 50  # 0 to 99, espeak-ng's scale
+    pitch_range: int = 50  # 0 to 99, espeak-ng's scale
+    word_gap: int = 0  # units of 10 ms
+    sample_rate: int = ESPEAK_RATE  # playback rate in Hz; higher simulates a smaller, faster speaker
 
     def __post_init__(self) -> None:
         limits = {
@@ -79,9 +73,12 @@ class Voice:
 
 
 def sample_voice(rng: Generator, split: str = "train") -> Voice:
-    """A speaker of the split; no speaker is of both."""
+    """Sample a speaker of a split; the splits share no speaker.
+
+    ValueError for an unknown split.
+    """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is not train or test")
+        raise ValueError(f"split must be train or test, got {split!r}")
     return Voice(
         accent=str(rng.choice(ACCENTS[split])),
         variant=str(rng.choice(VARIANTS[split])),
@@ -94,13 +91,13 @@ def sample_voice(rng: Generator, split: str = "train") -> Voice:
 
 
 def speak(text: str, voice: Voice) -> Sound:
-    """The sentence, spoken in a silent room straight into the ear: the same samples for the same arguments.
+    """Speak a sentence without any room; the same arguments give the same samples.
 
-    ValueError for a text of nothing that can be said and for an accent or a variant that espeak-ng lacks.
+    ValueError for a text without anything to say, and for an accent or variant that espeak-ng does not have.
     """
     samples = _synthesise(text, voice)
     if not samples.any():
-        raise ValueError(f"there is nothing to say in {text!r}")
+        raise ValueError(f"nothing to say in {text!r}: expected a text with words")
     return Sound(samples.astype(np.float32) / 32768.0, voice.sample_rate)
 
 
@@ -108,10 +105,11 @@ _synthesiser = threading.Lock()  # the library keeps its state in globals
 
 
 def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
-    """The synthesiser's samples at ESPEAK_RATE.
+    """Run the synthesiser and return its samples at ESPEAK_RATE.
 
-    What it leaves behind from one sentence (the phase of the voice, echoes, noise) would change the next one,
-    and espeak_Terminate does not clear it. So each sentence gets a library loaded afresh: 3 ms of about 7.
+    The library's state after one sentence (phase of the voice, echoes, noise) would change the next sentence,
+    and espeak_Terminate does not clear that state. Each sentence therefore loads the library again, which
+    takes 3 of about 7 ms.
     """
     import espeakng_loader
 
@@ -120,12 +118,12 @@ def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
     def keep(samples, count, _events) -> int:
         if samples and count > 0:
-            # Not as an array of `count`: ctypes keeps a type of its own for every length, for ever.
+            # No ctypes array of `count`: ctypes creates a type for every length and never frees it.
             parts.append(np.frombuffer(ctypes.string_at(samples, 2 * count), np.int16))
         return 0
 
     data = espeakng_loader.get_data_path()
-    if not Path(data, "voices", "!v", voice.variant).is_file():  # it would speak with a voice of its own
+    if not Path(data, "voices", "!v", voice.variant).is_file():  # espeak-ng would use another voice
         raise ValueError(f"espeak-ng has no voice variant {voice.variant!r}")
     path, voices = espeakng_loader.get_library_path(), None
     with _synthesiser:
@@ -133,7 +131,7 @@ def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
         try:
             if library.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), _DO_NOT_EXIT) != ESPEAK_RATE:
                 raise RuntimeError(f"espeak-ng cannot use its data in {data}")
-            # espeak_SetVoiceByName would make this list, and nothing would free it.
+            # Otherwise espeak_SetVoiceByName makes this list, and no code frees it.
             library.espeak_ListVoices.restype = ctypes.c_void_p
             voices = library.espeak_ListVoices(None)
             library.espeak_SetSynthCallback(keep)
@@ -162,7 +160,10 @@ def _synthesise(text: str, voice: Voice) -> NDArray[np.int16]:
 
 
 def _unload(library: ctypes.CDLL, path: str, voices: int | None) -> None:
-    """Unload the library, and free its list of voices unless somebody else keeps the library loaded."""
+    """Unload the library and free its list of voices.
+
+    The list is kept if other code has the library loaded too.
+    """
     _ctypes.dlclose(library._handle)
     try:
         kept = ctypes.CDLL(path, os.RTLD_NOLOAD)

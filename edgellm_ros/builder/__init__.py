@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports Hugging Face checkpoints to engine directories and inspects them; needs no PyTorch."""
+"""Exports Hugging Face checkpoints to engine directories, without PyTorch."""
 
 from edgellm_ros.builder.exporter import export
 from edgellm_ros.builder.inspection import EngineReport, inspect, render

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters in the folder `lora` of a checkpoint: checked against the graph, and copied."""
+"""Checks and copies the LoRA adapters in the folder `lora` of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def read_adapters(
 ) -> dict[str, PeftAdapter]:
     """Read adapters for a language model.
 
-    adapters: name -> directory; inputs: name -> shape. max_rank None = any. Errors as of `read_peft_adapter`;
-    ValueError for a name that no adapter may have.
+    adapters: name -> directory; inputs: name of each graph input -> shape; max_rank: None for any rank.
+    Raises the errors of `read_peft_adapter`, and ValueError for an invalid adapter name.
     """
     for name in adapters:
         check_name(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a Hugging Face checkpoint without PyTorch: JSON files, and safetensors files that may be sharded."""
+"""Reads a Hugging Face checkpoint without PyTorch: JSON and safetensors files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FLOAT_DTYPES = ("F16", "BF16", "F32")
 class Weights:
     """The tensors of a checkpoint.
 
-    They are in `model.safetensors`, or in the shards that `model.safetensors.index.json` lists. Only the
-    headers are read at first; `read` loads one tensor at a time.
+    The tensors are in `model.safetensors`, or in the shards that `model.safetensors.index.json` lists. The
+    constructor reads only the headers; `read` loads one tensor.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -60,7 +60,7 @@ class Weights:
         return tuple(entry.get_shape())
 
     def require(self, name: str, shape: Sequence[int]) -> None:
-        """Check that a tensor has this shape. ValueError otherwise."""
+        """Raise ValueError unless a tensor has this shape."""
         found = list(self.shape(name))
         if found != list(shape):
             raise ValueError(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads values of a checkpoint's JSON files; errors name file, key, value and what was expected."""
+"""Reads values of a checkpoint's JSON files.
+
+Errors name the file, the key, the value and what was expected.
+"""
 
 from __future__ import annotations
 

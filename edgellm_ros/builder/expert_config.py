@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`action_expert/config.json` of a checkpoint: the action expert's architecture, checked."""
+"""Reads and checks `action_expert/config.json` of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ EXPERT_MODEL_TYPE = "edgellm_flow_expert"
 
 @dataclass(frozen=True)
 class ExpertArchitecture:
-    """The action expert's `config.json`, key by key.
-
-    The time features' periods are in flow time (0 to 1).
-    """
+    """The keys of the action expert's `config.json`."""
 
     model_type: str
     hidden_size: int
@@ -30,7 +27,7 @@ class ExpertArchitecture:
     rms_norm_eps: float
     rope_theta: float
     time_embedding_dim: int
-    time_min_period: float
+    time_min_period: float  # of the time features, in flow time (0 to 1)
     time_max_period: float
     num_denoise_steps: int
     action_space: ActionSpaceConfig
@@ -56,7 +53,7 @@ class ExpertArchitecture:
 
     @property
     def config(self) -> ActionConfig:
-        """The part that the runtime must know."""
+        """Return the configuration for the runtime."""
         return ActionConfig(
             num_hidden_layers=self.num_hidden_layers,
             num_attention_heads=self.num_attention_heads,
@@ -73,7 +70,7 @@ class ExpertArchitecture:
 def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitecture:
     """Read `action_expert/config.json`.
 
-    Every key must be known, and fit the model whose KV cache the expert reads.
+    ValueError for an unknown key, or a value that does not fit the model whose KV cache the expert reads.
     """
     data = read_json(path)
     data.pop("architectures", None)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports only when needed: an engine directory keeps the hash of everything it was made from."""
+"""Exports a checkpoint only if the engine directory is missing or outdated.
+
+The engine directory stores a hash of all inputs of its export.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ ARENA_CHECKPOINT = PACKAGE.parent / "models" / "arena"
 def export_if_needed(
     checkpoint_dir: str | Path, engine_dir: str | Path, before_export: Callable[[], None] = lambda: None
 ) -> EngineConfig:
-    """Export a checkpoint with default limits, if needed.
+    """Export a checkpoint unless the engine directory is up to date.
 
-    Nothing is done if the engine directory is complete and up to date. The directory is up to date if neither
-    the checkpoint nor the builder's code has changed since its export. `before_export` is called if an export
-    is needed. Errors as of `export`.
+    The export has default limits. A directory is up to date if it is complete and neither the checkpoint nor
+    the builder's code has changed since the export. `before_export` is called before an export. Raises the
+    errors of `export`.
     """
     checkpoint, engine = Path(checkpoint_dir), Path(engine_dir)
     if not (checkpoint / "config.json").is_file():
@@ -33,7 +36,7 @@ def export_if_needed(
         try:
             return EngineConfig.load(engine)
         except (ValueError, FileNotFoundError):
-            pass  # damaged since: make it again
+            pass  # damaged since the export: export again
     before_export()
     stamp.unlink(missing_ok=True)
     config = export(checkpoint, engine)
@@ -42,10 +45,9 @@ def export_if_needed(
 
 
 def source_hash(checkpoint: Path) -> str:
-    """Hash everything an exported engine follows from.
+    """Hash all inputs of an export: checkpoint files, builder code and config classes.
 
-    That is the checkpoint's files, the code of the builder and of the engine directory, and the config
-    classes. Returns the SHA-256 in hex.
+    Returns the SHA-256 in hex.
     """
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
     code = [

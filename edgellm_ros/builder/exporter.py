@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports a checkpoint: graphs, embeddings, tokenizer, and a `config.json` that lists the files.
+"""Exports a checkpoint: graphs, embeddings, tokenizer and `config.json`.
 
-Needs no PyTorch and no ONNX Runtime. Graphs are written one tensor at a time, so that a checkpoint may be
-larger than memory.
+The export needs no PyTorch and no ONNX Runtime. Tensors are written one at a time, so a checkpoint may be
+larger than memory. `config.json` lists the files.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def export(
     """Write the engine directory of a checkpoint in Hugging Face format.
 
     The checkpoint's `model_type` chooses the family (`builder/families`). Encoders and the action expert are
-    optional: what the checkpoint has weights for is exported.
+    optional: the parts that the checkpoint has weights for are exported.
 
     `precision` is the type of weights, activations and KV cache. In every precision norms are computed in
     fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and outputs. fp32 and fp16 run
@@ -75,7 +75,7 @@ def export(
     looks complete. FileNotFoundError or ValueError, naming file, key and value, for a checkpoint that is
     incomplete or not supported.
     """
-    # 1. What was asked for.
+    # 1. Requested options.
     checkpoint, engine = Path(checkpoint_dir), Path(engine_dir)
     if precision not in DTYPES:
         raise ValueError(f"precision must be one of {', '.join(DTYPES)}, got {precision!r}")
@@ -88,9 +88,9 @@ def export(
         lm_head_input=lm_head_input,
     )
     if not checkpoint.is_dir():
-        raise FileNotFoundError(f"{checkpoint} is not a directory")
+        raise FileNotFoundError(f"{checkpoint}: expected a checkpoint directory, found none")
 
-    # 2. What the checkpoint has.
+    # 2. Parts of the checkpoint.
     section, weights = read_section(checkpoint / "config.json"), Weights(checkpoint)
     model = find_family(section).read(checkpoint, section, weights)
     if max_kv_cache_capacity > model.llm.max_position_embeddings:
@@ -121,7 +121,7 @@ def export(
     )
     adapters = {} if max_lora_rank == 0 else find_adapters(checkpoint)
 
-    # 3. Graphs, whose weights are not read yet.
+    # 3. Graphs; weights are read when the files are written.
     head = LMHead(
         weights,
         model.lm_head,
@@ -175,7 +175,7 @@ def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
 
 
 def _clear(engine: Path) -> None:
-    """Make the engine directory and remove what an earlier export left there.
+    """Make the engine directory and remove the files of an earlier export.
 
     These are graphs, the TensorRT plans built from them, and optional files.
     """

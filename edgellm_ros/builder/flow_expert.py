@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of the action expert: the velocity of a flow from noise to a trajectory, given the KV cache.
+"""Graph of the action expert: velocity of the flow from noise to a trajectory.
 
 Layer i attends to the KV cache of layer i of the language model, and to the trajectory itself. The caches are
 read in place, never copied or concatenated: scores over the cache and over the trajectory are two products,
@@ -133,7 +133,7 @@ def _attention(
     with graph.module("self_attn", nodes="attn"):
 
         def project(name: str, group: int) -> ir.Value:
-            """[B*n,T,hidden] -> [B,Hkv*n*group,T,D]: to RoPE, samples are just more heads."""
+            """Project to [B,Hkv*n*group,T,D]; RoPE treats samples as additional heads."""
             rows = graph.linear(name, x, hidden, kv_heads * group * head_dim)
             sizes = graph.constant([-1, steps, kv_heads, group, head_dim])
             rows = graph.op("Reshape", rows, graph.op("Concat", batch, sizes, axis=0))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ONNX graphs: named nodes, weights that are read when the file is written, external data.
+"""Writes ONNX graphs with named nodes, late weights and external data.
 
-Every node is named after the module it comes from (`/layers.0/attn/qkv_proj/MatMul`) and its result after the
-node, so that a profile of ONNX Runtime or TensorRT reads like the model. Weights keep their tensors' names.
+Weights are read when the file is written. Every node is named after the module it comes from
+(`/layers.0/attn/qkv_proj/MatMul`) and its result after the node, so that a profile of ONNX Runtime or
+TensorRT reads like the model. Weights keep their tensors' names.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class GraphBuilder:
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dim]) -> ir.Value:
-        """Add a graph input. Dimensions are numbers or symbols such as "B"."""
+        """Add a graph input.
+
+        Dimensions are numbers or symbols such as "B".
+        """
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self.graph.inputs.append(value)
         return value

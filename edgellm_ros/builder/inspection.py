@@ -48,18 +48,14 @@ class PartReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory in bytes.
-
-    The KV cache holds `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences. The prefix cache
-    has the same size unless the runtime is told otherwise.
-    """
+    """Memory in bytes."""
 
     weights: int
     embedding: int
     kv_cache_per_token: int
     kv_cache_per_sequence: int
-    kv_cache: int
-    prefix_cache: int
+    kv_cache: int  # `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences
+    prefix_cache: int  # by default as large as the KV cache
     total: int
 
 
@@ -75,17 +71,14 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Everything that `edgellm inspect` shows.
-
-    `verified`: SHA-256 were compared, not only sizes.
-    """
+    """All data that `edgellm inspect` shows."""
 
     directory: str
     config: EngineConfig
     parts: tuple[PartReport, ...]
     adapters: tuple[AdapterReport, ...]
     memory: MemoryReport
-    verified: bool
+    verified: bool  # SHA-256 were compared, not only sizes
 
 
 def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
@@ -244,7 +237,7 @@ def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[s
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as their longest cell, two spaces apart, indented by two."""
+    """Format columns as wide as their longest cell, two spaces apart, indented by two."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join("  " + line.rstrip() for line in lines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of models: a graph builder whose layers take their weights from a checkpoint."""
+"""A graph builder for model layers that takes weights from a checkpoint."""
 
 from __future__ import annotations
 

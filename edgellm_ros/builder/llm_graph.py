@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs and outputs that the graph of every language model has, whatever its family."""
+"""Inputs and outputs that the language model graphs of all families share."""
 
 from __future__ import annotations
 

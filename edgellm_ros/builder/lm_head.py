@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LM head, hidden states to logits: of the whole vocabulary or a part, as a weight or an input."""
+"""The LM head: from hidden states to logits.
+
+The head covers the whole vocabulary or a part. Its matrix is a weight or an input.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +41,12 @@ class LMHead:
 
     @property
     def output_vocab_size(self) -> int:
-        """Number of logits."""
+        """Return the number of logits."""
         return self.vocab_size if self.vocab_map is None else len(self.vocab_map)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the matrix as MatMul takes it, [H,V]."""
+        """Return the shape [H,V] of the matrix in MatMul's layout."""
         return self.hidden_size, self.output_vocab_size
 
     def read(self) -> np.ndarray:

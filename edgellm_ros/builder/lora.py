@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA inputs of a graph: y = x W + (x A) B, with A and B as inputs.
 
-To use an adapter is to bind other addresses: no rebuild, no reload, no copy. Without one the rank is 0,
-and the two products have nothing to sum. ONNX Runtime supports empty tensors; TensorRT gets zeros of rank 1
+An adapter is used by binding other addresses: no rebuild, no reload, no copy. Without an adapter the rank is
+0, and the two products sum over nothing. ONNX Runtime supports empty tensors; TensorRT gets zeros of rank 1
 (TensorRTBackend). Layers that read the same x share one pair of inputs (engine_directory/lora_inputs.py):
 q, k, v and gate, up, so that a decoder layer has 8 more products and not 14.
 
@@ -49,9 +49,9 @@ def add_lora_inputs(
 ) -> ir.Value:
     """Add LoRA inputs for linear layers that read the same x.
 
-    They are the layers `parts` (name -> fan_out) of the module `parent`. x [T, fan_in] is what these layers
-    read, y [T, sum of fan_outs] what they give, side by side. Returns y plus the product of x with the inputs
-    A [fan_in, n r] and B [n r, sum of fan_outs].
+    They are the layers `parts` (name -> fan_out) of the module `parent`. x [T, fan_in] is the input of these
+    layers, y [T, sum of fan_outs] their outputs, side by side. Returns y plus the product of x with the
+    inputs A [fan_in, n r] and B [n r, sum of fan_outs].
     """
     name, rank = input_name(parent, parts), rank_symbol(len(parts))
     a = graph.input(f"{name}.lora_A.weight", graph.dtype, [fan_in, rank])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exporter needs of a checkpoint: configurations for the runtime, and how to build each graph."""
+"""A checkpoint as the exporter sees it: runtime configurations and graph builders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 
 @dataclass(frozen=True)
 class LLMOptions:
-    """How to write the graph of a language model."""
+    """Options of a language model's graph."""
 
     precision: str  # type of weights, activations and KV cache: fp32, fp16 or bf16
     capacity: int  # rows of the KV cache per sequence
@@ -25,7 +25,7 @@ class LLMOptions:
 
 @dataclass(frozen=True)
 class Model:
-    """One checkpoint as its family reads it."""
+    """One checkpoint, read by its family."""
 
     llm: LanguageModelConfig
     embedding: str  # tensor of the embedding table [V,H]

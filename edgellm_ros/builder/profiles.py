@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's optimization profiles: the range of each dimension, and the size to tune for."""
+"""TensorRT's optimization profiles: range and tuned size of each dimension."""
 
 from __future__ import annotations
 

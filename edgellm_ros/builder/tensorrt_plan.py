@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds TensorRT plans from ONNX graphs, for the GPU and the TensorRT version of this machine.
+"""Builds TensorRT plans from ONNX graphs.
 
-Networks are strongly typed: TensorRT computes in the graph's types, and TF32 is off, so fp32 is fp32. Kernel
-timings are kept in a timing cache, which shortens later builds of the same graph.
+A plan is for this machine's GPU and TensorRT version. Networks are strongly typed: TensorRT computes in the
+graph's types, and TF32 is off, so fp32 is fp32. Kernel timings are kept in a timing cache, which shortens
+later builds of the same graph.
 """
 
 from __future__ import annotations
@@ -38,17 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of a build.
+    """Options of a build."""
 
-    workspace_bytes: memory that a kernel may use at build and run time, None = all. timing_cache: its file,
-    None = one in the engine directory. version_compatible: the plan also loads in later TensorRTs and in the
-    lean runtime, and may be slower. verification_tokens: the most tokens that the verification profile takes.
-    """
-
-    workspace_bytes: int | None = None
-    timing_cache: Path | None = None
-    version_compatible: bool = False
-    verification_tokens: int = VERIFICATION_TOKENS
+    workspace_bytes: int | None = None  # memory that a kernel may use at build and run time; None = all
+    timing_cache: Path | None = None  # file of the timing cache; None = a file in the engine directory
+    version_compatible: bool = False  # also for later TensorRT versions and the lean runtime; may be slower
+    verification_tokens: int = VERIFICATION_TOKENS  # largest number of tokens of the verification profile
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,7 @@ def build_plans(
 
 
 def _check_alignment(config: EngineConfig) -> None:
-    """Check that the caches of all sequences are aligned as TensorRT needs.
-
-    ValueError otherwise.
-    """
+    """Raise ValueError unless all caches are aligned as TensorRT needs."""
     llm, capacity = config.llm, config.builder.max_kv_cache_capacity
     row_bytes = llm.num_key_value_heads * llm.head_dim * (4 if config.precision == "fp32" else 2)
     if capacity * row_bytes % ALIGNMENT:
@@ -112,7 +105,7 @@ def _check_alignment(config: EngineConfig) -> None:
 def build_plan(
     model: Path, profiles: Sequence[Profile], timing_cache: Path, options: PlanOptions, library: Library
 ) -> memoryview:
-    """Build the plan of one graph. EngineError with TensorRT's messages."""
+    """Build the plan of one graph; EngineError has TensorRT's messages."""
     log, builder = library_log(library), start(library, library.Builder)
     # Not needed from TensorRT 11 on, where nothing else exists.
     network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

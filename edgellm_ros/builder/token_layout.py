@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout of a batch's tokens between the layers of a language model: [B,S,H], or flat as [B*S,H]."""
+"""Layout of tokens between the layers of a language model: [B,S,H] or [B*S,H]."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types and ranks of the values of a graph, as far as the rules about nodes need them."""
+"""Types and ranks of a graph's values, for the rules about nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what a checkpoint says about tokens: special and stop ids, sampling defaults, tokenizer files."""
+"""Reads a checkpoint's special and stop tokens, sampling defaults and tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgellm_ros.engine_directory.config import GenerationDefaults, SpecialToken
 from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
 from edgellm_ros.engine_directory.schema import read_json
 
-VOCAB_MAP = "vocab_map"  # the tensor, and the file that holds it
+VOCAB_MAP = "vocab_map"  # name of the tensor and of its file
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -24,10 +24,7 @@ MULTIMODAL_TOKENS = ("image", "vision_start", "vision_end", "audio", "audio_star
 
 
 def read_generation_config(checkpoint: Path) -> ConfigSection:
-    """Read `generation_config.json`.
-
-    An empty section if the checkpoint has no such file.
-    """
+    """Read `generation_config.json`; empty if the checkpoint has no such file."""
     path = checkpoint / "generation_config.json"
     return ConfigSection(read_json(path) if path.is_file() else {}, str(path))
 
@@ -47,7 +44,8 @@ def special_tokens(config: ConfigSection, text: ConfigSection, generation: Confi
 def stop_token_ids(text: ConfigSection, generation: ConfigSection) -> tuple[int, ...]:
     """Read the ids that end an answer.
 
-    These are eos of `generation_config.json`, else of the text section.
+    `eos_token_id` of `generation_config.json` takes precedence over that of the text section. ValueError if
+    both are missing.
     """
     source = generation if generation.has("eos_token_id") else text
     if not source.has("eos_token_id"):
@@ -73,7 +71,7 @@ def _token_id(section: ConfigSection, key: str, text: ConfigSection) -> int | No
 def generation_defaults(generation: ConfigSection) -> GenerationDefaults:
     """Read sampling defaults of `generation_config.json`.
 
-    Missing keys as in transformers.
+    Missing keys have the defaults of transformers.
     """
     penalty = generation.number("repetition_penalty", 1.0)
     if not generation.flag("do_sample", False):
@@ -87,7 +85,7 @@ def generation_defaults(generation: ConfigSection) -> GenerationDefaults:
 
 
 def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -> np.ndarray:
-    """Read the tokens that a model may answer with: [V] int32, ascending.
+    """Read the tokens that a model may generate: [V] int32, ascending.
 
     The file is a safetensors file whose tensor `vocab_map` lists the tokens in any order. FileNotFoundError
     or ValueError names the file, also if a stop token is missing, without which no answer would end.
@@ -113,9 +111,9 @@ def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -
 
 
 def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
-    """Write the tokenizer, the chat template and its special tokens; return file names.
+    """Write tokenizer, chat template and special tokens; return the file names.
 
-    The template is a file of its own or in `tokenizer_config.json`.
+    The template is in its own file or in `tokenizer_config.json`.
     """
     tokenizer = checkpoint / TOKENIZER_FILE
     read_json(tokenizer)
@@ -134,10 +132,11 @@ def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
 
 
 def template_tokens(checkpoint: Path) -> dict[str, str]:
-    """Read the named special tokens that transformers passes to a chat template, such as `bos_token`.
+    """Read the special tokens that transformers passes to chat templates, by name.
 
-    From `tokenizer_config.json`; where that has no `added_tokens_decoder`, `special_tokens_map.json` goes
-    first (transformers 5.23, `PreTrainedTokenizerBase._from_pretrained`). ValueError names file and key.
+    One of them is `bos_token`. They are in `tokenizer_config.json`. If that file has no
+    `added_tokens_decoder`, `special_tokens_map.json` takes precedence (transformers 5.23,
+    `PreTrainedTokenizerBase._from_pretrained`). ValueError names file and key.
     """
     path, older = checkpoint / "tokenizer_config.json", checkpoint / SPECIAL_TOKENS_FILE
     config = read_json(path) if path.is_file() else {}

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left (edgellm ... | head)
+    except BrokenPipeError:  # the reader of the output closed the pipe (edgellm ... | head)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except BAD_INPUT_ERRORS as error:

@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm bench`: what each stage costs, and how far decoding is from the memory's limit.
+"""`edgellm bench`: time of each stage, and decoding's share of the memory limit.
 
-Regime: one request at a time (batch 1), everything in this process, caches warm. Every run is one plan: a
-fixed synthetic camera frame, a fixed command, sampled tokens until the model stops or --max-tokens, one
-trajectory if the model answers with one. Prompts are computed anew in every run (no prefix reuse). Because an
-answer's length is the model's business, decoding is reported per token.
+Measures
+--------
+The time of each stage of a plan. Decoding is reported per token, because answers differ in length.
 
-Byte model of one decode step: the language model's weights are read once and the whole KV cache (its static
-capacity) is read once; activations and the embedding row are left out. The limit is that many bytes over the
-bandwidth of a large copy on the same device (read plus written bytes), measured here. A model that fits into
-the device's cache can be above 1, and so can one whose attention reads the filled rows only (the engine for
-CUDA in half precision).
+Byte model of one decode step: the language model's weights and the whole KV cache (its static capacity) are
+each read once; activations and the embedding row are left out. The limit is this number of bytes divided by
+the bandwidth of a large copy on the same device (read plus written bytes), measured in the same run. The
+share can exceed 1 if the model fits into the device's cache, or if attention reads only the filled rows (the
+engine for CUDA in half precision).
+
+Conditions
+----------
+One request at a time (batch 1), in this process, caches warm. Every run is one plan: a fixed synthetic camera
+frame, a fixed command, tokens until the model stops or --max-tokens, and one trajectory if the model requests
+one. Every run recomputes its prompt (no prefix reuse).
+
+Examples
+--------
+    edgellm bench engines/arena
+    edgellm bench engines/arena --runs 50 --device cuda
+
+Last JSON line: `stages` (median and p90 in seconds), `decode_step_s`, `tokens_per_s`, `decode_bytes`,
+`copy_bandwidth_bytes_per_s`, `share_of_memory_limit`.
+
 """
 
 from __future__ import annotations
@@ -48,15 +62,25 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=arguments.integer(0),
         default=3,
         metavar="N",
-        help="runs before (default: %(default)s)",
+        help="warm-up runs (default: %(default)s)",
     )
-    parser.add_argument("--prompt", default="go to the red box", metavar="TEXT", help="default: %(default)r")
+    parser.add_argument(
+        "--prompt", default="go to the red box", metavar="TEXT", help="command (default: %(default)r)"
+    )
     parser.add_argument("--image", metavar="FILE", help="camera frame (default: a synthetic one)")
     parser.add_argument(
-        "--max-tokens", type=arguments.integer(1), default=40, metavar="N", help="default: %(default)s"
+        "--max-tokens",
+        type=arguments.integer(1),
+        default=40,
+        metavar="N",
+        help="longest answer (default: %(default)s)",
     )
     parser.add_argument(
-        "--action-samples", type=arguments.integer(0), default=1, metavar="N", help="default: %(default)s"
+        "--action-samples",
+        type=arguments.integer(0),
+        default=1,
+        metavar="N",
+        help="trajectories per plan (default: %(default)s)",
     )
     arguments.add_device(parser)
     parser.set_defaults(run=run)
@@ -91,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         if times:
             stages[stage] = {"median": statistics.median(times), "p90": percentile(times, 90)}
     tokens = len(responses[0].token_ids)
-    # The first token comes out of the prefill; each of the others is one decode step.
+    # The first token is from the prefill; each other token is one decode step.
     step_s = stages["decode_s"]["median"] / (tokens - 1) if tokens > 1 else None
     model = decode_bytes(args.engine_dir, config)
     bandwidth = copy_bandwidth(open_device(args.device))

@@ -24,14 +24,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--version-compatible",
         action="store_true",
-        help="plans that later TensorRTs and the lean runtime load too, perhaps slower",
+        help="make plans that later TensorRT versions and the lean runtime load too; may be slower",
     )
     parser.add_argument(
         "--verification-tokens",
         type=arguments.integer(1),
         default=VERIFICATION_TOKENS,
         metavar="N",
-        help="most drafted tokens that the language model verifies in one run (default: %(default)s)",
+        help="largest number of drafted tokens to verify in one run (default: %(default)s)",
     )
     parser.add_argument(
         "--workspace-mb",

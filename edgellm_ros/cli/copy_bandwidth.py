@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy bandwidth of a device: the limit of everything that is bound by memory."""
+"""Copy bandwidth of a device, which limits all memory-bound work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgellm_ros.engine.device import Device
 
 
 def copy_bandwidth(device: Device, megabytes: int = 256, repeats: int = 5) -> float:
-    """Bytes per second (read plus written) of the best of several copies of a block on a device.
+    """Measure the copy bandwidth of a device in bytes per second (read plus written).
 
-    The block must be much larger than the device's caches. Where work is queued, several copies are timed
-    together, so that waiting for them does not count.
+    The result is the best of several copies of a block, which must be much larger than the device's caches.
+    If the device queues work, several copies are timed together, so that waiting for them does not count.
     """
     source = device.zeros((megabytes << 18,), np.float32)
     target = device.zeros(source.shape, source.dtype)

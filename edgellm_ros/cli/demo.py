@@ -14,7 +14,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
     parser = subparsers.add_parser(
         "demo",
-        help="drive a robot through the arena over ROS 2 topics and draw its way",
+        help="drive a robot through the arena over ROS 2 topics and draw its path",
         description="Play episodes in closed loop; the arena (camera, odometry, command) and the edgellm "
         "node are two ROS nodes. Writes a picture of each episode, and its spoken command as a WAV file. "
         "Exit code 1 if an episode does not finish.",
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.checkpoint is None and not ARENA_CHECKPOINT.is_dir():
         raise ValueError(
-            "name a checkpoint with --checkpoint: the demo's own is only in a clone of the repository"
+            "name a checkpoint with --checkpoint: the demo's checkpoint is only in a clone of the repository"
         )
     options = DemoOptions(
         episodes=args.episodes,

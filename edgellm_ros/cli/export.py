@@ -23,14 +23,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="directory with config.json and safetensors files"
     )
-    parser.add_argument(
-        "engine_dir", metavar="ENGINE_DIR", help="directory to write; made if it does not exist"
-    )
+    parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="directory to write; created if missing")
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
         default="fp32",
-        help="of weights and KV cache (default: %(default)s)",
+        help="type of weights and KV cache (default: %(default)s)",
     )
     for option, default, text in (
         ("--max-batch-size", 4, "sequences decoded together"),
@@ -56,15 +54,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=_layers,
         default=(),
         metavar="N[,N...]",
-        help="layers, from 1, whose hidden states can be asked for (default: none)",
+        help="layers, from 1, whose hidden states become outputs (default: none)",
     )
     parser.add_argument(
-        "--lm-head-input", action="store_true", help="let the last matrix be exchanged at run time"
+        "--lm-head-input",
+        action="store_true",
+        help="make the LM head's matrix an input, so that it can be exchanged at run time",
     )
     parser.add_argument(
         "--vocab-map",
         metavar="FILE",
-        help="safetensors file whose tensor vocab_map lists the tokens to answer with (default: all)",
+        help="safetensors file whose tensor vocab_map lists the tokens to generate (default: all)",
     )
     arguments.add_json(parser)
     parser.set_defaults(run=run)

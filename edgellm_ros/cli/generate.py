@@ -24,10 +24,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="answer a prompt about images, with a trajectory if the model has an action head",
-        description="Run one request. The text goes to standard output, what it cost to standard error.",
+        description="Run one request. Prints the text to standard output, and times to standard error.",
     )
     arguments.add_engine_dir(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="what the user says; not needed with --audio")
+    parser.add_argument("--prompt", metavar="TEXT", help="prompt text; optional with --audio")
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt (default: none)")
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="image file; repeat for several images"
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="sound file (WAV, FLAC, OGG; any rate) that stands before the prompt; repeat for several",
+        help="sound file (WAV, FLAC, OGG; any rate) to put before the prompt; repeat for several",
     )
     parser.add_argument(
         "--lora",
@@ -64,7 +64,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="log-probabilities of the N likeliest tokens",
     )
     parser.add_argument(
-        "--stream", action="store_true", help="print the text as it comes (with --json: on standard error)"
+        "--stream",
+        action="store_true",
+        help="print the text while it is generated (with --json: on standard error)",
     )
     arguments.add_device(parser)
     arguments.add_json(parser)
@@ -76,13 +78,19 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "sampling", "what is not given comes from the model's generation_config.json"
     )
     group.add_argument(
-        "--temperature", type=arguments.number(0), metavar="T", help="0 takes the likeliest token"
+        "--temperature",
+        type=arguments.number(0),
+        metavar="T",
+        help="sampling temperature; 0 takes the likeliest token",
     )
     group.add_argument(
-        "--top-k", type=arguments.integer(0), metavar="K", help="keep the K likeliest tokens, 0 keeps all"
+        "--top-k", type=arguments.integer(0), metavar="K", help="keep the K likeliest tokens; 0 keeps all"
     )
     group.add_argument(
-        "--top-p", type=arguments.number(0, 1), metavar="P", help="keep the likeliest tokens up to P in sum"
+        "--top-p",
+        type=arguments.number(0, 1),
+        metavar="P",
+        help="keep the smallest set of likeliest tokens with probability P",
     )
     group.add_argument(
         "--min-p",
@@ -91,10 +99,17 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         help="drop tokens below P times the likeliest (default: 0, off)",
     )
     group.add_argument(
-        "--repetition-penalty", type=arguments.number(0), metavar="R", help="above 1: avoid repeating tokens"
+        "--repetition-penalty",
+        type=arguments.number(0),
+        metavar="R",
+        help="above 1: make repeated tokens less likely",
     )
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeat for several"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before this text; repeat for several",
     )
     group.add_argument(
         "--seed", type=arguments.SEED, metavar="N", help="seed of the token sampler (default: 0)"

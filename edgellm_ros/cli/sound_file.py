@@ -16,7 +16,7 @@ from edgellm_ros.cli.inputs import read_bytes, silenced_stderr
 if TYPE_CHECKING:
     from edgellm_ros.multimodal.sound import Sound
 
-STREAMED_WAV_BYTES = 0x7FFFF000  # sizes from here on mean that the writer did not know the length
+STREAMED_WAV_BYTES = 0x7FFFF000  # sizes from this on mean that the writer did not know the length
 ACCEPTED = {b"RIFF": "WAV", b"fLaC": "FLAC", b"OggS": "OGG"}  # by the first bytes
 OGG_PAGE_HEADER = 27  # bytes
 OGG_LAST_PAGE = 4  # flag
@@ -25,7 +25,7 @@ OGG_LAST_PAGE = 4  # flag
 def read_sound(path: str | Path, max_seconds: float) -> Sound:
     """Read a sound file (WAV, FLAC, OGG) of any rate; channels are averaged.
 
-    ValueError for a file that is empty, cut short, no sound, of another format, or not shorter than
+    ValueError for a file that is empty, truncated, not a sound, of another format, or not shorter than
     `max_seconds`.
     """
     import soundfile
@@ -42,7 +42,7 @@ def read_sound(path: str | Path, max_seconds: float) -> Sound:
             if data[:4] not in ACCEPTED:
                 raise ValueError(
                     f"a sound file of the format {file.format_info} that begins with {data[:4]!r}, expected "
-                    f"{', '.join(ACCEPTED.values())}: only there it is noticed when a part is missing"
+                    f"{', '.join(ACCEPTED.values())}: truncation is detected in these formats only"
                 )
             seconds, rate = file.frames / file.samplerate, file.samplerate
             if seconds >= max_seconds:
@@ -78,7 +78,9 @@ def _check_wav(data: bytes) -> None:
         elif name == b"data":
             size = min(size, left)
             if size % block_align:
-                raise ValueError(f"{size} bytes of samples are no multiple of {block_align}, a sample's size")
+                raise ValueError(
+                    f"{size} bytes of samples are not a multiple of the sample size {block_align}"
+                )
             return
         start += size + size % 2
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine directory holds: the contract between the builder and the runtime."""
+"""Contents of an engine directory: the contract between builder and runtime."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from edgellm_ros.echo import quoted
 
 FOLDER = "lora"  # of an engine directory: one folder per adapter
-BASE = "base"  # names the base model, also while an adapter is active; no adapter has this name
+BASE = "base"  # name of the base model, even if an adapter is active; no adapter may have it
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def canonical_name(name: str) -> str:
-    """Return the name under which an adapter is kept and reported.
+    """Return the name under which an adapter is stored and reported.
 
     BASE becomes "", the base model.
     """
@@ -22,13 +22,13 @@ def canonical_name(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Check the name of an adapter. ValueError for a name that no adapter may have."""
+    """Raise ValueError for an invalid adapter name."""
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"the name of an adapter is made of letters, digits, '_', '.' and '-', got {quoted(name)}"
+            f"an adapter's name must consist of letters, digits, '_', '.' and '-', got {quoted(name)}"
         )
     if name == BASE:
-        raise ValueError(f"{BASE!r} is the name of the base model, an adapter needs another")
+        raise ValueError(f"{BASE!r} is the name of the base model: an adapter needs another name")
 
 
 def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
@@ -49,7 +49,7 @@ def find_adapters(engine_dir: str | Path) -> dict[str, Path]:
 def find_adapter(engine_dir: str | Path, name: str) -> Path | None:
     """Find an adapter's directory by name; None for the base model ("" or BASE).
 
-    ValueError, which lists the names that exist, for an unknown one.
+    ValueError for an unknown name; the error lists the known names.
     """
     if not canonical_name(name):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the graphs' inputs and outputs: the builder writes them, the runtime binds tensors to them.
+"""Names of the graphs' inputs and outputs, shared by builder and runtime.
 
 docs/engine_directory.md has a table of shapes and meanings. Names of LoRA inputs are in `lora_inputs.py`.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`config.json` of an engine directory: written by the builder, read by the runtime."""
+"""`config.json` of an engine directory, written by the builder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 FORMAT_VERSION = 4
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
-# A prefill is at least two tokens wide: what a prompt gives must not depend on whether it was padded, nor on
-# how much of it was in the cache already (OnnxRuntimeBackend).
+# A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
+# (OnnxRuntimeBackend).
 MIN_PREFILL = 2
 
 
@@ -26,7 +26,7 @@ class RopeConfig:
 
     theta: float
     mrope_section: tuple[int, ...]  # frequency pairs of time, height and width; empty = plain RoPE
-    mrope_interleaved: bool  # pairs take turns (t h w t h w ...) as in Qwen3, not in three blocks
+    mrope_interleaved: bool  # pairs alternate (t h w t h w ...) as in Qwen3, not in three blocks
 
     def __post_init__(self) -> None:
         if self.theta <= 0:
@@ -49,14 +49,14 @@ class LanguageModelConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    reduced_vocab_size: int  # logits are of the tokens in `vocab_map.safetensors` only; 0 = of all tokens
+    reduced_vocab_size: int  # number of logits, for the tokens in `vocab_map.safetensors`; 0 = all tokens
     max_position_embeddings: int
     num_deepstack_features: int
     rope: RopeConfig
 
     @property
     def output_vocab_size(self) -> int:
-        """Number of logits."""
+        """Return the number of logits."""
         return self.reduced_vocab_size or self.vocab_size
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class BuilderConfig:
     """
 
     max_batch_size: int = 4
-    max_input_len: int = 320  # of a prompt
+    max_input_len: int = 320  # tokens of a prompt
     max_kv_cache_capacity: int = 448  # prompt plus answer of one sequence; static in the graph
     max_lora_rank: int = 0  # 0 = no LoRA inputs
     max_action_samples: int = 64  # trajectories of one request
@@ -142,13 +142,10 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling defaults of the checkpoint (generation_config.json).
+    """Sampling defaults of the checkpoint (generation_config.json)."""
 
-    temperature 0 = greedy, top_k 0 = off.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
+    temperature: float = 0.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
     top_p: float = 1.0
     repetition_penalty: float = 1.0
 
@@ -162,17 +159,14 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything in `config.json`.
-
-    `vision`, `audio` and `action` are None if the checkpoint has no such part.
-    """
+    """All contents of `config.json`."""
 
     format_version: int
     model_type: str
     precision: str
     llm: LanguageModelConfig
     builder: BuilderConfig
-    vision: VisionConfig | None
+    vision: VisionConfig | None  # None if the checkpoint has no such part; also below
     audio: AudioConfig | None
     action: ActionConfig | None
     special_tokens: SpecialTokens
@@ -180,13 +174,13 @@ class EngineConfig:
     generation: GenerationDefaults
     files: tuple[FileEntry, ...]
 
-    # The names under which TensorRT Edge-LLM's LLMEngineRunnerConfig has these values.
+    # The same values under the names of TensorRT Edge-LLM's LLMEngineRunnerConfig.
     rope_config = property(lambda self: self.llm.rope)
     num_decoder_layers = property(lambda self: self.llm.num_hidden_layers)
-    num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # those with a KV cache
+    num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # layers with a KV cache
     num_kv_heads = property(lambda self: self.llm.num_key_value_heads)
     head_dim = property(lambda self: self.llm.head_dim)
-    rotary_dim = property(lambda self: self.llm.head_dim)  # how many values of a head are rotated
+    rotary_dim = property(lambda self: self.llm.head_dim)  # number of rotated values of a head
     hidden_size = property(lambda self: self.llm.hidden_size)
     vocab_size = property(lambda self: self.llm.vocab_size)
     reduced_vocab_size = property(lambda self: self.llm.reduced_vocab_size)
@@ -242,7 +236,7 @@ class EngineConfig:
                 if getattr(action, name) != getattr(llm, name):
                     raise ValueError(
                         f"action {name} {getattr(action, name)} is not llm {name} {getattr(llm, name)}: "
-                        "the action head could not read the KV cache"
+                        "the action head cannot read the KV cache"
                     )
             if action.future_start_token_id not in self.stop_token_ids:
                 raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of an engine directory as listed in `config.json`, and checks of their integrity."""
+"""The files that `config.json` of an engine directory lists, and their checks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat templat
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of the engine directory.
+    """One file of the engine directory."""
 
-    `path` is relative to it, with forward slashes; `size` in bytes; `sha256` in hex.
-    """
-
-    path: str
-    size: int
-    sha256: str
+    path: str  # relative to the engine directory, with forward slashes
+    size: int  # bytes
+    sha256: str  # in hex
 
     def __post_init__(self) -> None:
         pure = PurePosixPath(self.path)
@@ -55,7 +52,7 @@ def check_files(engine_dir: str | Path, files: Iterable[FileEntry], verify: bool
                 f"{path} has {size} bytes, expected {entry.size}: damaged or cut short, export again"
             )
         if verify and _sha256(path) != entry.sha256:
-            raise ValueError(f"{path} has another SHA-256 than when it was exported: damaged or altered")
+            raise ValueError(f"{path} has another SHA-256 than at its export: damaged or changed")
 
 
 def _sha256(path: Path) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA inputs of a language model's graph: their names, their shapes, and where an adapter's matrices go.
+"""LoRA inputs of a language model's graph: names, shapes and packing of adapters.
 
 A linear layer with LoRA inputs computes y = x W + (x A) B. Layers that read the same x share one pair of
 inputs, so that the graph has two products for all of them:
@@ -36,12 +36,12 @@ class LoraInput:
 
     @property
     def a_name(self) -> str:
-        """Name of the input A [K, n r]."""
+        """Return the name of the input A [K, n r]."""
         return f"{self.name}.lora_A.weight"
 
     @property
     def b_name(self) -> str:
-        """Name of the input B [n r, sum of N]."""
+        """Return the name of the input B [n r, sum of N]."""
         return f"{self.name}.lora_B.weight"
 
     def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -56,7 +56,7 @@ class LoraInput:
     def pack(self, weights: Weights, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Lay out an adapter's matrices as A and B, float32.
 
-        Layers of a smaller rank, and layers that the adapter leaves alone, are filled up with zeros.
+        Layers of a smaller rank, and layers without an adapter, are padded with zeros.
         """
         a, b = (np.zeros(shape, np.float32) for shape in self.shapes(rank))
         row = column = 0

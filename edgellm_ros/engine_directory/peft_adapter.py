@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a LoRA adapter as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
+"""Reads a LoRA adapter in PEFT's format.
 
-Engines support plain LoRA on linear layers of the language model. Anything else is an error that names it:
-each key of the configuration is either read, or known to concern training only, or must be empty.
+The files are `adapter_config.json` and `adapter_model.safetensors`. Engines support plain LoRA on linear
+layers of the language model; other adapters are an error that names the key. Each key of the configuration is
+read, known to concern training only, or required to be empty.
 
 PEFT: github.com/huggingface/peft, `LoraConfig` and `LoraLayer.update_layer`.
 """
@@ -27,7 +28,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 UNDERSTOOD = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"
 }  # fmt: skip
-# About training: what matters at inference is in the tensors.
+# These keys concern training only.
 FOR_TRAINING = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
     "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
@@ -47,11 +48,11 @@ _DECODER = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?P<modul
 class PeftAdapter:
     """An adapter in the engine's layout, module by module.
 
-    weights: engine module ("model.layers.0.mlp.up_proj") -> A [K, r], B [r, N], float32; y = x W + (x A) B.
-    The scaling (alpha / r, or alpha / sqrt(r)) is in B. `rank` is the largest r.
+    A module computes y = x W + (x A) B. The scaling (alpha / r, or alpha / sqrt(r)) is part of B.
     """
 
-    rank: int
+    rank: int  # the largest r
+    # Engine module ("model.layers.0.mlp.up_proj") -> A [K, r], B [r, N], float32.
     weights: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -60,8 +61,9 @@ def read_peft_adapter(
 ) -> PeftAdapter:
     """Read and check an adapter for an engine.
 
-    targets: modules that may be adapted, with their sizes (K, N). FileNotFoundError for missing files,
-    ValueError that names file, key and value for what is damaged, of another kind or for another model.
+    targets: modules that may be adapted, with their sizes (K, N). FileNotFoundError for missing files;
+    ValueError, which names file, key and value, for an adapter that is damaged, of another kind or for
+    another model.
     """
     root = Path(directory)
     if not root.is_dir():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads JSON objects, and converts them strictly from and to frozen dataclasses.
 
-A configuration file is written by one program and read by another, often much later. So nothing is guessed:
-no key may be missing, no other key may be present, every value must have the declared type, and an error
-names the key by its full path.
+A configuration file is written by one program and read by another, often much later. Therefore no value is
+guessed: no key may be missing, no other key may be present, every value must have the declared type, and an
+error names the key by its full path.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads safetensors files of an engine directory that hold one tensor each."""
+"""Reads safetensors files of an engine directory with one tensor each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgellm_ros.engine_directory.config import LanguageModelConfig
 def read_tensor(path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Read the tensor of this name and shape.
 
-    ValueError names the file and what it holds.
+    ValueError names the file and its tensors.
     """
     try:
         tensors = load_file(path)

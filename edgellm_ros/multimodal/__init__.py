@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From camera frames (and, later, sound) to rows of embeddings."""
+"""From camera frames and sound to rows of embeddings."""

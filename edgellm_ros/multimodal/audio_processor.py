@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes log-mel features of a sound as the checkpoint's own feature extractor does.
+"""Computes log-mel features of a sound like the checkpoint's feature extractor.
 
 Reference: transformers, WhisperFeatureExtractor (log of the power in mel bands, clamped to 80 dB below the
 sound's loudest value) as Qwen3OmniMoeProcessor calls it for one sound: without padding or truncation. The
@@ -14,10 +14,10 @@ import soxr
 from edgellm_ros.multimodal.config import AudioConfig
 from edgellm_ros.multimodal.sound import Sound
 
-FLOOR = 1e-10  # power below which a value counts as silence
-RANGE = 8.0  # decades of power that are kept below the loudest value
+FLOOR = 1e-10  # power that counts as silence
+RANGE = 8.0  # decades of power below the loudest value
 MAX_FREQUENCY = 8000.0  # Hz; where the mel bands end, a constant in the extractor
-BLOCK = 100  # frames that are analysed at once: few enough to stay in the cache
+BLOCK = 100  # frames analysed at once: they fit into the CPU's cache
 
 
 class AudioProcessor:
@@ -37,7 +37,7 @@ class AudioProcessor:
         if not isinstance(sound, Sound):
             raise ValueError(f"audio must be Sound objects, got {type(sound).__name__}")
         config, rate = self._config, sound.sample_rate
-        samples = (2 * len(sound.samples) * config.sampling_rate + rate) // (2 * rate)  # soxr rounds so
+        samples = (2 * len(sound.samples) * config.sampling_rate + rate) // (2 * rate)  # soxr's rounding
         if samples <= config.n_fft // 2:
             raise ValueError(
                 f"a sound of {sound.seconds:.3f} s is too short, expected more than "

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AudioRunner: one sound through the audio encoder, into rows of embeddings for the language model.
+"""Runs one sound through the audio encoder, into embedding rows of the LLM.
 
-Each sound is encoded on its own, so that its rows depend on that sound alone: the same bits alone and beside
-other sounds, and the prefix cache may tell sounds apart by their contents. transformers pads the sounds of a
-prompt to the longest one, which changes the rows of the shorter ones: by up to 0.4 where one of them is below
-1 s (its chunk is padded before the convolutions), and often their number, by one (the processor rounds up to
-a whole frame). test/parity/test_parity_audio.py compares both with transformers.
+Each sound is encoded alone, so its rows depend on that sound only. The bits are the same beside other sounds,
+and the prefix cache can use the content of a sound as its key. transformers pads the sounds of a prompt to
+the longest one, which changes the rows of the shorter ones: by up to 0.4 where one of them is below 1 s (its
+chunk is padded before the convolutions), and often their number, by one (the processor rounds up to a whole
+frame). test/parity/test_parity_audio.py compares both with transformers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edgellm_ros.multimodal.sound import Sound
 
 
 class AudioRunner:
-    """Owns the audio engine's inputs; one sound per run.
+    """Runs the audio encoder, one sound per run, and owns its inputs.
 
-    `max_tokens`: the most rows that one sound may become (prompts cannot be longer).
+    `max_tokens`: largest number of rows of one sound (the limit of a prompt).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ def split_chunks(features: np.ndarray, chunk_frames: int) -> np.ndarray:
     """Split features [M, frames] into chunks [N, M, chunk_frames].
 
     The last chunk is padded with zeros. A single chunk keeps its own length, as in the reference: padding
-    would change what the convolutions give.
+    would change what the convolutions compute.
     """
     bins, frames = features.shape
     if frames <= chunk_frames:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of encoders and their preprocessing, as far as the runtime needs it."""
+"""Configuration of encoders and their preprocessing, for the runtime."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """Vision tower of the Qwen3-VL / Qwen3-Omni kind, with its preprocessing.
-
-    `min_pixels` and `max_pixels` are the processor's `shortest_edge` and `longest_edge`: areas of the resized
-    image in pixels. `resample` is the PIL code of the filter (3 = bicubic). `num_position_embeddings` is a
-    square number: the side of the learned position grid is its root.
-    """
+    """Vision tower of the Qwen3-VL / Qwen3-Omni kind, with its preprocessing."""
 
     hidden_size: int
     num_heads: int
@@ -23,12 +18,12 @@ class VisionConfig:
     patch_size: int
     temporal_patch_size: int
     spatial_merge_size: int
-    num_position_embeddings: int
+    num_position_embeddings: int  # points of the learned position grid, a square number
     deepstack_visual_indexes: tuple[int, ...]
     rope_theta: float
-    min_pixels: int
-    max_pixels: int
-    resample: int
+    min_pixels: int  # smallest area of a resized image; the processor's `shortest_edge`
+    max_pixels: int  # largest area of a resized image; the processor's `longest_edge`
+    resample: int  # PIL's code of the filter; 3 = bicubic
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
@@ -68,7 +63,7 @@ class VisionConfig:
 
     @property
     def grid_side(self) -> int:
-        """Side of the learned position grid."""
+        """Return the side of the learned position grid."""
         return round(self.num_position_embeddings**0.5)
 
     @property
@@ -77,7 +72,7 @@ class VisionConfig:
 
     @property
     def patch_dim(self) -> int:
-        """Values per patch: channels x patch x patch, of one frame.
+        """Return the number of values of one frame of a patch: channels x patch x patch.
 
         A still image repeats the frame.
         """
@@ -89,29 +84,24 @@ class VisionConfig:
 
     @property
     def size_factor(self) -> int:
-        """Height and width of a resized image are multiples of this, in pixels."""
+        """Return the number of pixels of which resized heights and widths are multiples."""
         return self.patch_size * self.spatial_merge_size
 
 
 @dataclass(frozen=True)
 class AudioConfig:
-    """Audio encoder of Qwen3-Omni, with Whisper's feature extractor.
-
-    Features have `num_mel_bins` values per frame, one frame per `hop_length` samples, `n_fft` samples each.
-    Chunks of 2 * `n_window` frames go through the convolutions separately; the tokens of `n_window_infer`
-    frames attend to each other.
-    """
+    """Audio encoder of Qwen3-Omni, with Whisper's feature extractor."""
 
     d_model: int
     encoder_layers: int
     encoder_attention_heads: int
     output_dim: int
-    n_window: int
-    n_window_infer: int
-    num_mel_bins: int
-    sampling_rate: int
-    n_fft: int
-    hop_length: int
+    n_window: int  # half the frames of a chunk; the convolutions process each chunk alone
+    n_window_infer: int  # frames whose tokens attend to each other
+    num_mel_bins: int  # features per frame
+    sampling_rate: int  # Hz
+    n_fft: int  # samples that a frame is computed from
+    hop_length: int  # samples from one frame to the next
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -135,16 +125,16 @@ class AudioConfig:
 
     @property
     def chunk_frames(self) -> int:
-        """Frames of a full chunk."""
+        """Return the number of frames of a full chunk."""
         return 2 * self.n_window
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens that a full chunk becomes."""
+        """Return the number of tokens of a full chunk."""
         return halved_three_times(self.chunk_frames)
 
     def num_tokens(self, frames: int) -> int:
-        """Compute the tokens of a sound of so many frames.
+        """Compute the number of tokens of a sound with this number of frames.
 
         transformers: _get_feat_extract_output_lengths.
         """
@@ -152,7 +142,7 @@ class AudioConfig:
         return chunks * self.chunk_tokens + halved_three_times(rest)
 
     def max_seconds(self, tokens: int) -> float:
-        """Compute the duration below which every sound has at most so many tokens."""
+        """Compute the duration below which every sound has at most this number of tokens."""
         chunks, rest = divmod(tokens, self.chunk_tokens)
         frames = chunks * self.chunk_frames + 8 * rest
         return (frames + 1) * self.hop_length / self.sampling_rate

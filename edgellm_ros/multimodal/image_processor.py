@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns images into normalised patches, bit for bit as the checkpoint's own processor does.
+"""Converts images to normalised patches, bit-equal to the checkpoint's processor.
 
 Reference: transformers, Qwen2VLImageProcessorPil (resize by Pillow, bicubic; then rescale, normalise, cut
 into patches).
@@ -88,7 +88,7 @@ def smart_resize(height: int, width: int, config: VisionConfig) -> tuple[int, in
     ratio = max(height, width) / min(height, width)
     if ratio > MAX_ASPECT_RATIO:
         raise ValueError(
-            f"an image's sides may differ by a factor of {MAX_ASPECT_RATIO}, got {width}x{height}"
+            f"an image's sides may differ by a factor of at most {MAX_ASPECT_RATIO}, got {width}x{height}"
         )
     factor = config.size_factor
     resized_height, resized_width = round(height / factor) * factor, round(width / factor) * factor

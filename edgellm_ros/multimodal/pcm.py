@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes raw sound as drivers send it; everything the sender says is checked."""
+"""Decodes raw sound from drivers and checks all fields."""
 
 from __future__ import annotations
 
@@ -64,18 +64,20 @@ class PcmFormat:
         return values if self.channels == 1 else (values[0::2] + values[1::2]) / np.float32(2)
 
 
-def join(pieces: Sequence[tuple[PcmFormat, Any]]) -> Sound:
-    """Join pieces (format and raw bytes) to one sound.
+def join(chunks: Sequence[tuple[PcmFormat, Any]]) -> Sound:
+    """Join chunks (format and raw bytes) into one sound.
 
-    ValueError for pieces of different formats, for a piece that cannot be decoded, and without any samples.
+    ValueError for no chunks, different formats, a chunk that cannot be decoded, and a sound without samples.
     """
-    if not pieces:
-        raise ValueError("a sound needs at least one piece")
-    first = pieces[0][0]
+    if not chunks:
+        raise ValueError("a sound needs at least one chunk, got none")
+    first = chunks[0][0]
     samples = []
-    for index, (pcm, data) in enumerate(pieces):
+    for index, (pcm, data) in enumerate(chunks):
         if pcm != first:
-            raise ValueError(f"piece {index} is {pcm}, but piece 0 is {first}: pieces of one sound are alike")
+            raise ValueError(
+                f"chunk {index} is {pcm}, but chunk 0 is {first}: expected equal formats in one sound"
+            )
         samples.append(pcm.decode(data))
     joined = np.concatenate(samples)
     if not joined.size:

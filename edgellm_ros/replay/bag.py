@@ -21,10 +21,7 @@ from edgellm_ros.replay.message_types import typestore
 
 
 class BagError(ValueError):
-    """An error for a bag that cannot be used.
-
-    The message names the bag and the reason.
-    """
+    """Error for an unusable bag; the message names the bag and the reason."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class BagMessage:
     def decode(self, types: Typestore | None = None) -> Any:
         """Decode the message to a dataclass of the bag library.
 
-        `types`: this package's types if None. Raises whatever the library raises for broken data.
+        `types`: message types; None for this package's. Damaged data raises any error of the library.
         """
         return (types or typestore()).deserialize_cdr(self.data, self.topic.type)
 
@@ -109,10 +106,7 @@ class Bag:
                 )
 
     def recorded_types(self) -> Typestore:
-        """Return the message types as recorded in the bag.
-
-        This package's if the bag has none.
-        """
+        """Return the message types that the bag recorded; this package's if it has none."""
         definitions = {
             connection.msgtype: connection.msgdef.data
             for connection in self._reader.connections

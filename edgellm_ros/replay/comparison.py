@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def is_input(self) -> bool:
-        """Whether the difference is in the inputs, and not in the node's outputs."""
+        """Return whether the inputs differ, and not the node's outputs."""
         return self.topic in INPUT_TOPICS and self.field in ("message", "type", "sha256")
 
     def __str__(self) -> str:

@@ -87,8 +87,8 @@ class Inputs:
             return message.decode()
         except Exception as error:  # damaged data raises errors of any class
             raise BagError(
-                f"{self._bag.path}: damaged: the message of {message.topic.name} at {message.time} ns is no "
-                f"{message.topic.type}: {reason(error)}"
+                f"{self._bag.path}: damaged: the message of {message.topic.name} at {message.time} ns is not "
+                f"a {message.topic.type}: {reason(error)}"
             ) from error
 
 

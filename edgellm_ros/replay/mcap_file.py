@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locates damage in MCAP files.
 
-The bag library only says that the end is not as expected. An MCAP file is the magic bytes, records (opcode,
+The bag library only reports an unexpected end of the file. An MCAP file is the magic bytes, records (opcode,
 length as uint64, content), and the magic bytes again: https://mcap.dev/spec
 """
 
@@ -16,7 +16,7 @@ RECORDS = (
     "Header", "Footer", "Schema", "Channel", "Message", "Chunk", "Message Index", "Chunk Index", "Attachment",
     "Attachment Index", "Statistics", "Metadata", "Metadata Index", "Summary Offset", "Data End",
 )  # fmt: skip
-PRIVATE = 0x80  # opcodes from here on are free for anybody
+PRIVATE = 0x80  # opcodes from here on are for private use
 
 
 def find_damage(path: Path) -> str:

@@ -57,7 +57,7 @@ class Recording:
         refuse_existing(self.path)
         self.counts: Counter[str] = Counter()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # A bag's files bear the name of its folder: under a fixed one they are the same wherever they go.
+        # A bag's files have the name of its folder; a fixed name makes them equal in any place.
         self._folder = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent))
         self._writer = Writer(self._folder / "replay", version=BAG_VERSION, storage_plugin=STORAGES[storage])
         self._writer.set_custom_data(ENGINE_KEY, json.dumps(dict(engine), sort_keys=True))
@@ -98,7 +98,7 @@ class Recording:
             self._write("generation", stamp, generation)
         for stamp, data in zip(stamps, outputs["text"], strict=True):
             self._write("text", stamp, _decode("text", data))
-        if generations:  # else the pieces of an answer that was never finished: how many came is chance
+        if generations:  # otherwise chunks of an unfinished answer, whose number is random
             pieces = [_decode("text_stream", data).data for data in outputs["text_stream"]]
             self._write("text_stream", stamps[-1], _string("".join(pieces)))
         for name in ("utterance", "action_chunk", "path", "overlay"):
@@ -107,7 +107,7 @@ class Recording:
                 self._write(name, nanoseconds(decoded.header.stamp) or message.stamp, decoded)
 
     def _write(self, name: str, stamp: int, message: Any) -> None:
-        # Serialized anew, because padding in what came over the wire may be anything.
+        # Serialized again, because padding bytes in a received message are arbitrary.
         data = typestore().serialize_cdr(message, OUTPUT_TYPES[name])
         self._writer.write(self._connections[name], stamp, data)
         self.counts[name] += 1

@@ -38,5 +38,5 @@ def test_the_room_is_heard_before_and_after_the_words():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(ValueError, match="split 'all' is not train or test"):
+    with pytest.raises(ValueError, match="split must be train or test, got 'all'"):
         person_of(1, "all")

@@ -96,8 +96,14 @@ NOT_SOUNDS = {
     "text": (b"this is not a sound " * 20, "not a sound that libsndfile can read (400 bytes): Format not"),
     "truncated header": (PCM[:30], "truncated"),
     "truncated wav": (PCM[:1001], "the sound file is truncated: 957 bytes of 'data', expected 3200"),
-    "odd number of bytes": (wav_header(3201) + bytes(3202), "3201 bytes of samples are no multiple of 2"),
-    "half a stereo sample": (wav_header(3202, 2) + bytes(3202), "3202 bytes of samples are no multiple of 4"),
+    "odd number of bytes": (
+        wav_header(3201) + bytes(3202),
+        "3201 bytes of samples are not a multiple of the sample size 2",
+    ),
+    "half a stereo sample": (
+        wav_header(3202, 2) + bytes(3202),
+        "3202 bytes of samples are not a multiple of the sample size 4",
+    ),
     "no samples": (wav_header(0), "samples must not be empty"),
 }
 

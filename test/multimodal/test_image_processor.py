@@ -63,7 +63,7 @@ def test_sizes_are_multiples_of_patch_times_merge_within_the_bounds():
 
 
 def test_an_image_that_is_too_long_is_an_error():
-    with pytest.raises(ValueError, match="factor of 200, got 1000x4"):
+    with pytest.raises(ValueError, match="factor of at most 200, got 1000x4"):
         smart_resize(4, 1000, CONFIG)
 
 

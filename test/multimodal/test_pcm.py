@@ -71,11 +71,11 @@ class TestJoin:
 
     def test_pieces_of_two_formats_are_refused(self):
         with pytest.raises(
-            ValueError, match=r"piece 1 is S16LE at 8000 Hz with 1 .* but piece 0 is S16LE at"
+            ValueError, match=r"chunk 1 is S16LE at 8000 Hz with 1 .* but chunk 0 is S16LE at"
         ):
             join([(MONO, b"00"), (PcmFormat("S16LE", 8000, 1), b"00")])
 
     @pytest.mark.parametrize("pieces", [[], [(MONO, b"")]])
     def test_nothing_to_hear_is_refused(self, pieces):
-        with pytest.raises(ValueError, match=r"at least one piece|the sound is empty"):
+        with pytest.raises(ValueError, match=r"at least one chunk|the sound is empty"):
             join(pieces)

@@ -123,7 +123,7 @@ def test_a_type_that_was_defined_otherwise_when_the_bag_was_recorded(tmp_path):
 def test_a_message_that_is_not_of_its_type(tmp_path):
     messages = [("/edgellm/command", STRING, 5, string("go")), ("/edgellm/command", STRING, 6, b"\0\1\0\0\7")]
     bag = write_bag(tmp_path / "bag", messages)
-    with pytest.raises(BagError, match=r"damaged: the message of /edgellm/command at 6 ns is no std_msgs"):
+    with pytest.raises(BagError, match=r"damaged: the message of /edgellm/command at 6 ns is not a std_msgs"):
         inputs_of(bag, needs_image=False, needs_odometry=False)
 
 

@@ -189,7 +189,7 @@ def test_the_active_adapter_cannot_be_removed(fresh, peer, directories):
         ("wild={late}", "adapter 'wild' is loaded already, remove it first"),
         ("odd={late}", "adapter 'odd' is loaded from"),
         ("late", "loras must be strings NAME=DIR, got 'late'"),
-        ("a b={late}", "the name of an adapter is made of letters"),
+        ("a b={late}", "an adapter's name must consist of letters"),
         ("odd={odd}", "loras names 'odd' twice"),
     ],
 )

@@ -195,7 +195,7 @@ BAD_PIECES = {
     "zero rate": ({"sample_rate": 0}, "sample_rate must be from 4000 to 192000 Hz, got 0"),
     "six channels": ({"channels": 6}, "channels must be 1 (mono) or 2 (stereo), got 6"),
     "NaN": ({"encoding": "F32LE", "data": np.float32([0, np.nan]).tobytes()}, "F32LE sound must be finite"),
-    "ten minutes": ({"data": bytes(600 * 2 * RATE)}, "a piece of 600.0 s of sound; at most 30 s at once"),
+    "ten minutes": ({"data": bytes(600 * 2 * RATE)}, "a chunk of at most 30 s of sound, got 600.0 s"),
 }
 
 
@@ -243,7 +243,7 @@ def two_formats(goal):
 BAD_GOALS = {
     "odd bytes": (bad_audio(data=b"123"), "sound has 3 bytes, not a multiple of 2"),
     "unknown encoding": (bad_audio(encoding="MP3"), "sound encoding 'MP3' is not supported"),
-    "two formats": (two_formats, "piece 1 is S16LE at 8000 Hz"),
+    "two formats": (two_formats, "chunk 1 is S16LE at 8000 Hz"),
     "empty": (bad_audio(data=b""), "the sound is empty"),
     "ten minutes": (bad_audio(data=bytes(600 * 2 * RATE)), "a sound of 600.00 s becomes"),
 }

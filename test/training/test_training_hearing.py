@@ -135,7 +135,7 @@ def test_the_bank_gives_clips_of_the_meaning_asked_for():
         bank.add(chunk)
         assert bank.ready == (first + CLIP_CHUNK >= len(MEANINGS))
     asked = rng.integers(len(MEANINGS), size=100)
-    clips, lengths = bank.draw(rng, asked)
+    clips, lengths = bank.sample(rng, asked)
     assert clips["meaning"].tolist() == clips["samples"][:, 0].tolist() == asked.tolist()
     assert lengths["word_count"].tolist() == (1 + asked).tolist()
     assert lengths["count"].tolist() == clips["count"].tolist()

@@ -37,7 +37,7 @@ for wanted, got in zip(model.parameters(), learned):
     torch.testing.assert_close(got, wanted.grad)
 assert ranks.agree(f"rank {ranks.rank}") == "rank 0"
 sys.stdout.write(f"same {ranks.seed(7)}\\n")  # at once: print would write the end of the line by itself
-ranks.part()
+ranks.disconnect()
 """
     )
     printed = run_python(*TORCHRUN, str(program))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model families: each folder here reads the checkpoints of one family and builds their graphs.
+"""Model families: each folder here reads the checkpoints of one family.
 
-To add a family, add a folder whose `__init__.py` has a `FAMILY`. Nothing else names a family.
+A family also builds the graphs. To add a family, add a folder whose `__init__.py` has a `FAMILY`; no other
+code names a family.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from edgellm_ros.builder.model import Model
 
 @dataclass(frozen=True)
 class Family:
-    """A model family.
-
-    `read` takes the checkpoint's directory, its `config.json` and its weights; it raises ValueError or
-    FileNotFoundError, naming file, key and value, for a checkpoint that the graphs would compute differently.
-    """
+    """A model family."""
 
     name: str
     model_types: tuple[str, ...]  # values of `model_type` in config.json
+    # Reads a checkpoint (directory, `config.json`, weights). ValueError or FileNotFoundError, which names
+    # file, key and value, for a checkpoint that the graphs would compute differently.
     read: Callable[[Path, ConfigSection, Weights], Model]
 
 

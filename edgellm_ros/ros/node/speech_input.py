@@ -90,7 +90,7 @@ class SpeechInput:
     def clear(self) -> None:
         """Drop the sound received so far."""
         if self._stream is not None:
-            self._stream.forget()
+            self._stream.drop()
         self._problem.clear()
 
     def _read(self, message: Any) -> tuple[str, int, int, Any, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-Omni: the dense thinker, with its vision tower and audio encoder where the checkpoint has them."""
+"""Qwen3-Omni: the dense thinker, with optional vision tower and audio encoder."""
 
 from __future__ import annotations
 

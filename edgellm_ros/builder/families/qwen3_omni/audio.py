@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of Qwen3-Omni's audio encoder: log-mel chunks of one sound to embeddings for the LLM.
+"""Graph of Qwen3-Omni's audio encoder: from log-mel chunks to embeddings.
 
-Everything that depends only on the sound's length (which rows are sound and not padding, their positions
-in the chunk, the attention mask) is an input, so that one graph serves all lengths.
+The graph encodes one sound. Everything that depends only on the sound's length (which rows are sound and not
+padding, their positions in the chunk, the attention mask) is an input, so that one graph serves all lengths.
 
 Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeAudioEncoder.
 """
@@ -19,7 +19,7 @@ from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.config import halved_three_times
 
-EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code leaves as it is
+EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code uses
 MAX_TIMESCALE = 10000.0  # of the sinusoids; a constant in the model code
 FP16_BOUND = 64504.0  # the model code keeps hidden states within this in fp16
 

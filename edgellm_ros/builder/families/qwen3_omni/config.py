@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`config.json` of a Qwen3-Omni thinker: architectures, checked for everything the graphs rely on."""
+"""Reads and checks `config.json` of a Qwen3-Omni thinker.
+
+The checks cover everything that the graphs rely on.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,9 @@ MODEL_TYPE = "qwen3_omni_moe_thinker"
 
 @dataclass(frozen=True)
 class TextArchitecture:
-    """Language model.
+    """Language model."""
 
-    `runner` is what the runtime must know, the rest is for the graph only.
-    """
-
-    runner: LanguageModelConfig
+    runner: LanguageModelConfig  # for the runtime; the graph uses all fields
     intermediate_size: int
     rms_norm_eps: float
     attention_bias: bool
@@ -28,23 +28,17 @@ class TextArchitecture:
 
 @dataclass(frozen=True)
 class VisionArchitecture:
-    """Vision tower.
+    """Vision tower."""
 
-    `config` is what the runtime must know, the rest is for the graph only.
-    """
-
-    config: VisionConfig
+    config: VisionConfig  # for the runtime; the graph uses all fields
     intermediate_size: int
 
 
 @dataclass(frozen=True)
 class AudioArchitecture:
-    """Audio encoder.
+    """Audio encoder."""
 
-    `config` is what the runtime must know, the rest is for the graph only.
-    """
-
-    config: AudioConfig
+    config: AudioConfig  # for the runtime; the graph uses all fields
     downsample_hidden_size: int
     encoder_ffn_dim: int
 
@@ -87,7 +81,7 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Tex
 
 
 def _check_dense(text: ConfigSection) -> None:
-    """Check that no layer is a mixture of experts. ValueError otherwise.
+    """Raise ValueError if a layer is a mixture of experts.
 
     Rule and defaults are those of the model code.
     """

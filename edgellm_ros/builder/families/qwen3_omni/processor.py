@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`preprocessor_config.json` of a Qwen3-Omni checkpoint: image processor and feature extractor.
+"""Reads `preprocessor_config.json` of a Qwen3-Omni checkpoint.
 
-Source: transformers, Qwen2VLImageProcessor and WhisperFeatureExtractor.
+The file configures image processor and feature extractor. Source: transformers, Qwen2VLImageProcessor and
+WhisperFeatureExtractor.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # the image p
 def image_processing(processor: ConfigSection, patch: int, frames: int, merge: int) -> dict[str, Any]:
     """Read the fields of `VisionConfig` that belong to the image processor.
 
-    patch, frames, merge: sizes by the vision tower's config, which the processor's must equal.
+    patch, frames, merge: sizes in the vision tower's config. ValueError if the processor's differ.
     """
     processor.one_of("image_processor_type", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"])
     for step in ("do_resize", "do_rescale", "do_normalize"):
@@ -51,7 +52,7 @@ def _pixel_limits(processor: ConfigSection) -> tuple[int, int]:
 def sound_processing(processor: ConfigSection, bins: int) -> dict[str, Any]:
     """Read the fields of `AudioConfig` that belong to the feature extractor.
 
-    bins: mel bins of the audio encoder, which the extractor's must equal.
+    bins: mel bins of the audio encoder. ValueError if the extractor's differ.
     """
     processor.one_of("feature_extractor_type", ["WhisperFeatureExtractor"])
     processor.one_of("feature_size", [bins])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of Qwen3-Omni's language model (dense), for prefill, decode and tree verification.
+"""Graph of Qwen3-Omni's dense language model.
 
-The operators are those that both ONNX Runtime and TensorRT's parser support: 4D Attention with an explicit
-mask and one output, TensorScatter into a cache of fixed capacity, RotaryEmbedding with cos and sin rows of
-each token. What differs between phases is an input: positions, mask, where the cache is written, which rows
-become logits.
+One graph serves prefill, decode and tree verification. The operators are those that both ONNX Runtime and
+TensorRT's parser support: 4D Attention with an explicit mask and one output, TensorScatter into a cache of
+fixed capacity, RotaryEmbedding with cos and sin rows of each token. The differences between the phases are
+inputs: positions, mask, cache rows to write, rows to compute logits of.
 
 Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeThinkerTextModel.
 """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of the language model for ONNX Runtime's CUDA provider: the same weights, fewer kernels.
+"""Graph of the language model for ONNX Runtime's CUDA provider.
 
-Beside ONNX's operators it uses two of ONNX Runtime's own (domain com.microsoft), which TensorRT lacks:
+The graph has the same weights as `text.py` and needs fewer kernels. Beside ONNX's operators it uses two of
+ONNX Runtime's own (domain com.microsoft), which TensorRT lacks:
 
 - GroupQueryAttention, in half precision: normalises and rotates queries and keys, writes the new rows into
   the cache and attends to it. The kernel does not support fp32, which uses `Attention` with lengths.
@@ -76,9 +77,10 @@ def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LL
 
 
 class _Step:
-    """What all layers share: positions, lengths and the layout of tokens.
+    """Values that all layers share: positions, lengths and the layout of tokens.
 
-    `last_row`, `longest`: as GroupQueryAttention takes lengths; `write_index`: as TensorScatter does.
+    `last_row` and `longest` are lengths in the form of GroupQueryAttention, `write_index` in that of
+    TensorScatter.
     """
 
     def __init__(self, architecture: TextArchitecture, graph: ModelBuilder, capacity: int) -> None:
@@ -165,7 +167,7 @@ def _fused_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, 
 #                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter -- Attention -- o_proj -->
 #                 +-- v ------------------------------- TensorScatter -----+
 def _plain_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
-    """Add the same attention in fp32, of ONNX's operators."""
+    """Add the same attention in fp32, with ONNX's operators."""
     graph, architecture = step.graph, step.architecture
     runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)

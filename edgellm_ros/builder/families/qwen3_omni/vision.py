@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of Qwen3-Omni's vision tower: patches of one image to embeddings for the LLM.
+"""Graph of Qwen3-Omni's vision tower: from patches to embeddings.
 
-Everything that depends only on the image's size (rotary angles, resampling of the learned position grid)
-comes in as tensors, so that one graph serves all sizes.
+The graph encodes one image. Everything that depends only on the image's size (rotary angles, resampling of
+the learned position grid) is an input, so that one graph serves all sizes.
 
 Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeVisionEncoder.
 """
