@@ -2,6 +2,7 @@
 """Which steps are replayed, which are recorded, and what happens where that is not possible."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.runtime.decoding.recorded_steps import batch_sizes
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import assert_same_answer, request
 from fixtures.tiny_adapter import write_adapter
@@ -52,6 +54,42 @@ def test_steps_of_every_batch_size_and_adapter_are_recorded_and_replayed(runtime
     assert runtime.pipeline.device.calls["capture"] == 2 * 2
     for batch in ([""], ["a"], ["", ""], ["a", "a"]):
         assert used(runtime, *(request(lora=name, **WORDS) for name in batch)) == (TOKENS - 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])],
+)
+def test_batch_sizes_are_powers_of_two_and_the_largest_batch(largest, sizes):
+    assert batch_sizes(largest) == sizes
+
+
+def test_a_batch_of_3_replays_the_graph_of_4(tiny_engine):
+    batch = [request(prompt, **WORDS) for prompt in ("stop", "what do you see?", "turn left", "go back")]
+    with (
+        LLMInferenceRuntime(tiny_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime,
+        LLMInferenceRuntime(tiny_engine, "cpu", prefix_cache_bytes=0) as on_cpu,
+    ):
+        assert runtime.config.builder.max_batch_size == 4
+        runtime.capture_decoding_cuda_graph()
+        assert runtime.pipeline.device.calls["capture"] == 3
+        runtime.handle_request(batch)  # leaves tokens and lengths of a sequence in row 3
+        assert used(runtime, *batch[:3]) == (TOKENS - 1, 0)
+        answers = runtime.handle_request(batch[:3])
+        for answer, one in zip(answers, batch[:3], strict=True):
+            assert_same_answer(answer, on_cpu.handle_request(one))
+
+
+def test_capture_logs_count_batch_sizes_seconds_and_memory_in_one_line(runtime, monkeypatch, caplog):
+    free = iter([50_000_000, 8_000_000, 8_000_000])
+    monkeypatch.setattr(runtime.pipeline.device, "memory_info", lambda: (next(free), 100_000_000))
+    with caplog.at_level(logging.INFO, "edgellm_ros"):
+        runtime.capture_decoding_cuda_graph()
+        runtime.capture_decoding_cuda_graph()  # records nothing more
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    expected = r"recorded 2 graphs of decode steps \(batch sizes 1, 2, 1 adapters\) in \d+\.\d s, 42 MB"
+    assert re.fullmatch(expected, record.getMessage())
 
 
 def test_nothing_is_recorded_that_nobody_asked_for(runtime):
