@@ -17,7 +17,7 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, assert_same_bits, request
 
-pytestmark = pytest.mark.only_on("cpu", reason="the tests bring their own device")
+pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 BATCH = [
     request(images=(IMAGE,), max_tokens=30, action_samples=2, noise_seed=5),
     request("what do you see?", audio=(SOUND,), max_tokens=20, repetition_penalty=1.3, logprobs=2),
@@ -27,7 +27,7 @@ BATCH = [
 
 @pytest.fixture
 def tensorrt_engine(acting_engine, tmp_path, monkeypatch):
-    """An engine directory with a plan of the language model, in a process with the double of TensorRT."""
+    """An engine directory with a plan for the language model, made by TensorRT's double."""
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_double)
     directory = tmp_path / "engine"
     shutil.copytree(acting_engine, directory)
