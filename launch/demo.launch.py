@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the arena (the demo world) and the edgellm node that drives in it.
+"""Start the arena (the simulated demo world) and the node `edgellm` that drives in it.
 
 ros2 launch edgellm_ros demo.launch.py engine_dir:=/path/to/engines/arena
 """
@@ -15,8 +15,8 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 
-# The arena publishes on the node's own topics. Without these an `image_topic:=...` for the demo would reach
-# the included launch file and disconnect the node.
+# The arena publishes on the node's own topics. Without these values, an `image_topic:=...` given to the demo
+# would reach the included launch file and disconnect the node.
 TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "odom", "command", "audio")}
 
 

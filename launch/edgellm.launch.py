@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the lifecycle node `edgellm`.
+"""Start the lifecycle node `edgellm`.
 
 ros2 launch edgellm_ros edgellm.launch.py engine_dir:=/path/to/engines
 """
@@ -80,7 +80,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
     overrides = {"autostart": value("autostart") == "true", "use_sim_time": value("use_sim_time") == "true"}
     for name in ("engine_dir", "lora", "device"):
         if value(name):
-            overrides[name] = ParameterValue(value(name), value_type=str)  # `1` too is a name
+            overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
     return [
         LifecycleNode(
             package="edgellm_ros",

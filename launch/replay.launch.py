@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays a bag into the node `edgellm`, in the ROS domain of the shell.
+"""Play a bag into the node `edgellm`, in the ROS domain of the shell.
 
 ros2 launch edgellm_ros replay.launch.py bag:=/path/to/bag out:=/path/to/new_bag engine_dir:=/path/to/engines
 """

@@ -26,6 +26,12 @@ def pytest_configure(config) -> None:
     on_device.chosen = config.getoption("--device")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test that runs alone is a slow one too."""
+    if item.get_closest_marker("alone"):
+        item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(config, items) -> None:
     """Skip tests marked with @pytest.mark.only_on("cpu", reason="...") on other devices.
 

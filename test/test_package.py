@@ -143,6 +143,7 @@ def test_every_source_names_its_licence():
         assert not text or "SPDX-License-Identifier: Apache-2.0" in text[:200], path.relative_to(ROOT)
 
 
+@pytest.mark.slow
 def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
     source = tmp_path / "source"  # a copy, because setuptools writes beside the sources
     shutil.copytree(PACKAGE, source / "edgellm_ros", ignore=shutil.ignore_patterns("__pycache__"))
@@ -189,3 +190,17 @@ def test_pip_may_keep_the_numpy_opencv_and_pillow_of_ubuntu_24_04():
 
 def numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
+
+
+ROOMS = ("prompt", "prefix", "batch", "engines", "decoding")  # of the runtime, each above those before it
+BELOW_ROOMS = {"request", "lora"}  # files at the runtime's root that rooms may import
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_between_rooms_of_the_runtime_point_down(room):
+    allowed = {*ROOMS[: ROOMS.index(room) + 1], *BELOW_ROOMS}
+    for path in (PACKAGE / "runtime" / room).rglob("*.py"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[:2] == ["edgellm_ros", "runtime"]:
+                assert parts[2] in allowed, f"{path.relative_to(ROOT)} imports {name}"

@@ -113,14 +113,14 @@ class CudaDevice:
                 self.activate()
                 check(driver.cuMemsetD8Async(target.pointer, 0, nbytes, self._stream), "filling with zeros")
 
-    def copy_to_host(self, source: Tensor) -> CudaReading:
+    def copy_to_host(self, source: Tensor) -> CudaHostCopy:
         with self._lock:
             self.activate()
             slot = self._pool.take(source.size * source.dtype.itemsize)
             result = driver.cuMemcpyDtoHAsync(slot.pointer, source.pointer, slot.nbytes, self._stream)
             check(result, "in a copy to the host")
             check(driver.cuEventRecord(slot.event, self._stream), "recording an event")
-        return CudaReading(self, self._pool, slot, source.shape, source.dtype)
+        return CudaHostCopy(self, self._pool, slot, source.shape, source.dtype)
 
     def synchronize(self) -> None:
         with self._lock:
@@ -162,7 +162,7 @@ class CudaDevice:
         return f"out of GPU memory: {nbytes} bytes wanted, {free} of {total} free on {self.description}"
 
 
-class CudaReading:
+class CudaHostCopy:
     """A copy to pinned memory that has been queued."""
 
     def __init__(

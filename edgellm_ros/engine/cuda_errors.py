@@ -10,6 +10,7 @@ from cuda.bindings import driver
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 
 _Result = driver.CUresult
+_SUCCESS = _Result.CUDA_SUCCESS
 # After one of these results every later call in this process fails.
 LOST = {
     _Result.CUDA_ERROR_ECC_UNCORRECTABLE,
@@ -33,9 +34,9 @@ def check(result: tuple[Any, ...], doing: str) -> Any:
 
     `doing`: the operation, as in "CUDA_ERROR_... `doing`". DeviceMemoryError, DeviceLostError.
     """
-    status, *values = result
-    if status == _Result.CUDA_SUCCESS:
-        return values[0] if values else None
+    status = result[0]
+    if status == _SUCCESS:
+        return result[1] if len(result) > 1 else None
     name = status.name
     if status == _Result.CUDA_ERROR_OUT_OF_MEMORY:
         raise DeviceMemoryError(f"out of GPU memory {doing}")

@@ -27,6 +27,7 @@ SPIN_US = 20
 # Attention kernels that ONNX Runtime may use on a GPU, as bits: flash, memory-efficient, plain. Not cuDNN's,
 # whose last bits differ from run to run with the same inputs (ONNX Runtime 1.31, H200, fp16).
 ATTENTION_KERNELS = 1 | 2 | 16
+CUBLAS_WORKSPACE = ":16:8"  # eight buffers of 16 KiB
 
 
 def open_session(path: Path, device: Device | None = None, threads: int = 0) -> Any:
@@ -84,6 +85,10 @@ def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
     if hasattr(onnxruntime, "preload_dlls"):
         with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries that it cannot find
             onnxruntime.preload_dlls()
+    # cuBLAS reads this when its first handle is made. With its own choice of workspace a recorded decode step
+    # has an allocation, a release and a kernel that adds partial sums for every layer; with this one it has
+    # not, and NVIDIA documents results as reproducible.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     if CUDA not in onnxruntime.get_available_providers():
         raise EngineError(
             f"device {device.name!r} needs ONNX Runtime with CUDA; {onnxruntime.__version__} here lacks it: "

@@ -25,12 +25,14 @@ def drive_with_expert(episode: Episode, seed: int, latency_steps: int) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latency_steps", [0, 3])
 def test_closed_loop_reaches_every_target(latency_steps):
     outcomes = [drive_with_expert(make_episode(seed), seed, latency_steps).outcome for seed in range(25)]
     assert outcomes == [Outcome.SUCCESS] * 25
 
 
+@pytest.mark.slow
 def test_dead_ahead_is_passed_left_as_often_as_right():
     episodes = [make_episode(seed, "dead_ahead") for seed in range(100)]
     rng = np.random.default_rng(0)
@@ -45,6 +47,7 @@ def test_dead_ahead_is_passed_left_as_often_as_right():
     assert 35 <= left <= 65
 
 
+@pytest.mark.slow
 def test_each_dead_ahead_scene_is_passed_on_both_sides_though_one_costs_more():
     rng = np.random.default_rng(0)
     for seed in range(10):
@@ -55,6 +58,7 @@ def test_each_dead_ahead_scene_is_passed_on_both_sides_though_one_costs_more():
         assert 10 <= sum(ends) <= 54
 
 
+@pytest.mark.slow
 def test_a_careful_drive_is_slower_keeps_off_and_arrives():
     brisk, careful = [], []
     for seed in range(12):
@@ -72,6 +76,7 @@ def test_a_careful_drive_is_slower_keeps_off_and_arrives():
     assert wide > close + 0.08
 
 
+@pytest.mark.slow
 def test_a_plan_made_again_on_the_way_goes_on_with_the_old_one():
     for seed in range(15):
         episode = make_episode(seed, "dead_ahead")
@@ -84,6 +89,7 @@ def test_a_plan_made_again_on_the_way_goes_on_with_the_old_one():
             old = new
 
 
+@pytest.mark.slow
 def test_plans_are_within_limits_and_rest_at_the_target():
     for seed in range(30):
         episode = make_episode(seed)

@@ -37,6 +37,7 @@ def test_answers_are_translated(english, german):
     assert to_english(german) == english
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", [BRISK, CAREFUL])
 def test_every_answer_is_translated_whole_and_read_back(manner):
     for moment in sample_situations(np.random.default_rng(0), 150, manner=manner):

@@ -38,6 +38,7 @@ def test_a_robot_at_rest_has_no_path_to_paint():
     np.testing.assert_array_equal(overlay(image, np.zeros((41, 4))), image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drives", [True, False])
 def test_an_episode_becomes_a_picture(tmp_path, drives):
     episode = make_episode(2, "dead_ahead")

@@ -25,6 +25,7 @@ def same(a, b) -> bool:
     ) and np.array_equal(a.history, b.history)
 
 
+@pytest.mark.slow
 def test_situations_follow_from_seed_and_split():
     one, again, other, test = (
         list(islice(situations(seed, split), 5))
@@ -87,6 +88,7 @@ def test_wrong_names_are_refused():
         next(situations(0, "validation"))
 
 
+@pytest.mark.slow
 def test_episodes_follow_from_the_seed_and_can_be_done():
     families = set()
     for seed in range(25):

@@ -133,12 +133,14 @@ def allocated_per_sentence(sentences: list[str], voice: Voice) -> float:
     return (read_memory().allocated - before) / len(sentences)
 
 
+@pytest.mark.slow
 def test_speaking_leaves_no_memory_behind():
     voice = Voice()
     allocated_per_sentence(["go"] * 20, voice)
     assert allocated_per_sentence(["go"] * 40, voice) < 500
 
 
+@pytest.mark.slow
 def test_sentences_of_other_lengths_leave_no_memory_behind():
     voice = Voice()
     allocated_per_sentence([str(number) for number in range(20)], voice)

@@ -37,6 +37,7 @@ def result(device_arguments) -> dict:
     return decode.main(options("--batch", "1,3", "--no-transformers", *device_arguments))
 
 
+@pytest.mark.slow
 def test_the_last_line_is_the_result_as_json(capsys):
     returned = decode.main(options("--no-transformers"))
     last = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -129,6 +129,7 @@ def test_an_adapter_equals_merging_it_into_the_weights(session, tiny_checkpoint,
     assert np.abs(found - plain).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("rank", [1, 8])
 @pytest.mark.parametrize("tokens", [1, 7])

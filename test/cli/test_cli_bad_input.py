@@ -194,6 +194,7 @@ def test_prompt_of_ten_thousand_words(edgellm, tiny_engine):
     assert_refused(run, "tokens", "max_input_len")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
 def test_device_that_is_not_there(tiny_engine, name):
     command = ["-m", "edgellm_ros", "generate", tiny_engine, "--prompt", "go", "--device", name]

@@ -59,6 +59,7 @@ def test_an_engine_with_extras_answers(edgellm, tiny_checkpoint, tmp_path):
     assert "lm_head.weight" in shown
 
 
+@pytest.mark.slow
 def test_adapters_of_the_checkpoint_go_with_the_engine(edgellm, tiny_checkpoint, tmp_path):
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     for name, rank in (("polite", 3), ("german", 6)):
@@ -143,6 +144,7 @@ def test_history_changes_what_the_model_is_told(edgellm, tiny_engine, tmp_path, 
     assert standing["logprobs"] != driving["logprobs"]
 
 
+@pytest.mark.slow
 def test_a_command_to_the_arena_model_gives_words_and_trajectories(edgellm, arena_engine, tmp_path):
     from edgellm_ros.arena.episode import World, make_episode
 
@@ -181,6 +183,7 @@ def test_export_writes_an_engine_directory(edgellm, tiny_checkpoint, tmp_path):
     assert edgellm("inspect", tmp_path / "engine", "--json").json["config"]["builder"]["max_batch_size"] == 2
 
 
+@pytest.mark.slow
 def test_bench_ends_with_its_figures_as_json(edgellm, tiny_engine):
     run = edgellm("bench", tiny_engine, "--runs", 3, "--warmup", 1, "--max-tokens", 5)
     assert run.code == 0
@@ -192,6 +195,7 @@ def test_bench_ends_with_its_figures_as_json(edgellm, tiny_engine):
     assert result["decode_bytes"]["weights"] == (tiny_engine / "llm" / "model.onnx.data").stat().st_size
 
 
+@pytest.mark.slow
 def test_decode_steps_are_recorded_where_they_are_timed_and_not_for_one_answer(
     edgellm, tiny_engine, monkeypatch
 ):
@@ -234,6 +238,7 @@ def test_the_package_runs_as_a_module():
     assert done.stderr.startswith("edgellm: error:")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="pipes of Linux")
 def test_a_reader_that_leaves_is_no_error_of_ours(tiny_engine):
     command = f"{sys.executable} -m edgellm_ros inspect {tiny_engine} | true"

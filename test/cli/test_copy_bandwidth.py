@@ -36,6 +36,7 @@ class QueueingDevice(SleepingDevice):
         self.copies = 0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("made", [SleepingDevice, QueueingDevice])
 def test_bytes_read_and_written_count_over_the_fastest_copy(made):
     bandwidth = copy_bandwidth(made(), megabytes=1, repeats=3)

@@ -26,6 +26,8 @@ from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+
 EPISODE = make_episode(1000)
 
 

@@ -21,6 +21,8 @@ from edgellm_ros.ros.arena.demo import ARENA_MODULE, NODE_MODULE
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 
+pytestmark = pytest.mark.alone
+
 
 def ros_args(**parameters) -> list[str]:
     return ["--ros-args", *(word for k, v in parameters.items() for word in ("-p", f"{k}:={json.dumps(v)}"))]

@@ -60,6 +60,7 @@ def test_the_robot_brakes_on_an_answer_that_does_not_drive():
     assert world.track[20:, 3].max() == 0
 
 
+@pytest.mark.slow
 def test_steps_planned_beyond_the_limits_are_counted():
     world = World(make_episode(3))
     driven = drive(world, lambda frame: Plan("", np.tile([-9.0, 0.0], (40, 1))))
@@ -87,6 +88,7 @@ def test_the_target_does_not_count_when_the_robot_is_near_to_something():
     assert world.least_clearance() > 0.9  # it ends within 0.2 m of its target
 
 
+@pytest.mark.slow
 def test_a_careful_drive_is_slower_and_keeps_more_distance():
     worlds = [World(dead_ahead_episode(3)) for _ in range(2)]
     for world, manner in zip(worlds, (BRISK, CAREFUL), strict=True):

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from benchmarks.closed_loop import heard, play
-from edgellm_ros.arena.episode import Outcome, World, make_episode
+from edgellm_ros.arena.episode import Episode, Outcome, World, make_episode
 from edgellm_ros.arena.german import is_german
 from edgellm_ros.arena.scoring import names_target
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
-EPISODES = [make_episode(seed) for seed in range(24)]
-CAREFUL = EPISODES[:6]
+pytestmark = pytest.mark.slow
+
+SEEDS = range(24)
+DRIVEN = 6  # of the episodes; the others are only asked about
 
 
 @pytest.fixture(scope="module")
@@ -33,40 +35,45 @@ def adapted(runtime):
 
 
 @pytest.fixture(scope="module")
-def spoken():
+def episodes() -> list[Episode]:
+    return [make_episode(seed) for seed in SEEDS]
+
+
+@pytest.fixture(scope="module")
+def spoken(episodes):
     """The command of each episode, as the node hears it."""
-    return [heard(episode) for episode in EPISODES]
+    return [heard(episode) for episode in episodes]
 
 
 def ask(episode, **told) -> LLMGenerationRequest:
     return LLMGenerationRequest(**{"prompt": "", **told}, images=(World(episode).camera(),))
 
 
-def answers_to(runtime, sounds) -> list[str]:
+def answers_to(runtime, episodes, sounds) -> list[str]:
     """What the base model says in each episode to a sound."""
-    requests = [ask(episode, audio=(sound,)) for episode, sound in zip(EPISODES, sounds, strict=True)]
+    requests = [ask(episode, audio=(sound,)) for episode, sound in zip(episodes, sounds, strict=True)]
     return [runtime.handle_request(request).text for request in requests]
 
 
-def count_understood(answers) -> int:
-    return sum(names_target(text, episode) for text, episode in zip(answers, EPISODES, strict=True))
+def count_understood(answers, episodes) -> int:
+    return sum(names_target(text, episode) for text, episode in zip(answers, episodes, strict=True))
 
 
-def test_commands_spoken_by_unheard_people_are_understood(runtime, spoken):
-    answers = answers_to(runtime, spoken)
-    assert count_understood(answers) >= 22, answers
+def test_commands_spoken_by_unheard_people_are_understood(runtime, episodes, spoken):
+    answers = answers_to(runtime, episodes, spoken)
+    assert count_understood(answers, episodes) >= 22, answers
 
 
-def test_without_the_right_sound_the_picture_does_not_tell(runtime, spoken):
+def test_without_the_right_sound_the_picture_does_not_tell(runtime, episodes, spoken):
     """The commands of other episodes; else understanding would say little."""
-    answers = answers_to(runtime, spoken[1:] + spoken[:1])
-    assert count_understood(answers) <= 8, answers
+    answers = answers_to(runtime, episodes, spoken[1:] + spoken[:1])
+    assert count_understood(answers, episodes) <= 8, answers
 
 
 @pytest.mark.parametrize("way", ["typed", "spoken"])
-def test_the_german_adapter_says_the_same_in_german(runtime, spoken, way):
+def test_the_german_adapter_says_the_same_in_german(runtime, episodes, spoken, way):
     right = 0
-    for episode, sound in list(zip(EPISODES, spoken, strict=True))[:12]:
+    for episode, sound in list(zip(episodes, spoken, strict=True))[:12]:
         told = {"prompt": episode.command.text} if way == "typed" else {"audio": (sound,)}
         base = runtime.handle_request(ask(episode, **told, lora="base")).text
         answer = runtime.handle_request(ask(episode, **told, lora="german")).text
@@ -75,12 +82,13 @@ def test_the_german_adapter_says_the_same_in_german(runtime, spoken, way):
     assert right >= 11
 
 
-def test_the_cautious_adapter_says_so_and_drives_slower(adapted):
-    base = [play(adapted, episode, noise_seed=1) for episode in CAREFUL]
+def test_the_cautious_adapter_says_so_and_drives_slower(adapted, episodes):
+    driven = episodes[:DRIVEN]
+    base = [play(adapted, episode, noise_seed=1) for episode in driven]
     adapted.switch_lora_weights("cautious")
-    cautious = [play(adapted, episode, noise_seed=1) for episode in CAREFUL]
-    assert "careful" in adapted.handle_request(ask(CAREFUL[0], prompt=CAREFUL[0].command.text)).text
+    cautious = [play(adapted, episode, noise_seed=1) for episode in driven]
+    assert "careful" in adapted.handle_request(ask(driven[0], prompt=driven[0].command.text)).text
     speeds = [np.mean([world.mean_speed() for world, _ in worlds]) for worlds in (cautious, base)]
     assert speeds[0] < 0.8 * speeds[1]
     arrived = sum(world.outcome is Outcome.SUCCESS for world, _ in cautious)
-    assert arrived >= len(CAREFUL) - 1
+    assert arrived >= DRIVEN - 1

@@ -43,6 +43,7 @@ def test_a_row_times_a_weight_does_not_depend_on_other_rows(tmp_path, threads, f
         np.testing.assert_array_equal(part.reshape(count, fan_out), whole[:count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("rank", [1, 8, 24, 64, 200])
 @pytest.mark.parametrize(("fan_in", "fan_out"), [(256, 640), (640, 256), (2048, 128), (48, 16)])

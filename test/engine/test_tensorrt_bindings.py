@@ -87,7 +87,7 @@ def complaints(request, tmp_path_factory) -> dict[str, list[str]]:
                 (folder / f"wrong_{number}_{path.name}").write_text(source.replace(right, wrong))
     options = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", request.config.cache.mkdir("mypy")]
     command = [sys.executable, "-m", "mypy", *options, *sorted(folder.glob("*.py"))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[str, list[str]] = {path.name: [] for path in folder.glob("*.py")}
     for line in done.stdout.splitlines():
@@ -96,6 +96,7 @@ def complaints(request, tmp_path_factory) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_our_code_uses_nothing_that_the_bindings_do_not_have(complaints):
     assert {path.name for path in SOURCES} == {
         "tensorrt_backend.py",
@@ -105,6 +106,7 @@ def test_our_code_uses_nothing_that_the_bindings_do_not_have(complaints):
     assert [line for name, lines in complaints.items() if name.startswith("right_") for line in lines] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PLANTED)), ids=[wrong for _, wrong in PLANTED])
 def test_wrong_names_and_arguments_are_found(complaints, number):
     planted = [lines for name, lines in complaints.items() if name.startswith(f"wrong_{number}_")]

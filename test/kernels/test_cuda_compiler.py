@@ -24,6 +24,7 @@ OTHERS = (
 NAMES = {*OTHERS, *(f"{name}_{width}" for name in BY_WIDTH for width in WIDTHS)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_all_kernels_compile_and_keep_their_variables_in_registers(arch):
     log = io.StringIO()

@@ -15,6 +15,7 @@ from fixtures.device_under_test import Side, host_side
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.float32, np.float16, BFLOAT16]
 VOCABULARY = 151936  # of Qwen3
+MIDDLE, LARGE = (pytest.param(size, marks=pytest.mark.slow) for size in (4097, VOCABULARY))
 
 
 @pytest.fixture(scope="session")
@@ -208,13 +209,14 @@ RULES = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("vocabulary", [1, 50, 4097, VOCABULARY])
+@pytest.mark.parametrize("vocabulary", [1, 50, MIDDLE, LARGE])
 def test_the_same_tokens_are_sampled(side, rng, vocabulary, rules):
     logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
     seen = rng.random((2, vocabulary)) < 0.1
     assert_same_samples(side, logits, 3, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_the_same_tokens_are_sampled_where_many_are_equally_likely(side, rng, rules):
     logits = rng.integers(-4, 3, (2, 3000)).astype(np.float32) / 2  # -0.0 among them
@@ -222,6 +224,7 @@ def test_the_same_tokens_are_sampled_where_many_are_equally_likely(side, rng, ru
     assert_same_samples(side, logits, 8, None, seed=[7, 8], **rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_the_same_tokens_are_sampled_where_all_are_equally_likely(side, rules):
     assert_same_samples(side, np.full((1, 20000), -3.25), 3, None, seed=11, **rules)
@@ -258,12 +261,14 @@ def test_several_tokens_of_a_step_use_the_random_numbers_of_their_positions(side
     np.testing.assert_array_equal(side.read(tokens).T, one_by_one)
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_last_is_sampled_correctly(side, rng):
     for batch in (1, 9, 3, 40):
         logits = rng.standard_normal((batch, 300)).astype(np.float32)
         assert_same_samples(side, logits, 2, temperature=1.0, top_p=0.9, seed=list(range(batch)))
 
 
+@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="the number of multiprocessors of a GPU is fixed")
 @pytest.mark.parametrize("multiprocessors", [1, 2, 17, 132])
 def test_the_same_tokens_are_sampled_with_any_number_of_blocks_per_row(double, rng, multiprocessors):
@@ -293,7 +298,7 @@ def test_samples_do_not_depend_on_earlier_ones(side, rng):
 
 @pytest.mark.parametrize("count", [1, 5, 50])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 60.0])
-@pytest.mark.parametrize("vocabulary", [50, 5000, VOCABULARY])
+@pytest.mark.parametrize("vocabulary", [50, 5000, LARGE])
 def test_log_probabilities(side, rng, vocabulary, scale, count):
     logits = (rng.standard_normal((3, vocabulary)) * scale).astype(np.float32)
     tokens = rng.integers(0, vocabulary, 3)

@@ -64,6 +64,7 @@ def test_a_tone_has_the_same_features_at_every_rate(sample_rate):
     np.testing.assert_allclose(found[loud], expected[loud], atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample_rate", [4000, 8000, 12345, 22050, 44100, 96000])
 def test_the_number_of_frames_is_known_without_resampling(sample_rate):
     for count in range(sample_rate, sample_rate + 400, 7):

@@ -113,6 +113,7 @@ def test_two_sentences_are_two_utterances(stream, command):
     assert len(play(stream, s16(np.concatenate([command, command])))) == 2
 
 
+@pytest.mark.slow
 def test_most_sentences_of_unknown_voices_in_unknown_rooms_are_one_utterance(voice):
     heard = [len(play(SoundStream(voice, UtteranceSettings()), s16(spoken("stop", n)))) for n in range(20)]
     heard += [

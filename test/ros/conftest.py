@@ -35,6 +35,12 @@ def pytest_pycollect_makemodule(module_path, parent) -> pytest.Module | None:
     return ModuleWithoutRos.from_parent(parent, path=module_path) if MISSING else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests that talk to a node: their messages must arrive in time, so nothing runs beside them."""
+    if "domain" in item.fixturenames:
+        item.add_marker(pytest.mark.alone)
+
+
 @dataclass(frozen=True)
 class Scene:
     """What the robot sees, and a command that makes it drive."""

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 pytest.importorskip("rclpy")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 PREFIX = Path(sys.prefix)

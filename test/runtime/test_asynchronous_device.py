@@ -81,6 +81,7 @@ def calls(runtime) -> dict[str, int]:
     return dict(runtime.pipeline.device.calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_batches_are_answered_as_by_the_cpu(acting_runtime, deferred, seed):
     rng = np.random.default_rng(seed)
@@ -107,6 +108,7 @@ def test_progress_is_reported_as_by_the_cpu(acting_runtime, deferred):
     assert reports[0] == reports[1]
 
 
+@pytest.mark.slow
 def test_prompts_are_reused_as_on_the_cpu(acting_engine, tmp_path):
     answers = []
     for device in ("cpu", WatchedDevice()):
@@ -200,6 +202,7 @@ def test_rows_written_after_the_end_are_not_committed(acting_runtime, deferred, 
     assert [one.finish_reason for one in answers] == ["stop"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action_samples", [0, 1])
 def test_answers_may_fill_the_cache_to_its_last_row(acting_runtime, deferred, action_samples):
     rules = {"max_tokens": 1000, "temperature": 0.3, "repetition_penalty": 1.3, "seed": 4}

@@ -43,6 +43,7 @@ def test_the_same_request_gives_the_same_answer_on_every_run(acting_runtime):
         assert_same_bits(acting_runtime.handle_request(one), acting_runtime.handle_request(one))
 
 
+@pytest.mark.slow
 def test_the_same_request_gives_the_same_answer_in_every_batch(acting_runtime):
     alone = [acting_runtime.handle_request(one) for one in DIFFERENT_REQUESTS]
     assert alone[0].actions is not None
@@ -97,6 +98,7 @@ def test_max_tokens_ends_an_answer_with_length(runtime, words):
     assert answer.finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_the_cache_s_capacity_ends_an_answer_with_length(runtime):
     never = request("x" * 100, max_tokens=10_000, temperature=2.0)
     config = runtime.config
@@ -479,6 +481,7 @@ def test_the_cpu_captures_no_graphs(runtime):
     assert runtime.capture_decoding_cuda_graph() is False
 
 
+@pytest.mark.slow
 def test_an_unavailable_device_is_an_error_that_says_so(tiny_engine):
     program = (
         "from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime\n"

@@ -90,6 +90,7 @@ class TestAnswers:
             assert_same_answer(found, expected)
             assert found.lora == expected.lora
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(4))
     def test_random_requests_with_random_adapters_have_the_same_bits_in_random_batches(self, loaded, seed):
         rng = np.random.default_rng(seed)
@@ -172,6 +173,7 @@ class TestActive:
         assert_same_answer(fresh.handle_request(request(on_progress=switch, **LONG)), expected)
         assert fresh.handle_request(request(**LONG)).lora == "a"
 
+    @pytest.mark.alone
     @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="the double's speed says nothing")
     def test_a_switch_costs_less_than_a_millisecond(self, fresh):
         """The cost of the call, plus the longer next request, which binds other addresses."""
@@ -197,6 +199,7 @@ class TestActive:
         assert statistics.median(switches) < 1e-4
         assert statistics.median(other) - statistics.median(same) < 1e-3
 
+    @pytest.mark.slow
     @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="the double's memory is not an engine's")
     def test_memory_does_not_grow_in_a_thousand_switches(self, fresh):
         def resident_bytes():

@@ -74,6 +74,7 @@ class TestAnswersAreTheSame:
             assert answer.reused_tokens == answer.prompt_tokens - 1
         assert recomputing.handle_request(REQUESTS[2]).actions is not None
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(5))
     def test_for_random_batches_of_random_adapters_in_a_cache_that_is_too_small(
         self, lora_engine, recomputing, seed, runtime_device
@@ -361,6 +362,7 @@ def test_the_time_to_save_a_system_prompt_counts_as_prefill(reusing):
     assert reusing.prefill_metrics.seconds > before
 
 
+@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="in half precision sums in another order give other tokens")
 def test_half_precision_answers_are_the_same_with_reuse(tiny_checkpoint, tmp_path, runtime_device):
     export(tiny_checkpoint, tmp_path, precision="fp16")
@@ -375,6 +377,7 @@ def test_half_precision_answers_are_the_same_with_reuse(tiny_checkpoint, tmp_pat
         assert reusing.prefill_metrics.reused_tokens > 400
 
 
+@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="threads of the CPU")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_reuse_does_not_depend_on_the_number_of_threads(lora_engine, threads, runtime_device):

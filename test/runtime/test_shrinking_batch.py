@@ -8,6 +8,7 @@ from fixtures.random_requests import cancelled_at, random_request
 from fixtures.requests_for_tests import IMAGE, assert_same_answer, request
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_random_requests_get_the_same_answers_in_random_batches(acting_runtime, seed):
     rng = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ from fixtures.training_command import REPOSITORY, run_python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(900)]
 
 from peft import PeftModel  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 from fixtures.training_command import run_python
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(900)]
 
 from training.ranks import Ranks  # noqa: E402
 

@@ -52,6 +52,7 @@ def test_recordings_fit():
         assert 16000 < len(sound.samples) <= MAX_SAMPLES
 
 
+@pytest.mark.slow
 def test_a_worker_begins_with_every_meaning(writer):
     write = clip_writer(writer.tokenizer, seed=3)
     chunk = new_chunk(CLIP_FIELDS, 2 * len(MEANINGS))

@@ -45,6 +45,7 @@ def test_a_worker_that_ended_is_an_error_instead_of_a_wait():
         list(stream.take(wait=True))
 
 
+@pytest.mark.slow
 def test_workers_start_where_opencv_has_threads_already():
     """In a process of its own: such a worker would hang."""
     program = """

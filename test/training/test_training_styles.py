@@ -34,6 +34,7 @@ def written(tokenizer: Tokenizer, style, rows: int = ROWS) -> list[tuple[str, st
     return found
 
 
+@pytest.mark.slow
 def test_an_adapter_learns_its_style_without_being_asked(tokenizer):
     for prompt, answer, _ in written(tokenizer, STYLES["german"]):
         assert not any(style.prompt in prompt for style in STYLES.values())
@@ -46,6 +47,7 @@ def test_an_adapter_learns_its_style_without_being_asked(tokenizer):
     assert np.mean(speeds) < 0.45
 
 
+@pytest.mark.slow
 def test_the_base_model_learns_them_where_the_system_prompt_asks(tokenizer):
     rows = written(tokenizer, None, 8 * ROWS)
     asked = {name: 0 for name in STYLES}

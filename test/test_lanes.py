@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast lane, `make test-fast`: some tests of every part."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {path.parent.name for path in (ROOT / "test").glob("*/test_*.py")}
+
+
+def pytest_options(target: str) -> list[str]:
+    """The options that `make target` gives to pytest, which it calls once."""
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = (line for line in done.stdout.splitlines() if " -m pytest " in line)
+    return shlex.split(line.partition(" -m pytest ")[2])
+
+
+@pytest.mark.slow  # imports every test module
+def test_the_fast_lane_has_tests_of_every_folder():
+    command = [sys.executable, "-m", "pytest", *pytest_options("test-fast"), "--collect-only", "-q"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = [line.split("::")[0].split("/") for line in done.stdout.splitlines() if line.startswith("test/")]
+    assert {parts[1] for parts in tests if len(parts) > 2} == FOLDERS
