@@ -27,7 +27,7 @@ def pytest_configure(config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A test that runs alone is a slow one too."""
+    """Mark tests that run alone as slow too."""
     if item.get_closest_marker("alone"):
         item.add_marker(pytest.mark.slow)
 
