@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the language model's KV cache to trajectories: flow matching, action space, trajectory history."""
+"""Trajectories by flow matching over the language model's KV cache."""

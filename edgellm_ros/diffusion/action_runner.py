@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActionRunner: noise to trajectories, by Euler steps of a flow-matching head over the KV cache."""
+"""ActionRunner: samples trajectories with a flow-matching head over the KV cache."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from edgellm_ros.kernels.random import normal_noise
 
 
 class ActionRunner:
-    """Samples trajectories for one sequence at a time, all of a request's samples in one batch.
+    """Samples the trajectories of one sequence at a time, all samples in one run.
 
-    So a request's result cannot depend on what shares its batch: products of two activations may round
-    differently in another shape (see OnnxRuntimeBackend). The cache is read in place.
+    So the result of a request cannot depend on the other requests of the batch: products of two activations
+    may round differently in another shape (see OnnxRuntimeBackend). The engine reads the KV cache in place.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ActionRunner:
         self._trajectory = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._time = device.empty((1,), np.float32)
-        self._times = device.empty((self.default_steps,), np.float32)  # of all steps of a request
+        self._times = device.empty((self.default_steps,), np.float32)  # of all Euler steps of a request
         rope_shape = (1, space.horizon, config.head_dim // 2)
         self._rope_cos, self._rope_sin = (
             device.empty(rope_shape, np.float32),
@@ -54,12 +54,11 @@ class ActionRunner:
     def execute(
         self, cache: SequenceCache, samples: int, steps: int, seed: int, report: Callable[[int], bool]
     ) -> np.ndarray | None:
-        """Normalised actions, float32 [samples, T, A].
+        """Sample normalised actions, float32 [samples, T, A].
 
-        `report(step)` is asked before every Euler step; None if it said no.
-
-        The cache must hold everything up to and including the future-start token. Same cache, seed and steps
-        give the same result, bit by bit. EngineError if the result is not finite.
+        `report(step)` is called before every Euler step; if it returns False, sampling ends and the result is
+        None. The cache must hold the KV rows up to and including the future-start token. Equal caches, seeds
+        and steps give equal bits. EngineError if the result is not finite.
         """
         device, space = self._device, self._config.action_space
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
@@ -92,7 +91,5 @@ class ActionRunner:
             self._kernels.euler_step(trajectory, velocity, 1.0 / steps)
         result = device.download(trajectory)
         if not np.isfinite(result).all():
-            raise EngineError(
-                f"the action head made values that are not finite (noise seed {seed}, {steps} steps)"
-            )
+            raise EngineError(f"the actions are not finite (noise seed {seed}, {steps} Euler steps)")
         return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What actions mean: from the head's normalised numbers to accelerations and curvatures, and on to a path."""
+"""The unicycle action space: from the head's normalised values to a path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgellm_ros.diffusion.config import ActionSpaceConfig
 
 
 class UnicycleActionSpace:
-    """Actions (acceleration in m/s^2, curvature in 1/m), one per `dt`; each is held constant for its step."""
+    """Actions of acceleration (m/s^2) and curvature (1/m), constant for `dt` each."""
 
     def __init__(self, config: ActionSpaceConfig) -> None:
         self.config = config
@@ -17,15 +17,19 @@ class UnicycleActionSpace:
         self._mean, self._std, self._low, self._high = (np.array(values, np.float32) for values in limits)
 
     def denormalise(self, values: np.ndarray) -> np.ndarray:
-        """[..., A] as the head makes them -> physical actions, float32, clipped to [low, high]."""
+        """Convert the head's values [..., A] to physical actions.
+
+        The result is float32, clipped to [low, high].
+        """
         return np.clip(values.astype(np.float32) * self._std + self._mean, self._low, self._high)
 
     def integrate(self, actions: np.ndarray, speed: float) -> np.ndarray:
-        """Drive actions [n, T, 2] from the origin with heading 0 and `speed` (m/s) at the start.
+        """Integrate actions [n, T, 2] to a path from the origin.
 
-        Returns states [n, T+1, 4] float32: x, y (m), heading (rad, not wrapped), speed (m/s), in the frame of
-        the start pose. A step is an exact circular arc. The robot does not drive backwards: braking ends at a
-        standstill, within the step in which it is reached.
+        The robot starts with heading 0 and `speed` (m/s). Returns states [n, T+1, 4] float32: x, y (m),
+        heading (rad, not wrapped), speed (m/s), in the frame of the start pose. A step is an exact circular
+        arc. The robot does not drive backwards: when braking reaches a standstill within a step, the robot
+        stays there until the end of the step.
         """
         acceleration, curvature = np.moveaxis(np.asarray(actions, np.float64), -1, 0)
         dt = self.config.dt

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime must know about an action head: its shape, its action space, its trajectory history."""
+"""Configuration of an action head: shape, action space, trajectory history."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ActionSpaceConfig:
-    """Meaning of the numbers that the action head makes.
+    """Meaning of the action head's outputs.
 
-    `names`, `units`, `mean`, `std`, `low` and `high` have one entry per action dimension. Actions are `value
-    * std + mean`, then clipped to [low, high]: the robot's limits. `dt` is in seconds, `horizon` in steps.
+    Actions are `value * std + mean`, clipped to [low, high]. All tuples have one entry per action dimension.
     """
 
-    type: str
-    names: tuple[str, ...]
-    units: tuple[str, ...]
-    dt: float
-    horizon: int
+    type: str  # "unicycle"
+    names: tuple[str, ...]  # ("acceleration", "curvature")
+    units: tuple[str, ...]  # of the physical actions
+    dt: float  # seconds per action
+    horizon: int  # actions of a trajectory
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    low: tuple[float, ...]
+    low: tuple[float, ...]  # the robot's limits, in `units`
     high: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -48,19 +47,15 @@ class ActionSpaceConfig:
 
 @dataclass(frozen=True)
 class TrajectoryHistoryConfig:
-    """How past positions become tokens: `num_points` points, `dt` seconds apart, in bins.
+    """Conversion of past positions to tokens, by quantisation to bins."""
 
-    `low` and `high` (metres, one per axis) are the first and the last of `num_tokens` bins; bin b is the
-    token `first_token_id + b`.
-    """
-
-    num_points: int
-    dt: float
-    axes: tuple[str, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    num_tokens: int
-    first_token_id: int
+    num_points: int  # of one history
+    dt: float  # seconds between points
+    axes: tuple[str, ...]  # ("x", "y")
+    low: tuple[float, ...]  # metres, value of the first bin, per axis
+    high: tuple[float, ...]  # metres, value of the last bin, per axis
+    num_tokens: int  # number of bins
+    first_token_id: int  # bin b is the token `first_token_id + b`
 
     def __post_init__(self) -> None:
         if self.axes != ("x", "y"):
@@ -85,20 +80,19 @@ class TrajectoryHistoryConfig:
 
 @dataclass(frozen=True)
 class ActionConfig:
-    """A flow-matching expert that attends to the language model's KV cache, layer by layer.
+    """A flow-matching expert that attends to the language model's KV cache.
 
-    Its layers, KV heads and head size must be the language model's, because it reads that cache.
-    `future_start_token_id` ends the words and starts the trajectory; `history_token_id` is the placeholder
-    that trajectory-history tokens replace.
+    The numbers of layers and KV heads and the head size must be the same as in the language model, because
+    both use one KV cache.
     """
 
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    num_denoise_steps: int
-    future_start_token_id: int
-    history_token_id: int
+    num_denoise_steps: int  # default number of Euler steps
+    future_start_token_id: int  # the stop token that triggers the action head
+    history_token_id: int  # the placeholder that trajectory-history tokens replace
     action_space: ActionSpaceConfig
     trajectory_history: TrajectoryHistoryConfig
 

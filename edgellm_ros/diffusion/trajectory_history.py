@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Past motion as tokens, as in Alpamayo: the first point, then steps from point to point, in bins."""
+"""Past motion as tokens, as in Alpamayo.
+
+The first point and the steps from point to point are quantised to bins.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from edgellm_ros.diffusion.config import TrajectoryHistoryConfig
 
 
 def check_history(history: np.ndarray | None, config: TrajectoryHistoryConfig) -> np.ndarray:
-    """Past positions [num_points, 2] in metres; None means that the robot stood still.
+    """Check a history; return its positions [num_points, 2] in metres.
 
-    history [num_points, 2 or 3]: x, y and perhaps heading in the robot's present frame, oldest first, `dt`
-    seconds apart, the last being the present pose. ValueError for another shape or values that are not
-    finite.
+    history [num_points, 2 or 3]: x, y and an optional heading in the robot's current frame, oldest first,
+    `dt` seconds apart; the last point is the current pose. None means that the robot stood still. ValueError
+    for another shape or values that are not finite.
     """
     if history is None:
         return np.zeros((config.num_points, 2))
@@ -26,9 +29,9 @@ def check_history(history: np.ndarray | None, config: TrajectoryHistoryConfig) -
 
 
 def history_tokens(points: np.ndarray, config: TrajectoryHistoryConfig) -> list[int]:
-    """Token ids of points [num_points, 2], point by point, x before y.
+    """Convert points [num_points, 2] to token ids, point by point, x before y.
 
-    Values outside of [low, high] take the nearest bin.
+    Values outside [low, high] get the nearest bin.
     """
     values = np.concatenate([points[:1], np.diff(points, axis=0)])
     low, high = np.array(config.low), np.array(config.high)
@@ -38,5 +41,5 @@ def history_tokens(points: np.ndarray, config: TrajectoryHistoryConfig) -> list[
 
 
 def history_speed(points: np.ndarray, config: TrajectoryHistoryConfig) -> float:
-    """Speed over the last interval in m/s."""
+    """Return the speed over the last interval in m/s."""
     return float(np.linalg.norm(points[-1] - points[-2]) / config.dt)

@@ -16,9 +16,8 @@ ALIGNMENT = 256  # bytes, of every address given to TensorRT
 class ContextMemory:
     """One buffer for the intermediate results of all engines of a device.
 
-    Allocated on first use.
-    An engine that is loaded later and needs more memory gets a larger buffer. Contexts keep the buffer they
-    have, because a graph may have recorded its address.
+    The buffer is allocated on first use. An engine that is loaded later and needs more memory gets a larger
+    buffer. Existing contexts keep their buffer, because a graph may have recorded its address.
     """
 
     def __init__(self, device: Device) -> None:

@@ -36,7 +36,7 @@ class CudaDevice:
     memory = "cuda"
     max_queued_steps = 1
     capturing = False
-    fill_kernel: Any = None  # CUfunction `fill(pointer, bytes)` for graphs, set by whoever has compiled it
+    fill_kernel: Any = None  # CUfunction `fill(pointer, bytes)` for graphs, set by `load_cuda_kernels`
 
     def __init__(self, name: str = "cuda") -> None:
         self.name = name
@@ -50,7 +50,7 @@ class CudaDevice:
         self.multiprocessors = gpu.properties.multiprocessor_count
         self.stream = gpu.create_stream()
         self._stream = driver.CUstream(int(self.stream.handle))
-        self._context = check(driver.cuCtxGetCurrent(), "while it was opened")
+        self._context = check(driver.cuCtxGetCurrent(), "while opening the GPU")
         self._current = threading.local()
         self._lock = threading.RLock()  # a graph must not record what another thread queues
         self._ring = UploadRing(self._context, self._stream, check)
@@ -154,12 +154,12 @@ class CudaDevice:
         """Return the GPU's free and total memory in bytes."""
         self.activate()
         status, free, total = driver.cuMemGetInfo()
-        check((status,), "asking for the memory in use")
+        check((status,), "reading the memory in use")
         return free, total
 
     def _no_memory(self, nbytes: int) -> str:
         free, total = self.memory_info()
-        return f"out of GPU memory: {nbytes} bytes wanted, {free} of {total} free on {self.description}"
+        return f"out of GPU memory: {nbytes} bytes requested, {free} of {total} free on {self.description}"
 
 
 class CudaHostCopy:

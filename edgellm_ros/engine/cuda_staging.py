@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinned host memory for copies between NumPy arrays and a GPU.
-
-These copies do not block the host.
-"""
+"""Pinned host memory, for copies to and from a GPU that do not block the host."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ class PinnedPool:
 class UploadRing:
     """Two halves of pinned memory, filled in turn.
 
-    A half is reused after its copies are done.
+    A half is reused after its copies are complete.
     """
 
     def __init__(self, context: Any, stream: Any, check: Check) -> None:
@@ -75,9 +72,8 @@ class UploadRing:
     def upload(self, pointer: int, source: np.ndarray) -> None:
         """Queue a copy of a contiguous array to the device.
 
-        The array may be changed at once.
-        Everything is staged: how the driver reads other memory depends on its allocation and on the machine,
-        and the driver may read after its call has returned.
+        The caller may change the array at once. All data is staged in pinned memory: the driver may read
+        other memory after its call has returned, depending on the allocation and on the machine.
         """
         contents = source.reshape(-1).view(np.uint8)
         for start in range(0, len(contents), PIECE_BYTES):

@@ -41,11 +41,11 @@ class DeviceGraph(Protocol):
 class Device(Protocol):
     """Memory and a stream."""
 
-    name: str  # "cpu", "cuda" or "tensorrt", as `open_device` takes it
-    memory: str  # where buffers live: "cpu" or "cuda"
+    name: str  # "cpu", "cuda" or "tensorrt", the argument of `open_device`
+    memory: str  # kind of memory of the buffers: "cpu" or "cuda"
     arch: str  # such as "sm_90"; "" on the CPU
     stream: Any  # None on the CPU
-    max_queued_steps: int  # decode steps that may be queued before the tokens of the first are read
+    max_queued_steps: int  # decode steps that may be queued before the host has read the tokens of the first
     capturing: bool  # true while `capture` records
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
@@ -57,9 +57,9 @@ class Device(Protocol):
         ...
 
     def upload(self, target: Tensor, source: np.ndarray) -> None:
-        """Copy a host array of the same shape and type into the tensor.
+        """Copy a host array of the same shape and type to the tensor.
 
-        `source` may be changed at once.
+        The caller may change `source` at once.
         """
         ...
 
@@ -68,10 +68,7 @@ class Device(Protocol):
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy a tensor of this device to another of the same shape and type.
-
-        The two do not overlap.
-        """
+        """Copy a tensor to another one of the same shape and type, without overlap."""
         ...
 
     def fill_zero(self, target: Tensor) -> None:
@@ -85,13 +82,13 @@ class Device(Protocol):
     def capture(self, record: Callable[[], None]) -> DeviceGraph | None:
         """Record the work that `record` queues as a graph, without running it.
 
-        None if the device has no graphs. The caller has run `record` before, and keeps the memory alive that
-        the work uses. EngineError if some of the work cannot be recorded.
+        None if the device does not support graphs. The caller must have run `record` before, and must keep
+        alive the memory that the work uses. EngineError if some of the work cannot be recorded.
         """
         ...
 
     def memory_info(self) -> tuple[int, int]:
-        """Bytes free and bytes in all; (0, 0) where the device does not say."""
+        """Return free and total memory in bytes; (0, 0) if unknown."""
         ...
 
     def synchronize(self) -> None:

@@ -2,8 +2,8 @@
 """EngineExecutor: bind tensors to one engine and run it.
 
 Thin on purpose: `prepare` checks and binds, `execute` runs, `capture_graph` records a run for replay.
-Bindings are kept: a decode step with the tensors of the step before costs one comparison, one that takes
-turns with others (adapters) a look-up.
+Bindings are cached: a decode step with the same tensors as the previous step costs one comparison; a step
+that alternates with other bindings (adapters) costs one look-up.
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ from edgellm_ros.engine.tensor import Shape, Tensor
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("onnxruntime", "tensorrt")
-KEPT_BINDINGS = 16  # a new binding of 117 tensors took 340 us, one that was kept 10 us
+KEPT_BINDINGS = 16  # a new binding of 117 tensors took 340 us, a cached one 10 us
 
 
 @dataclass(frozen=True)
 class BindingSnapshot:
-    """Address, shape and type of every tensor that is bound, in the engine's order.
+    """The tensors of a binding; equal snapshots share a binding and its graph."""
 
-    Equal snapshots share a binding, and may share a graph.
-    """
-
-    profile: int
-    bindings: tuple[tuple[int, Shape, np.dtype], ...]
+    profile: int  # optimization profile
+    bindings: tuple[tuple[int, Shape, np.dtype], ...]  # address, shape and type, in the engine's order
 
 
 @dataclass(eq=False)
@@ -70,15 +67,15 @@ class EngineExecutor:
     def bound(self) -> Any:
         """The backend's current binding; None before a successful `prepare`.
 
-        Whoever records a run keeps this object as long as the record.
+        The owner of a recorded run must keep this object as long as the record.
         """
         return None if self._current is None else self._current.bound
 
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0, backend: str = "") -> EngineExecutor:
-        """Load `model.onnx`, or the variant beside it that the backend needs.
+        """Load `model.onnx`, or the variant in the same folder that the backend needs.
 
-        `threads` of the CPU, 0 = one per core; `backend`: one of BACKENDS, "" = the one of the device.
+        `threads`: of the CPU, 0 = one per core; `backend`: one of BACKENDS, "" = the device's default.
         FileNotFoundError, EngineError; ValueError for an unknown backend.
         """
         path = Path(path)
@@ -100,7 +97,7 @@ class EngineExecutor:
     def dtype(self, name: str) -> np.dtype:
         """Return the element type of a binding. EngineError for an unknown name."""
         if name not in self.bindings:
-            raise EngineError(f"{self.name}: no binding {name!r}; it has {', '.join(self.bindings)}")
+            raise EngineError(f"{self.name}: no binding {name!r}, only {', '.join(self.bindings)}")
         return self.bindings[name].dtype
 
     def prepare(
@@ -108,9 +105,9 @@ class EngineExecutor:
     ) -> None:
         """Check tensors against the engine's bindings, and bind them.
 
-        `dims`: values of the symbols in shapes.
-        `tensors` must name exactly the engine's inputs and outputs. EngineError names the binding that is
-        missing, unknown or of another type or shape; then nothing is bound.
+        `dims`: values of the symbols in shapes; `tensors`: exactly the engine's inputs and outputs, by name.
+        EngineError names the binding that is missing, unknown or of another type or shape; then nothing is
+        bound.
         """
         names = self.bindings
         try:
@@ -147,7 +144,7 @@ class EngineExecutor:
     def capture_graph(self, stream: Any = None) -> bool:
         """Record a run as a graph that `execute` replays for the current binding.
 
-        False where the backend has no graphs. EngineError if the run cannot be recorded.
+        False if the backend does not support graphs. EngineError if the run cannot be recorded.
         """
         if self._current is None:
             raise EngineError(f"{self.name}: capture_graph without a successful prepare")
@@ -157,10 +154,10 @@ class EngineExecutor:
         return graph is not None
 
     def record(self, stream: Any = None) -> None:
-        """Capture the current binding, best effort.
+        """Capture a graph of the current binding, best effort.
 
-        The engine must have been executed with the binding.
-        Does nothing if already captured. Logs the first failure and stops trying.
+        The engine must have been executed with the binding. Does nothing if already captured. Logs the first
+        failure and stops trying.
         """
         if not self._recording or (self._current is not None and self._current.graph is not None):
             return
@@ -177,7 +174,7 @@ class EngineExecutor:
         unknown = [name for name in tensors if name not in self.bindings]
         if missing or unknown:
             problems = [f"{name!r} is not bound" for name in missing] + [
-                f"there is no {name!r}" for name in unknown
+                f"unknown binding {name!r}" for name in unknown
             ]
             raise EngineError(f"{self.name}: {', '.join(problems)}")
         for name, binding in self.bindings.items():

@@ -24,22 +24,22 @@ DTYPES = {
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
-BFLOAT16, BFLOAT16_NUMBER = "tensor(bfloat16)", 16  # NumPy has no such type; ONNX's number stands for it
+BFLOAT16, BFLOAT16_NUMBER = "tensor(bfloat16)", 16  # ONNX's number for a type that NumPy lacks
 
 
 class OnnxRuntimeBackend:
     """One ONNX file in one session.
 
-    Inputs and outputs are bound by address: nothing is copied.
-    ONNX Runtime's TensorScatter writes in place when its cache input and output have the same address.
+    Inputs and outputs are bound by address, without copies. ONNX Runtime's TensorScatter writes in place if
+    its cache input and output have the same address.
 
     On a CPU, sequences of a batch do not change each other's bits, as long as they share only these operators
     (ONNX Runtime 1.31 on x86-64, 1 to 8 threads; tested by test/engine/test_batch_invariance.py):
 
     - MatMul with a constant weight, fp32 or fp16: the weights are packed once, and every row is computed in
       the same way, also a single row.
-    - Gemm of two activations with transA: a single row is no special case, and long sums are split every 128
-      terms (builder/lora.py).
+    - Gemm of two activations with transA: a single row is computed like any other, and long sums are split
+      every 128 terms (builder/lora.py).
     - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits for
       any number of queries; a single query (decode) is computed differently and differs in the last bits.
 
@@ -63,7 +63,7 @@ class OnnxRuntimeBackend:
         except EngineError:
             raise
         except Exception as error:  # onnxruntime raises many classes
-            text = f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {error}"
+            text = f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load the graph: {error}"
             raise _engine_error(text, device) from error
         self._path, self._device = path, device
         self._run_options = run_options(device)
@@ -89,9 +89,9 @@ class OnnxRuntimeBackend:
             raise _engine_error(f"{self._path}: {error}", self._device) from error
 
     def capture(self, bound: Any, stream: Any) -> DeviceGraph | None:
-        if self._device.stream is None:  # nothing to record
+        if self._device.stream is None:  # the CPU does not support graphs
             return None
-        self.run(bound, stream)  # the memory that a run needs is there from now on
+        self.run(bound, stream)  # allocates the memory that a run needs
         return self._device.capture(lambda: self.run(bound, stream))
 
 
@@ -107,7 +107,7 @@ def _engine_error(text: str, device: Device) -> EngineError:
         device.synchronize()
     except DeviceLostError as lost:
         return DeviceLostError(f"{text} ({lost})")
-    except EngineError:  # of other work: reported to the caller that waits for that work
+    except EngineError:  # an error of other work, which the caller that waits for that work gets
         pass
     return EngineError(text)
 

@@ -17,9 +17,9 @@ FATAL = 4
 FIRST_WITH_OPSET_24 = (1, 24)
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"  # for a model given as bytes
 FIRST_WITH_SPIN_DURATION = (1, 28)
-# How long an idle thread spins before it sleeps. Median time of whole plans on 2 cores, settings in turns in
-# one process: alone, beside 1 and 2 busy processes, beside several busy processes with several threads (load
-# average 4.7):
+# Time that an idle thread spins before it sleeps. Median time of whole plans on 2 cores, settings in turns in
+# one process: without other load, with 1 busy process, with 2, and with several busy processes of several
+# threads (load average 4.7):
 #     sleeping at once  128 ms  168 ms  270 ms  182 ms
 #     20 us              94 ms  151 ms  254 ms  214 ms
 #     without a limit           254 ms  371 ms
@@ -53,10 +53,7 @@ def open_session(path: Path, device: Device | None = None, threads: int = 0) -> 
 
 
 def run_options(device: Device) -> Any:
-    """Make the options of a run.
-
-    On a GPU a run only queues work; the device waits for its stream.
-    """
+    """Make the options of a run: on a GPU, a run only queues work."""
     import onnxruntime
 
     if device.memory != "cuda":
@@ -83,7 +80,7 @@ def _session_options(onnxruntime: Any, threads: int) -> Any:
 
 def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
     if hasattr(onnxruntime, "preload_dlls"):
-        with contextlib.redirect_stdout(sys.stderr):  # it prints the libraries that it cannot find
+        with contextlib.redirect_stdout(sys.stderr):  # preload_dlls prints missing libraries
             onnxruntime.preload_dlls()
     # cuBLAS reads this when its first handle is made. With its own choice of workspace a recorded decode step
     # has an allocation, a release and a kernel that adds partial sums for every layer; with this one it has
@@ -91,7 +88,7 @@ def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     if CUDA not in onnxruntime.get_available_providers():
         raise EngineError(
-            f"device {device.name!r} needs ONNX Runtime with CUDA; {onnxruntime.__version__} here lacks it: "
+            f"device {device.name!r} needs ONNX Runtime with CUDA, {onnxruntime.__version__} lacks CUDA: "
             "pip uninstall onnxruntime && pip install -r requirements-cuda.txt"
         )
     return {

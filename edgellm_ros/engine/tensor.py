@@ -18,7 +18,6 @@ Shape = tuple[int, ...]
 class Tensor:
     """A contiguous view of memory of one device.
 
-    Made by a `Device`, or as a view of another tensor.
     - pointer: address of the first element
     - owner: the object that keeps the memory alive, shared by views
     - array: NumPy view of the same memory; None for memory that is not on the host

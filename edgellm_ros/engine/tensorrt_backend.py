@@ -44,18 +44,18 @@ from edgellm_ros.engine.tensorrt_library import (
 if TYPE_CHECKING:
     import tensorrt as trt
 
-KEPT_CONTEXTS = 4  # per profile, for bindings that take turns (adapters); each costs memory
+KEPT_CONTEXTS = 4  # per profile, for bindings that alternate (adapters); each context needs memory
 
 
 @dataclass(eq=False)
 class Bound:
     """A binding: the tensors for TensorRT, and copies of tensors that are not aligned.
 
-    Whoever recorded a run keeps the binding as long as the graph, and with the binding the recorded context.
+    The owner of a graph keeps the binding as long as the graph, and with the binding the recorded contexts.
     """
 
-    profile: int
-    tensors: dict[str, Tensor]  # aligned
+    profile: int  # optimization profile
+    tensors: dict[str, Tensor]  # by name; all aligned
     inward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (target, source), copied before a run
     outward: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # copied after a run
     recorded: list[trt.IExecutionContext] = field(default_factory=list)  # in graphs: must not change
@@ -64,10 +64,10 @@ class Bound:
 class TensorRTBackend:
     """One deserialised plan. `path`: the file of the plan.
 
-    `model`: the graph of the plan; the plan beside the graph that fits GPU and library is loaded.
+    `model`: the graph of the plan. The plan that fits GPU and library is loaded from the graph's folder.
     """
 
-    # TensorRT documents empty tensors, but none are used: an adapter of rank 0 becomes an adapter of zeros.
+    # TensorRT documents empty tensors, but we use none: an adapter of rank 0 becomes an adapter of zeros.
     supports_empty_tensors = False
 
     def __init__(self, model: Path, device: Device) -> None:
@@ -89,7 +89,9 @@ class TensorRTBackend:
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> Bound:
         if not 0 <= profile < len(self._ranges):
-            raise EngineError(f"{self.path}: no optimization profile {profile}, it has {len(self._ranges)}")
+            raise EngineError(
+                f"{self.path}: no optimization profile {profile}, the plan has {len(self._ranges)}"
+            )
         for name, (low, high) in self._ranges[profile].items():
             shape = tensors[name].shape
             if any(not a <= size <= b for size, a, b in zip(shape, low, high, strict=True)):
@@ -109,7 +111,7 @@ class TensorRTBackend:
             self._device.copy(target, source)
         self._log.take()
         if not context.execute_async_v3(int(self._device.stream.handle)):
-            raise engine_error(f"{self.path}: TensorRT could not run it: {self._log.take()}")
+            raise engine_error(f"{self.path}: TensorRT could not run the plan: {self._log.take()}")
         for target, source in bound.outward:
             self._device.copy(target, source)
         if self._device.capturing:
@@ -148,7 +150,9 @@ class TensorRTBackend:
             if not same or any(-1 != size != dim for size, dim in pairs if isinstance(dim, int)):
                 problem.add(binding.name)
             if engine.get_tensor_location(binding.name) != library.TensorLocation.DEVICE:
-                raise EngineError(f"{self.path}: {binding.name} would have to be in host memory")
+                raise EngineError(
+                    f"{self.path}: {binding.name} must be in host memory, which is not supported"
+                )
         if problem:
             raise EngineError(
                 f"{self.path}: made from another graph than {model.name} ({', '.join(sorted(problem))}); "

@@ -30,7 +30,7 @@ OUT_OF_MEMORY = ("out of memory", "outofmemory", "failed_allocation", "could not
 LOST = ("illegal memory access", "unspecified launch failure", "misaligned address", "device-side assert")
 # Words of TensorRT's reasons for not loading a plan, with their meaning; the first that match count. TensorRT
 # 11.4 writes "[file::function::line] Error Code 1: Cuda Runtime (...)" or "IRuntime::deserializeCudaEngine:
-# Error Code 1: Serialization (...)". Names of files and functions tell nothing about the reason.
+# Error Code 1: Serialization (...)". Names of files and functions say nothing about the reason.
 NAMES = re.compile(r"\[[^\[\]]*::[^\[\]]*\]|[\w~]+(?:::[\w~]+)+(?:\([^()]*\))?")
 GPU_REASON = (
     "cuda runtime",
@@ -108,7 +108,7 @@ class Library(Protocol):
 
 
 class LibraryLog(Protocol):
-    """Where a library logs."""
+    """The log of a library."""
 
     failed: bool  # whether there was an error since the last `take`
 
@@ -199,7 +199,7 @@ def start(library: Library, make: Callable[[trt.ILogger], T]) -> T:
 
 
 def engine_error(message: str) -> EngineError:
-    """Make the kind of EngineError that TensorRT's words in the message stand for."""
+    """Make the kind of EngineError that fits a message of TensorRT."""
     lowered = message.lower()
     if any(words in lowered for words in OUT_OF_MEMORY):
         return DeviceMemoryError(message)
@@ -211,7 +211,7 @@ def engine_error(message: str) -> EngineError:
 def plan_error(path: Path, version: str, reason: str) -> EngineError:
     """Make the error for a plan that cannot be loaded.
 
-    The text has TensorRT's reason, its meaning, and the advice.
+    The text has TensorRT's reason, its meaning, and advice.
     """
     error = engine_error(f"{path}: TensorRT {version} cannot load the plan: {reason}")
     if type(error) is not EngineError:

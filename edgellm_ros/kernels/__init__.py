@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs between engines: embedding, rotary rows, masks, sampling, Euler steps.
+"""Kernels between engines: embedding, rotary rows, masks, sampling, Euler steps.
 
-One twin per kind of device.
+Each kind of device has its own implementation of the same protocol.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Kernels", "RopeTable", "SamplingState", "SequenceCache", "StopState"
 
 
 def load_kernels(device: Device) -> Kernels:
-    """The kernels that work on this device's tensors."""
+    """Load the kernels for a device. EngineError for an unsupported kind of memory."""
     if device.memory == "cpu":
         from edgellm_ros.kernels.host import HostKernels
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels in NumPy, on host tensors: for CPU inference, and the reference for every other twin."""
+"""The kernels in NumPy: for CPU inference, and as the reference for CUDA."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from edgellm_ros.kernels.random import token_uniform
 
 
 class HostKernels:
-    """See `Kernels` for what each does."""
+    """The kernels on a CPU; `Kernels` documents the methods."""
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
         ids, vocab_size = token_ids.array, table.shape[0]
         is_multimodal = ids >= vocab_size
         if not is_multimodal.any():
-            np.take(
-                table.array, ids, axis=0, out=out.array, mode="clip"
-            )  # clip: the mode that writes to `out` directly
+            # mode "clip" writes to `out` without a buffer
+            np.take(table.array, ids, axis=0, out=out.array, mode="clip")
             return
         np.take(table.array, np.minimum(ids, vocab_size - 1), axis=0, out=out.array, mode="clip")
         out.array[is_multimodal] = multimodal_rows.array[ids[is_multimodal] - vocab_size]
@@ -118,7 +117,10 @@ class HostKernels:
 
 
 def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int) -> int:
-    """Return the token `offset` places behind the next one of a sequence; -1 if logits [V] are not finite."""
+    """Sample the token `offset` positions after a sequence's next one.
+
+    Returns -1 if the logits are not finite. logits [V] float32.
+    """
     if not np.isfinite(logits).all():
         return -1
     temperature = float(state.temperature.array[row])
@@ -135,7 +137,7 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int)
         order = order[:top_k]
     probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()
-    kept = len(order)  # both filters below keep a prefix of the falling order
+    kept = len(order)  # both filters below keep the first tokens of this order
     top_p, min_p = float(state.top_p.array[row]), float(state.min_p.array[row])
     if top_p < 1.0:
         mass_before = np.cumsum(probabilities) - probabilities

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of the kernels and the tensors that they share.
+"""The protocol of the kernels, and the groups of tensors that they take.
 
 Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V vocabulary,
-L layers of a cache (keys of each layer of the model, then values of each), R multimodal rows, P positions.
-Token ids and lengths are int64. Outputs are written into tensors that the caller made: a kernel allocates
-nothing on the device. Every result depends on its own row only, never on the other rows of the batch.
+L layers of a cache (keys of each layer of the model, then values of each layer), R multimodal rows, P
+positions. Token ids and lengths are int64. The caller provides the output tensors: a kernel allocates nothing
+on the device. The result of a row never depends on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edgellm_ros.engine.tensor import Tensor
 
 @dataclass(frozen=True)
 class RopeTable:
-    """cos and sin [P, D/2] float32 of every position and frequency."""
+    """Cosine and sine of the rotary angle of every position and frequency."""
 
-    cos: Tensor
-    sin: Tensor
+    cos: Tensor  # [P, D/2] f32
+    sin: Tensor  # [P, D/2] f32
 
 
 @dataclass(frozen=True)
 class SamplingState:
-    """Hold how the next tokens of each sequence are sampled, a row for each sequence."""
+    """Sampling parameters and sampling state, one row per sequence."""
 
     temperature: Tensor  # [B] f32; 0 = the most likely token
     top_k: Tensor  # [B] i64; 0 = off
@@ -34,24 +34,24 @@ class SamplingState:
     min_p: Tensor  # [B] f32; 0 = off
     repetition_penalty: Tensor  # [B] f32; 1 = off
     seed: Tensor  # [B] u64
-    position: Tensor  # [B] i64, of the next token in the answer: how many are committed
+    position: Tensor  # [B] i64, of the next token in the answer: the number of committed tokens
     seen: Tensor  # [B, V] bool, tokens of the prompt and committed tokens of the answer
 
     def rows(self, start: int, stop: int) -> SamplingState:
-        """Return the state of sequences start..stop-1, windows on the same memory."""
+        """Return views of rows start..stop-1."""
         return SamplingState(**{name: tensor.rows(start, stop) for name, tensor in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class StopState:
-    """Hold when each sequence of a batch has had its last token."""
+    """Stop conditions of the sequences of a batch."""
 
-    tokens_left: Tensor  # [B] i64, tokens that the sequence may still take
-    trigger_token: Tensor  # [B] i64, the stop token whose KV row is needed; -1 = none
+    tokens_left: Tensor  # [B] i64, upper bound on the remaining tokens
+    trigger_token: Tensor  # [B] i64, the stop token after which one more step writes its KV row; -1 = none
     stop_ids: Tensor  # [n] i64, n >= 1, tokens that end an answer; -1 = none
 
     def rows(self, start: int, stop: int) -> StopState:
-        """Return the state of sequences start..stop-1, windows on the same memory."""
+        """Return views of rows start..stop-1; `stop_ids` is the same for all rows."""
         return StopState(
             self.tokens_left.rows(start, stop), self.trigger_token.rows(start, stop), self.stop_ids
         )
@@ -59,15 +59,12 @@ class StopState:
 
 @dataclass(frozen=True)
 class SequenceCache:
-    """One sequence's rows in a KV cache [L,B,Hkv,C,D], at `index`; length, rope_delta [1] i64.
+    """One sequence of a KV cache: views of its memory, no copies."""
 
-    Windows on the memory, not copies. A token at index i of the sequence stands at position i + rope_delta.
-    """
-
-    cache: Tensor
-    index: int
-    length: Tensor
-    rope_delta: Tensor
+    cache: Tensor  # [L,B,Hkv,C,D], of all sequences
+    index: int  # of the sequence, along B
+    length: Tensor  # [1] i64, committed KV rows
+    rope_delta: Tensor  # [1] i64; the token at index i of the sequence has position i + rope_delta
 
     @property
     def keys(self) -> list[Tensor]:
@@ -88,44 +85,52 @@ class SequenceCache:
 
 
 class Kernels(Protocol):
-    """Computation between engines, on one kind of device."""
+    """The kernels on one kind of device."""
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
-        """Out [B,S,H]: row `id` of table [V,H], or row `id - V` of multimodal_rows [R,H] for ids from V.
+        """Write out [B,S,H]: the embeddings of tokens, with multimodal rows.
 
-        An id of -1 (no token could be drawn) takes row 0.
+        An id below V takes row `id` of table [V,H], another id takes row `id - V` of multimodal_rows [R,H].
+        An id of -1 (the logits were not finite) takes row 0.
         """
         ...
 
     def deepstack(self, token_ids: Tensor, vocab_size: int, multimodal_rows: Tensor, out: Tensor) -> None:
-        """Out [B,S,H]: row `id - vocab_size` of multimodal_rows [R,H] for ids from vocab_size, else zeros."""
+        """Write out [B,S,H]: a deepstack feature of tokens.
+
+        An id from vocab_size on takes row `id - vocab_size` of multimodal_rows [R,H], another id takes zeros.
+        """
         ...
 
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Write cos, sin [B,S,D/2] of text that follows.
+        """Write cos, sin [B,S,D/2] of new text tokens.
 
-        Token i of sequence b stands at position lengths[b] + deltas[b] + i.
+        Token i of sequence b has position lengths[b] + deltas[b] + i.
         """
         ...
 
     def mrope_rows(
         self, table: RopeTable, positions: Tensor, mrope_section: Sequence[int], cos: Tensor, sin: Tensor
     ) -> None:
-        """cos, sin [B,S,D/2] of tokens at positions [B,3,S] (time, height, width), interleaved as in Qwen3.
+        """Write cos, sin [B,S,D/2] of tokens at positions [B,3,S] (time, height, width).
 
-        Frequency j belongs to height if j % 3 == 1 and j < 3 * mrope_section[1], to width if j % 3 == 2 and
-        j < 3 * mrope_section[2], else to time. An empty mrope_section takes time for all.
+        The axes are interleaved as in Qwen3: frequency j belongs to height if j % 3 == 1 and
+        j < 3 * mrope_section[1], to width if j % 3 == 2 and j < 3 * mrope_section[2], else to time. With an
+        empty mrope_section, all frequencies belong to time.
         """
         ...
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
-        """Out [B,1,S,C] bool: new token i of sequence b sees the cache rows 0 .. lengths[b] + i."""
+        """Write out [B,1,S,C] bool: the causal mask of new tokens.
+
+        New token i of sequence b attends to KV rows 0 .. lengths[b] + i.
+        """
         ...
 
     def visible_rows(self, lengths: Tensor, steps: int, out: Tensor) -> None:
-        """Out [B]: lengths [B] + steps: how many rows of each cache are filled with `steps` tokens more.
+        """Write out [B] = lengths [B] + steps: the KV rows including the new tokens.
 
-        For engines that mask later tokens by themselves.
+        For engines that apply the causal mask themselves.
         """
         ...
 
@@ -137,20 +142,20 @@ class Kernels(Protocol):
         target_at: tuple[int, int],
         count: int,
     ) -> None:
-        """Copy `count` rows of every layer and head of one sequence, source [L,B1,Hkv,C1,D] to target
-        [L,B2,Hkv,C2,D].
+        """Copy `count` KV rows of one sequence, for every layer and head.
 
-        source_at, target_at: (sequence, first row). Source and target do not overlap.
+        source [L,B1,Hkv,C1,D]; target [L,B2,Hkv,C2,D]; source_at, target_at: (sequence, first row). Source
+        and target rows must not overlap.
         """
         ...
 
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         """Sample tokens [B,N] from logits [B,N,V]; -1 where a row of logits is not finite.
 
-        Token n of sequence b stands at position state.position[b] + n of the answer: its random number
-        depends on that and on the seed. Repetition penalty (of state.seen), temperature, top-k, top-p, min-p
-        are applied in this order (that of transformers); equally likely tokens rank by id. The most likely
-        token is always kept. The state stays as it is: `commit_tokens` changes it.
+        Token n of sequence b has position state.position[b] + n in the answer: its random number depends on
+        this position and on the seed. The order is the same as in transformers: repetition penalty (of
+        state.seen), temperature, top-k, top-p, min-p. Equally likely tokens rank by id. The most likely token
+        is never filtered out. Does not change the state: `commit_tokens` does.
         """
         ...
 
@@ -159,36 +164,37 @@ class Kernels(Protocol):
         ...
 
     def count_tokens(self, tokens: Tensor, offered: Tensor, state: StopState, counts: Tensor) -> None:
-        """Write counts [B]: how many of the first offered[b] of tokens [B,N] the sequence takes.
+        """Write counts [B]: how many of the offered tokens each sequence accepts.
 
-        At most tokens_left, and none after the first of stop_ids. tokens_left falls by the count; after a
-        stop token it is 0, or 1 after the sequence's trigger_token: one more step writes the KV row of that
-        token.
+        offered[b]: how many of tokens [b,N] are offered. A sequence accepts at most tokens_left tokens, and
+        none after the first one of stop_ids. tokens_left decreases by the count. After a stop token it
+        becomes 0; after the sequence's trigger_token it becomes 1, because one more step writes the KV row of
+        that token.
         """
         ...
 
     def commit_tokens(
         self, sampled: Tensor, tokens: Tensor, counts: Tensor, state: SamplingState, last_tokens: Tensor
     ) -> None:
-        """Take the first counts[b] tokens of a step into the answers: `seen`, `position`, `last_tokens` [B].
+        """Commit a step's first counts[b] tokens: update state and last_tokens [B].
 
-        sampled [B,N]: as places among the logits, -1 is not marked as seen; tokens [B,N]: as token ids. Where
-        counts[b] is 0 nothing changes.
+        Updates `seen` and `position` of the state. sampled [B,N]: logit indices, where -1 is not marked as
+        seen; tokens [B,N]: token ids. Rows whose count is 0 do not change.
         """
         ...
 
     def commit_rows(self, lengths: Tensor, counts: Tensor) -> None:
-        """Lengths [B] += counts [B]: the KV rows behind each length that are valid from now on."""
+        """Commit KV rows: lengths [B] += counts [B]."""
         ...
 
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
-        """Log-probabilities of logits [B,N,V] as they are (no penalty, temperature 1), natural logarithm.
+        """Write natural log-probabilities of logits [B,N,V].
 
-        top_ids, top_values [B,N,K+1]: the K most likely tokens in falling order, then `tokens[b,n]`. A row
-        whose token is -1 may hold anything.
+        They include neither repetition penalty nor temperature. top_ids, top_values [B,N,K+1]: the K most
+        likely tokens in falling order, then `tokens[b,n]`. Rows whose token is -1 have undefined contents.
         """
         ...
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
-        """X += dt * velocity."""
+        """Add dt * velocity to x in place."""
         ...

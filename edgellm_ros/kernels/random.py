@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counter-based random numbers: the value depends on (seed, where it is used) and on nothing else.
+"""Counter-based random numbers, which depend only on a seed and a counter.
 
-Philox4x32-10 of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Because no state
-is carried along, the same request gives the same tokens and the same noise whatever ran before it and
-whatever runs beside it.
+Philox4x32-10 of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The generator has
+no state, so the same request gives the same tokens and the same noise, whatever ran before and whatever runs
+in the same batch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Word = TypeVar("Word", int, np.ndarray)
 
 
 def philox4x32(c0: Word, c1: Word, c2: Word, c3: Word, seed: int) -> tuple[Word, Word, Word, Word]:
-    """Four random 32-bit words from a counter of four 32-bit words and a 64-bit seed.
+    """Return four random 32-bit words for a counter of four words and a 64-bit seed.
 
     The seed's low word is the first key word. Counter words are integers, or uint64 arrays for many counters
-    at once.
+    in one call.
     """
     k0, k1 = seed & _MASK, seed >> 32
     for _ in range(_ROUNDS):
@@ -45,15 +45,18 @@ def philox4x32(c0: Word, c1: Word, c2: Word, c3: Word, seed: int) -> tuple[Word,
 
 
 def token_uniform(seed: int, position: int) -> float:
-    """Return a uniform number in [0, 1) with 53 random bits, for the token at a position of the answer."""
+    """Return a uniform number in [0, 1) for a token position of the answer.
+
+    The number has 53 random bits.
+    """
     high, low, _, _ = philox4x32(position, 0, TOKEN_STREAM, 0, seed)
     return ((high >> 5) * 2**26 + (low >> 6)) * 2.0**-53
 
 
 def normal_noise(seed: int, samples: int, size: int) -> np.ndarray:
-    """Standard normal numbers, float32 [samples, size]; row i depends on (seed, i) only.
+    """Return standard normal numbers, float32 [samples, size].
 
-    Box-Muller over Philox.
+    Row i depends only on (seed, i). Uses the Box-Muller transform of Philox numbers.
     """
     block, sample = np.meshgrid(
         np.arange(-(-size // 4), dtype=np.uint64), np.arange(samples, dtype=np.uint64)
@@ -62,9 +65,8 @@ def normal_noise(seed: int, samples: int, size: int) -> np.ndarray:
     words = philox4x32(block, sample, stream, zero, seed)
     columns = []
     for first, second in (words[:2], words[2:]):
-        radius = np.sqrt(
-            -2.0 * np.log((first + 1.0) * 2.0**-32)
-        )  # of a number in (0, 1]: the logarithm is finite
+        uniform = (first + 1.0) * 2.0**-32  # in (0, 1]: the logarithm is finite
+        radius = np.sqrt(-2.0 * np.log(uniform))
         angle = second * (2.0 * np.pi * 2.0**-32)
         columns += [radius * np.cos(angle), radius * np.sin(angle)]
     return np.stack(columns, axis=-1).reshape(samples, -1)[:, :size].astype(np.float32)

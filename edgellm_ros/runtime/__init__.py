@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inference runtime: from a request to words, tokens and trajectories."""
+"""The inference runtime: text, tokens and trajectories for requests."""

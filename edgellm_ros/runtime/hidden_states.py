@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HiddenStates: what the prompts of the last batch became inside the language model, for those who ask."""
+"""HiddenStates: hidden states of the last batch's prompts, stored on request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from edgellm_ros.engine.tensor import Tensor
 
 
 class HiddenStates:
-    """Owns the buffers that the engine's `hidden_states_i` are written to in a prefill.
+    """Owns the buffers of the engine's outputs `hidden_states_i` of a prefill.
 
-    Layer 0 is the input of the language model, with the encoders' rows in place; layer i what its i-th layer
-    puts out. Sizes are those of the largest batch of the longest prompts; an engine that was exported
-    without hidden states has no buffers.
+    Layer 0 is the input of the language model, encoder rows included; layer i is the output of its i-th
+    layer. The buffers have room for the largest batch of the longest prompts. An engine that was exported
+    without hidden states needs no buffers.
     """
 
     def __init__(
@@ -33,23 +33,23 @@ class HiddenStates:
         self._last: dict[int, Tensor] = {}
 
     def outputs(self, batch: int, tokens: int) -> list[Tensor]:
-        """Where a prefill writes, [batch, tokens, H] for each layer that the engine puts out."""
+        """Return a prefill's output tensors [batch, tokens, H] of each exported layer."""
         return [buffer.view(batch, tokens, buffer.shape[2]) for buffer in self._buffers.values()]
 
     def keep(self, inputs_embeds: Tensor) -> None:
-        """Offer what a prefill of inputs_embeds [B,S,H] has written."""
+        """Keep the hidden states of a prefill of inputs_embeds [B,S,H] until `clear`."""
         batch, tokens, _ = inputs_embeds.shape
         self._last = {0: inputs_embeds, **dict(zip(self._buffers, self.outputs(batch, tokens), strict=True))}
 
     def clear(self) -> None:
-        """Offer nothing: a new batch begins."""
+        """Drop the hidden states: a new batch begins."""
         self._last = {}
 
     def layer(self, index: int) -> Tensor | None:
-        """[B,S,H] of the last batch; None if nobody asked for it or the engine does not put it out."""
+        """Return a layer's hidden states [B,S,H]; None if not stored."""
         return self._last.get(index)
 
     @property
     def prefill_length(self) -> int:
-        """S, the longest prompt of the batch; 0 if nobody asked."""
+        """Length S of the longest prompt; 0 if no hidden states are stored."""
         return self._last[0].shape[1] if self._last else 0

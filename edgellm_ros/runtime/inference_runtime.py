@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLMInferenceRuntime: requests to words and trajectories. `handle_request` is the way of the data."""
+"""LLMInferenceRuntime: text and trajectories for requests.
+
+`handle_request` shows the data flow.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,19 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationRespo
 
 
 class LLMInferenceRuntime:
-    """An engine directory, loaded on a device. One batch at a time; other threads wait for their turn.
-    Runtimes that share a Device are for one thread.
+    """An engine directory, loaded on a device.
 
-    `device`: "cpu", "cuda", "tensorrt" or a Device; `threads` of the CPU, 0 = one per core; `lora_dirs`:
-    adapters to load, name -> PEFT directory, None = those in the engine directory's folder `lora`;
-    `prefix_cache_bytes`: memory for beginnings of prompts that are used again, None = as much as the KV cache
-    has, 0 = none.
-    FileNotFoundError or ValueError for a damaged engine directory or adapter, EngineError for a device or
-    engine that cannot be used.
+    Executes one batch at a time; other threads wait for their turn. Runtimes that share a Device must be
+    called from one thread.
+
+    - device: "cpu", "cuda", "tensorrt" or a Device
+    - threads: of the CPU; 0 = one per core
+    - lora_dirs: adapters to load, name -> PEFT directory; None = the folder `lora` of the engine directory
+    - prefix_cache_bytes: size of the prefix cache; None = same as the KV cache, 0 = off
+    - decode_backend: "onnxruntime" or "tensorrt" for decode steps; "" = same as for prefills
+
+    FileNotFoundError or ValueError for a damaged engine directory or adapter, EngineError for an unusable
+    device or engine.
     """
 
     def __init__(
@@ -83,18 +90,18 @@ class LLMInferenceRuntime:
     ) -> LLMGenerationResponse | list[LLMGenerationResponse]:
         """Answer one request, or a batch of different requests.
 
-        An answer depends neither on what else is in the batch nor on what was asked before: on a CPU to the
-        last bit, on a GPU up to rounding.
-        `output_thinker_embeddings`: keep the prompts' hidden states for `base_model_hidden_states`.
-        ValueError, before any work, for a request that cannot be served; EngineError if an engine fails or
-        makes numbers that are not finite.
+        An answer depends neither on the other requests of the batch nor on earlier requests: to the last bit
+        on a CPU, up to rounding on a GPU.
+        `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`.
+        ValueError, before any work, for an invalid request; EngineError if an engine fails or its outputs are
+        not finite.
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
             pipeline, metrics = self.pipeline, self._metrics
             clock = StageClock(pipeline.device.synchronize)
             sequences = pipeline.prepare(requests, self._noise_seed)  # requests -> prompts with placeholders
-            # prefix cache -> tokens not to compute again; hidden states are of whole prompts
+            # prefix cache -> tokens to skip in the prefill; hidden states need whole prompts
             pipeline.match_prefixes(sequences, reuse=not output_thinker_embeddings)
             clock.end("tokenize_s")
             try:
@@ -102,14 +109,14 @@ class LLMInferenceRuntime:
                 metrics.multimodal.seconds += clock.end("vision_s")
                 pipeline.encode_audio(sequences)  # sound -> rows of embeddings
                 metrics.multimodal.seconds += clock.end("audio_s")
-                going_on = [sequence for sequence in sequences if sequence.report("prefill", 0)]
-                going_on.sort(key=lambda sequence: sequence.adapter.name)  # one run for each adapter
-                if going_on:
+                active = [sequence for sequence in sequences if sequence.report("prefill", 0)]
+                active.sort(key=lambda sequence: sequence.adapter.name)  # one run for each adapter
+                if active:
                     # prompts and rows -> KV cache, first tokens
-                    pipeline.prefill(going_on, keep_hidden_states=output_thinker_embeddings)
+                    pipeline.prefill(active, keep_hidden_states=output_thinker_embeddings)
                     metrics.prefill.seconds += clock.end("prefill_s")
                 while pipeline.batch.sequences:
-                    ended = pipeline.decode()  # tokens -> KV cache, next tokens, text; until one has ended
+                    ended = pipeline.decode()  # tokens -> KV cache, next tokens, text; until a sequence ends
                     metrics.generation.seconds += clock.end("decode_s")
                     pipeline.sample_actions(ended)  # noise and KV cache -> trajectories
                     metrics.action.seconds += clock.end("action_s")
@@ -124,52 +131,53 @@ class LLMInferenceRuntime:
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
 
     def set_action_noise_seed(self, seed: int) -> None:
-        """Noise seed of requests that bring none, from 0 to 2**64 - 1."""
+        """Set the noise seed of requests without one, from 0 to 2**64 - 1."""
         if not 0 <= seed <= MAX_SEED:
             raise ValueError(f"the noise seed must be from 0 to {MAX_SEED}, got {seed}")
         self._noise_seed = seed
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps of all batch sizes with all adapters, to launch each with one call.
+        """Record decode steps of all batch sizes with all adapters as graphs.
 
-        Takes seconds and some memory. An adapter that comes later is recorded when it is first used. False
-        where there are no graphs or, with the reason in the log, a step cannot be recorded.
+        The device launches a graph with one call. Recording takes seconds and some memory. Steps of an
+        adapter that is added later are recorded when the adapter is first used. Returns False if the device
+        does not support graphs, or if a step cannot be recorded (the log says why).
         """
         with self._lock:
             return self.pipeline.capture_decoding_cuda_graph()
 
     @property
     def embedding_table(self) -> Tensor:
-        """The embedding of every token [V,H], on the device. Not to be written to."""
+        """The embedding of every token [V,H], on the device; read-only."""
         return self.pipeline.embedder.table
 
     def base_model_hidden_states(self, layer: int) -> Tensor | None:
-        """What the last batch's prompts became in the language model, [B,S,H], on the device.
+        """Return the hidden states of the last batch's prompts [B,S,H], on the device.
 
-        Layer 0 is its input, with the encoders' rows in place; others are there if the engine was exported
-        with them (`hidden_state_layers`). Row b belongs to base_model_input_token_ids[b] and is valid up to
-        that prompt's length. None if the engine has no such layer, or if the last `handle_request` was not
-        asked for hidden states. The runtime owns the memory and overwrites it when the next request begins:
-        until then, copy what you keep.
+        Layer 0 is the input of the language model, encoder rows included; other layers need an engine that
+        was exported with them (`hidden_state_layers`). Row b belongs to base_model_input_token_ids[b] and is
+        valid up to the length of that prompt. None if the engine does not output this layer, or if the last
+        `handle_request` was called without `output_thinker_embeddings`. The runtime owns the memory and
+        overwrites it when the next request begins: copy the tensor before.
         """
         return self.pipeline.hidden_states.layer(layer)
 
     @property
     def base_model_input_token_ids(self) -> list[list[int]]:
-        """Token ids of each prompt of the last batch that was computed, in the order of the hidden states."""
+        """Token ids of the last prefilled prompts, in the order of the hidden states."""
         return self.pipeline.input_token_ids
 
     @property
     def base_model_prefill_length(self) -> int:
-        """S of the hidden states: the longest prompt of the last batch; 0 if they were not asked for."""
+        """Length S of the hidden states; 0 if they were not requested."""
         return self.pipeline.hidden_states.prefill_length
 
     def gen_and_save_system_prompt_kv_cache(self, system_prompt: str, lora: str = "") -> int:
-        """Compute what all prompts of this system prompt begin with, for requests to come.
+        """Prefill the prefix that all prompts of this system prompt share.
 
-        Returns its number of tokens. It stays in the prefix cache until other prompts need the room and it
-        was used least recently. ValueError if it is empty, too long for the engine or for the prefix cache,
-        or for an unknown adapter.
+        Returns the number of tokens of the prefix. The prefix cache evicts the prefix when it needs room and
+        the prefix is the least recently used. ValueError if the system prompt is empty or too long for the
+        engine or for the prefix cache, or for an unknown adapter.
         """
         with self._lock:
             pipeline = self.pipeline
@@ -187,24 +195,26 @@ class LLMInferenceRuntime:
                 pipeline.recover_after(error)
                 raise
             tokens = len(sequence.token_ids)
-            kept = pipeline.prefixes.kept(sequence.adapter.key, sequence.prefix_keys)
-            if kept < tokens:
+            stored = pipeline.prefixes.stored_length(sequence.adapter.key, sequence.prefix_keys)
+            if stored < tokens:
                 size = pipeline.prefixes.capacity_bytes
-                raise ValueError(f"the prefix cache of {size} bytes has room for {kept} of {tokens} tokens")
+                raise ValueError(f"the prefix cache of {size} bytes has room for {stored} of {tokens} tokens")
             return tokens
 
     def save_prefix_cache(self, path: str | Path) -> None:
-        """Write all beginnings of prompts that are kept to a file. OSError where that is not possible."""
+        """Save the prefix cache to a file. OSError if the file cannot be written."""
         with self._lock:
             pipeline = self.pipeline
             pipeline.drop_removed_adapters()
             save_prefix_cache(path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config))
 
     def load_prefix_cache(self, path: str | Path) -> int:
-        """Go on with the beginnings of prompts from a file; returns how many of its pages found room.
+        """Load a saved prefix cache in place of the current one.
 
-        FileNotFoundError, or ValueError for a file that is damaged or was saved with another engine: then
-        everything stays as it was. EngineError if the device fails: then nothing is kept.
+        Returns the number of loaded pages; the least recently used pages of the file are left out if the
+        cache has no room for them. FileNotFoundError, or ValueError for a file that is damaged or belongs to
+        another engine: then the cache stays unchanged. EngineError if the device fails: then the cache is
+        empty.
         """
         with self._lock:
             pipeline = self.pipeline
@@ -213,31 +223,31 @@ class LLMInferenceRuntime:
             )
 
     def clear_prefix_cache(self) -> None:
-        """Forget all beginnings of prompts."""
+        """Drop all pages of the prefix cache."""
         with self._lock:
             self.pipeline.prefixes.clear()
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
-        """Exchange the matrix that makes logits of hidden states: `lm_head.weight` [H,V], for all requests
-        from the next on.
+        """Replace the LM head `lm_head.weight` [H,V], from the next request on.
 
-        EngineError if the engine was not exported with `lm_head_input`, or for another shape.
+        EngineError if the engine was not exported with `lm_head_input`, or for another name or shape.
         """
         with self._lock:
             self.pipeline.runner.set_lm_head_weights(name, weights)
 
     def add_lora(self, name: str, directory: str | Path) -> None:
-        """Load a LoRA adapter as PEFT saves it, under a new name; requests may name it from then on.
+        """Load a LoRA adapter that PEFT saved, under a new name.
 
-        ValueError or FileNotFoundError that says what is wrong with it; then everything is as before.
+        Requests may name the adapter once this call returns. ValueError or FileNotFoundError if the adapter
+        cannot be loaded: then nothing has changed.
         """
         self.pipeline.loras.add(name, directory)
 
     def remove_lora(self, *names: str) -> None:
-        """Forget adapters and, when the next batch begins, their prompts; a batch that runs with one ends
-        with it.
+        """Remove adapters, all or none.
 
-        ValueError for the active one and for unknown ones: then none is removed.
+        The running batch keeps its adapters; the prefixes of the removed adapters are dropped when the next
+        batch begins. ValueError for the active adapter and for unknown names: then no adapter is removed.
         """
         self.pipeline.remove_loras(names)
 
@@ -258,24 +268,27 @@ class LLMInferenceRuntime:
         return self._metrics.action
 
     def lora_names(self) -> list[str]:
-        """Adapters that requests may name, sorted."""
+        """Return the names of the loaded adapters, sorted."""
         return self.pipeline.loras.names()
 
     def switch_lora_weights(self, name: str) -> None:
-        """Make an adapter the active one, which requests use that name none; "" or "base" is the base model.
+        """Set the active adapter: used by requests that name none.
 
-        Nothing is copied; the batch in progress is not touched. ValueError for an unknown one: then the old
-        one stays active.
+        "" or "base" is the base model. Nothing is copied; the running batch keeps its adapters. ValueError
+        for an unknown name: then the active adapter stays the same.
         """
         self.pipeline.loras.switch(name)
 
     @property
     def active_lora(self) -> str:
-        """The adapter of requests that name none; "" is the base model."""
+        """Name of the adapter for requests that name none; "" is the base model."""
         return self.pipeline.loras.active
 
     def close(self) -> None:
-        """Free engines and buffers, after the batch in progress. A closed runtime raises EngineError."""
+        """Free engines and buffers after the running batch.
+
+        Later calls raise EngineError.
+        """
         with self._lock:
             self._loaded = None
 
@@ -285,9 +298,9 @@ class LLMInferenceRuntime:
 
     @property
     def pipeline(self) -> Pipeline:
-        """Return the stages and what they own, for tests and benchmarks: its layout may change.
+        """The stages with their engines and buffers; not a stable interface.
 
-        EngineError if the runtime is closed.
+        For tests and benchmarks. EngineError if the runtime is closed.
         """
         pipeline = self._loaded  # read once: another thread may close the runtime
         if pipeline is None:
@@ -302,7 +315,7 @@ class LLMInferenceRuntime:
 
 
 def response_of(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMGenerationResponse:
-    """Return what a finished sequence has to say."""
+    """Make the response of a finished sequence."""
     return LLMGenerationResponse(
         text=sequence.text.text,
         token_ids=sequence.generated,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters of a language model's engine: named sets of tensors to bind to its LoRA inputs.
+"""LoRA adapters of a language model: named tensors for its engine's LoRA inputs.
 
-An adapter is loaded once. To answer with an adapter is to bind its tensors: the requests of a batch may each
-name their own, and a switch changes a name and nothing else.
+An adapter is loaded once, and a run with an adapter binds the adapter's tensors. So each request of a batch
+may name its own adapter, and a switch of the active adapter changes only a name.
 """
 
 from __future__ import annotations
@@ -44,24 +44,19 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """What one adapter binds.
+    """One adapter, ready to be bound.
 
     The base model is an adapter without a name, of the lowest rank.
     """
 
     name: str  # "" is the base model
     rank: int
-    digest: (
-        str  # SHA-256 of the contents: adapters with equal digests compute the same; "" for the base model
-    )
+    digest: str  # SHA-256 of the contents: equal digests give equal results; "" for the base model
     tensors: Mapping[str, Tensor]  # for every LoRA input of the engine, at this rank
 
     @property
     def key(self) -> str:
-        """Key of results that depend on the adapter: name and contents.
-
-        "" for the base model.
-        """
+        """Cache key of this adapter's results: name and digest; "" for the base model."""
         return f"{self.name}:{self.digest}" if self.name else ""
 
 
@@ -69,8 +64,8 @@ class LoraAdapters:
     """The adapters of one engine by name, and the active one.
 
     Requests that name no adapter use the active one. All methods may be called from any thread, also while a
-    batch runs: the batch keeps the adapters that it began with. If the engine does not support empty tensors,
-    the base model is an adapter of rank 1 with zeros.
+    batch runs: the batch keeps the adapters with which it began. If the engine does not support empty
+    tensors, the base model is an adapter of rank 1 with zeros.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class LoraAdapters:
         self._inputs = lora_inputs({name: binding.shape for name, binding in bound.items()})
         self.targets = lora_targets(self._inputs)
         self._dtype = next((binding.dtype for binding in bound.values()), np.dtype(np.float32))
-        # Shared by all inputs whose layers an adapter does not change.
+        # Bound to all inputs whose layers an adapter does not change.
         sizes = [math.prod(shape) for entry in self._inputs for shape in entry.shapes(max(1, max_rank))]
         self._zeros = device.zeros((max(sizes, default=1),), self._dtype)
         self._lock = threading.Lock()
@@ -93,16 +88,16 @@ class LoraAdapters:
 
     @property
     def active(self) -> str:
-        """The active adapter; "" is the base model."""
+        """Name of the active adapter; "" is the base model."""
         return self._active
 
     def names(self) -> list[str]:
-        """Adapters that are loaded, sorted, the base model left out."""
+        """Return the names of the loaded adapters without the base model, sorted."""
         with self._lock:
             return sorted(name for name in self._adapters if name)
 
     def loaded(self) -> list[LoraAdapter]:
-        """List the base model and all adapters."""
+        """Return the base model and all adapters."""
         with self._lock:
             return list(self._adapters.values())
 
@@ -117,9 +112,9 @@ class LoraAdapters:
     def add(self, name: str, directory: str | Path) -> LoraAdapter:
         """Load a PEFT adapter under a new name.
 
-        Reads, checks and hashes on the host, then queues one upload per input; reads nothing back. May take
-        as long as its files take to be read: not for a callback that must not block.
-        ValueError or FileNotFoundError: then nothing has changed.
+        Reads, checks and hashes the files on the host, then queues one upload per input; reads nothing back.
+        Blocks while it reads the files, so do not call it from a callback that must not block.
+        ValueError or FileNotFoundError if the adapter cannot be loaded: then nothing has changed.
         """
         check_name(name)
         if not self.targets:
@@ -138,8 +133,8 @@ class LoraAdapters:
     def remove(self, *names: str) -> list[LoraAdapter]:
         """Remove adapters, all or none, and return them.
 
-        A batch in progress keeps those it began with. ValueError for the active adapter, the base model and
-        unknown names.
+        A running batch keeps the adapters with which it began. ValueError for the active adapter, the base
+        model and unknown names.
         """
         with self._lock:
             for name in names:
@@ -173,9 +168,10 @@ class LoraAdapters:
             raise ValueError(f"adapter {quoted(name)} is loaded already, remove it first")
 
     def _pack(self, peft: PeftAdapter) -> dict[str, np.ndarray]:
-        """Lay out an adapter for the inputs whose layers it changes, in the engine's type.
+        """Convert an adapter to arrays for the LoRA inputs, in the engine's type.
 
-        ValueError for values beyond the range of that type.
+        Only the inputs whose layers the adapter changes get an array. ValueError for values outside the range
+        of the type.
         """
         arrays = {}
         for entry in self._inputs:
@@ -193,9 +189,9 @@ class LoraAdapters:
             return values.astype(self._dtype)
 
     def _upload(self, arrays: Mapping[str, np.ndarray], rank: int) -> dict[str, Tensor]:
-        """Make tensors for every LoRA input.
+        """Upload the arrays; return a tensor for every LoRA input.
 
-        They hold the arrays on the device, zeros for the other inputs.
+        Inputs without an array get zeros.
         """
         tensors = {}
         for entry in self._inputs:

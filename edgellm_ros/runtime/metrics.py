@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of the runtime, cumulative since it was made. Times in seconds of wall clock."""
+"""Counters of a runtime since its opening; times are wall-clock seconds."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ BEFORE_FIRST_TOKEN = ("tokenize_s", "vision_s", "audio_s", "prefill_s")
 
 @dataclass
 class LLMPrefillMetrics:
-    """Prompt tokens taken from a saved cache (`reused_tokens`) and computed, in `total_runs` runs."""
+    """Counters of prefills."""
 
-    reused_tokens: int = 0
-    computed_tokens: int = 0
-    total_runs: int = 0
+    reused_tokens: int = 0  # prompt tokens whose KV rows came from the prefix cache
+    computed_tokens: int = 0  # prompt tokens that the engine computed
+    total_runs: int = 0  # prefilled batches
     seconds: float = 0.0
 
 
 @dataclass
 class LLMGenerationMetrics:
-    """Tokens generated for all sequences (first tokens included), over `total_runs` decode steps."""
+    """Counters of decode steps."""
 
-    generated_tokens: int = 0
-    total_runs: int = 0
+    generated_tokens: int = 0  # of all finished answers, the first tokens from the prefill included
+    total_runs: int = 0  # decode steps
     seconds: float = 0.0
 
 
 @dataclass
 class MultimodalMetrics:
-    """Images and sounds encoded and the rows that they became."""
+    """Counters of the vision and audio encoders."""
 
     total_images: int = 0
-    total_image_tokens: int = 0
+    total_image_tokens: int = 0  # rows of embeddings that the images became
     total_sounds: int = 0
-    total_audio_tokens: int = 0
-    seconds: float = 0.0
+    total_audio_tokens: int = 0  # rows of embeddings that the sounds became
+    seconds: float = 0.0  # of both encoders
 
 
 @dataclass
 class ActionMetrics:
-    """Trajectories sampled, over `total_runs` Euler steps."""
+    """Counters of the action head."""
 
-    trajectories: int = 0
-    total_runs: int = 0
+    trajectories: int = 0  # sampled trajectories
+    total_runs: int = 0  # Euler steps
     seconds: float = 0.0
 
 
@@ -60,9 +60,9 @@ class RuntimeMetrics:
 
 
 class StageClock:
-    """Seconds per stage of one batch; each stage begins where the one before it ended.
+    """Seconds per stage of one batch; each stage begins where the previous one ended.
 
-    `finish` waits for what a stage has queued, so that its time is its own.
+    `finish` waits for the work that a stage has queued, so that the stage's time includes it.
     """
 
     def __init__(self, finish: Callable[[], None]) -> None:
@@ -71,9 +71,9 @@ class StageClock:
         self._stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
 
     def end(self, stage: str) -> float:
-        """End a stage when its work is done; return the seconds since the last end.
+        """End a stage when its work is complete; return the seconds since the last end.
 
-        A stage may come several times: its seconds add up. EngineError if some of the work failed.
+        The seconds of a stage that occurs several times add up. EngineError if some of the work failed.
         """
         self._finish()
         now = time.perf_counter()
@@ -82,6 +82,6 @@ class StageClock:
         return seconds
 
     def metrics(self) -> dict[str, float]:
-        """Every stage, from the request to the first token, and the whole."""
+        """Return the seconds of every stage, up to the first token, and in total."""
         first_token = sum(self._stages[stage] for stage in BEFORE_FIRST_TOKEN)
         return {**self._stages, "first_token_s": first_token, "total_s": self._last - self._start}

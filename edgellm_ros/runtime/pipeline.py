@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipeline: the engines of a directory and what happens between them, stage by stage.
+"""Pipeline: the stages of a batch, and the engines and buffers that they use.
 
-`LLMInferenceRuntime.handle_request` says in which order.
+`LLMInferenceRuntime.handle_request` calls the stages in order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
 from edgellm_ros.kernels import load_kernels
@@ -30,7 +31,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
-from edgellm_ros.runtime.engines.llm_engine_runner import LM_HEAD, LLMEngineRunner
+from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
@@ -44,9 +45,9 @@ from edgellm_ros.runtime.request_preparer import RequestPreparer
 
 
 class Pipeline:
-    """Everything that a batch passes through. Not to be used by two threads at once.
+    """The stages that a batch passes through; not thread-safe.
 
-    Parameters and errors are those of `LLMInferenceRuntime`.
+    Parameters and errors are the same as for `LLMInferenceRuntime`.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Pipeline:
             matrix = read_tensor(root / "lm_head.safetensors", LM_HEAD, shape)
             self.runner.set_lm_head_weights(LM_HEAD, matrix)
 
-        # 3. the batch: everything that is kept per row, and what decodes it
+        # 3. the batch: all state per row, and the decode method
         cache = self.runner.kv_cache
         self.sampling = SamplingRows(
             self.device,
@@ -114,7 +115,7 @@ class Pipeline:
         )
         self.use_decode_method(vanilla)
 
-        # 4. what outlives a batch: prefixes, hidden states
+        # 4. state that outlives a batch: prefixes, hidden states
         self.prefixes = PrefixCache(
             self.device,
             kernels,
@@ -142,28 +143,28 @@ class Pipeline:
         )
 
     def use_decode_method(self, method: DecodeMethod) -> None:
-        """Let this method yield the tokens from now on; the batch must be empty."""
+        """Set the decode method for the next batches; the batch must be empty."""
         self.method = method
         self.sampling.resize(method.tokens_per_step)
         self._decode_loop = DecodeLoop(self.batch, method, self.device.max_queued_steps)
 
     def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
-        """Requests -> prompts with placeholders. ValueError for what cannot be served."""
-        self._forget_last_batch()
+        """Prepare requests: prompts with placeholders. ValueError for an invalid request."""
+        self._clear_last_batch()
         return self.preparer.prepare(requests, noise_seed)
 
     def prepare_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
-        """Return what all prompts of a system prompt begin with, as a sequence. ValueError."""
-        self._forget_last_batch()
+        """Prepare the shared prefix of all prompts of a system prompt. ValueError."""
+        self._clear_last_batch()
         return self.preparer.prepare_system_prompt(system_prompt, lora)
 
-    def _forget_last_batch(self) -> None:
+    def _clear_last_batch(self) -> None:
         self.drop_removed_adapters()
         self.hidden_states.clear()
         self.input_token_ids = []
 
     def match_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
-        """Prefix cache -> how much of each prompt need not be computed again."""
+        """Find the longest stored prefix of each prompt; the prefill skips its tokens."""
         if not self.prefixes.capacity_bytes:
             return
         for sequence in sequences:
@@ -172,23 +173,24 @@ class Pipeline:
             sequence.prefix_keys = keys
             if reuse:
                 sequence.prefix = self.prefixes.match(sequence.adapter.key, keys)
-        # Each is padded to the longest rest, for which its row must have slots behind what it reuses.
+        # Prompts are padded to the longest remainder: each row must have slots for it after the reused ones.
         new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
         room = self.runner.kv_cache.capacity - max(MIN_PREFILL, new_tokens)
         for sequence in sequences:
             sequence.kv_length = sequence.reused_tokens = min(sequence.prefix.length, room)
 
     def store_prefixes(self, sequences: list[GenerationSequence]) -> None:
-        """KV rows of prompts -> prefix cache. The sequences must be in the batch."""
+        """Store prompts of the batch in the prefix cache."""
         for sequence in sequences:
             if sequence.prefix_keys:
                 rows = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
                 self.prefixes.insert(sequence.adapter.key, sequence.prefix_keys, rows)
 
     def remove_loras(self, names: Sequence[str]) -> None:
-        """See `LLMInferenceRuntime.remove_lora`. From any thread.
+        """Remove adapters, from any thread; see `LLMInferenceRuntime.remove_lora`.
 
-        What was computed with the adapters may be in use until the next batch, and is dropped then.
+        The running batch may still use prefixes and recorded steps of the adapters. They are dropped when the
+        next batch begins.
         """
         self._removed.extend(self.loras.remove(*names))
 
@@ -200,14 +202,14 @@ class Pipeline:
             self.method.drop(adapter)
 
     def recover_after(self, error: BaseException) -> None:
-        """Make sure that the next batch starts clean after a failure.
+        """Reset all state of the batch after a failure.
 
-        Numbers that are not finite may come from KV rows of an earlier prompt: so the prefix cache goes too.
-        Work that is still queued must be done before its memory is used again.
+        Values that are not finite may come from KV rows of an earlier prompt, so an EngineError also clears
+        the prefix cache. Queued work must be complete before its memory is used again.
         """
-        with suppress(EngineError):  # raised already, or a consequence of that
+        with suppress(EngineError):  # `error` itself, or a consequence
             self.device.synchronize()
-        with suppress(DeviceLostError):  # nothing on the device is used again
+        with suppress(DeviceLostError):  # the device is not used again
             self.batch.clear()
             self.runner.kv_cache.clear()
             self.device.synchronize()
@@ -215,7 +217,7 @@ class Pipeline:
             self.prefixes.clear()
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Camera frames -> rows of embeddings, one image at a time, until a sequence is cancelled."""
+        """Encode images, one at a time; cancelled sequences are skipped."""
         if self.vision is None:
             return
         for sequence in sequences:
@@ -232,7 +234,7 @@ class Pipeline:
                     self._metrics.multimodal.total_image_tokens += height * width
 
     def encode_audio(self, sequences: list[GenerationSequence]) -> None:
-        """Sound -> rows of embeddings, one sound at a time, until a sequence is cancelled."""
+        """Encode sounds, one at a time; cancelled sequences are skipped."""
         if self.audio is None:
             return
         for sequence in sequences:
@@ -248,9 +250,9 @@ class Pipeline:
                     self._metrics.multimodal.total_audio_tokens += tokens
 
     def prefill(self, sequences: list[GenerationSequence], keep_hidden_states: bool = False) -> None:
-        """Prompts and rows of embeddings -> KV cache -> first tokens; the sequences join the batch.
+        """Admit sequences to the batch, fill their KV rows, sample their first tokens.
 
-        What is reused of a prompt is copied to the KV cache; the rest is computed.
+        KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones.
         """
         rows = self.batch.admit(sequences)
         cache = self.runner.kv_cache
@@ -295,7 +297,7 @@ class Pipeline:
             sequence.report("decode", 0)
 
     def decode(self) -> list[GenerationSequence]:
-        """Tokens -> KV cache -> next tokens, until at least one sequence has ended; return the ended ones."""
+        """Decode until at least one sequence has ended; return the ended sequences."""
         steps = self._decode_loop.steps
         ended = self._decode_loop.run_until_one_ends()
         self._metrics.generation.total_runs += self._decode_loop.steps - steps
@@ -303,7 +305,7 @@ class Pipeline:
         return ended
 
     def sample_actions(self, sequences: list[GenerationSequence]) -> None:
-        """Noise and KV cache -> trajectories -> paths, for the sequences that triggered the action head."""
+        """Sample trajectories and paths of the sequences that triggered the action head."""
         if self.action is None:
             return
         space = self.action.action_space
@@ -322,5 +324,5 @@ class Pipeline:
                 self._metrics.action.total_runs += steps
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """See `LLMInferenceRuntime`."""
+        """Record decode steps; see `LLMInferenceRuntime`."""
         return self.method.capture(self.loras.loaded())

@@ -17,7 +17,7 @@ from edgellm_ros.multimodal.sound import Sound
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
 MAX_SPEED = 1000.0  # m/s; speeds become float32 positions
-# Kernels compute with float32: beyond these bounds numbers become 0, infinite or denormal on some device.
+# Kernels compute with float32: outside these bounds values become 0, infinite or denormal on some devices.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 MIN_TOP_P = 1e-30
 MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
@@ -40,19 +40,19 @@ def check_speed(name: str, speed: float) -> None:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled and when an answer ends.
+    """Rules for the sampling of tokens and for the end of an answer.
 
     The same seed gives the same tokens. ValueError names the parameter, its range and the value.
     """
 
-    temperature: float = 0.0  # 0 takes the most likely token, else from 1e-6 to 1e6
+    temperature: float = 0.0  # from 1e-6 to 1e6; 0 = always take the most likely token
     top_k: int = 0  # sample from the k most likely tokens; 0 = off
-    top_p: float = 1.0  # sample from the most likely tokens up to this sum, from 1e-30; 1 = off
-    min_p: float = 0.0  # drop tokens below this share of the most likely one, from 0 to 1; 0 = off
-    repetition_penalty: float = 1.0  # of tokens that occurred already, from 1e-6 to 1e6; 1 = off
-    max_tokens: int = 96  # of the answer, from 1
+    top_p: float = 1.0  # sample from the most likely tokens with this total probability, from 1e-30; 1 = off
+    min_p: float = 0.0  # exclude tokens below this share of the highest probability, from 0 to 1; 0 = off
+    repetition_penalty: float = 1.0  # for tokens of the prompt and the answer, from 1e-6 to 1e6; 1 = off
+    max_tokens: int = 96  # limit of the answer, from 1
     stop: tuple[str, ...] = ()  # strings that end the answer and are not part of its text
-    seed: int = 0  # from 0 to 2**64 - 1
+    seed: int = 0  # of the random numbers, from 0 to 2**64 - 1
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -74,12 +74,12 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a request stands."""
+    """Progress of a request."""
 
     stage: str  # "vision", "audio", "prefill", "decode" or "action"
-    text: str  # the answer so far: complete characters only, and no beginning of a stop string
-    tokens: int  # of the answer so far
-    step: int  # within the stage, from 0
+    text: str  # the answer so far: complete characters only, without a possible start of a stop string
+    tokens: int  # number of tokens of the answer so far
+    step: int  # number of the step within the stage, from 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,22 +89,22 @@ class LLMGenerationRequest:
     ValueError names a field that is out of range or of another type.
     """
 
-    prompt: str  # may be empty
-    system_prompt: str = ""
+    prompt: str  # the user's text; may be empty
+    system_prompt: str = ""  # "" = none
     images: tuple[np.ndarray, ...] = ()  # uint8 [H, W, 3], RGB
-    audio: tuple[Sound, ...] = ()  # in the prompt, sounds come before the text
-    # past poses (x, y[, heading]) in metres and radians in the robot's present frame, oldest first;
+    audio: tuple[Sound, ...] = ()  # placed before the text in the prompt
+    # past poses (x, y[, heading]) in metres and radians in the robot's current frame, oldest first;
     # None = the robot stood still
     history: np.ndarray | None = None
-    speed: float | None = None  # m/s now, from 0 to 1000; None = from the history
-    lora: str = ""  # adapter to answer with; "" = the active one, "base" = the base model
+    speed: float | None = None  # current speed in m/s, from 0 to 1000; None = computed from the history
+    lora: str = ""  # name of the adapter; "" = the active adapter, "base" = the base model
     sampling: SamplingParams = SamplingParams()
-    logprobs: int = 0  # how many of the most likely tokens to report per token, up to 50
-    action_samples: int = 0  # how many trajectories
-    noise_seed: int | None = None  # of the trajectories; None = the runtime's
-    denoise_steps: int | None = None  # Euler steps, from 1 to 1000; None = the checkpoint's
-    on_progress: Callable[[Progress], None] | None = None  # called on the thread that handles the request
-    cancel: threading.Event | None = None  # once set, ends the request at the next token or Euler step
+    logprobs: int = 0  # number of most likely tokens to report per token, up to 50; 0 = off
+    action_samples: int = 0  # number of trajectories to sample
+    noise_seed: int | None = None  # of the trajectories; None = the runtime's seed
+    denoise_steps: int | None = None  # Euler steps, from 1 to 1000; None = the checkpoint's number
+    on_progress: Callable[[Progress], None] | None = None  # called on the thread of `handle_request`
+    cancel: threading.Event | None = None  # when set, the request ends at the next token or Euler step
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
@@ -128,19 +128,20 @@ class LLMGenerationRequest:
 class LLMGenerationResponse:
     """The answer to one request."""
 
-    text: str  # without stop token and stop string
-    token_ids: list[int]  # with the stop token
+    text: str  # the answer, without stop token and stop string
+    token_ids: list[int]  # tokens of the answer, with the stop token
     finish_reason: str  # "stop" (token or string), "length" (max_tokens or KV cache full) or "cancelled"
-    prompt_tokens: int
-    # per token: (id, natural log-probability) of the most likely tokens, falling, then the sampled token if
-    # it is not among them; None if not asked for
+    prompt_tokens: int  # number of tokens of the prompt
+    # per token: (id, natural log-probability) of the most likely tokens in falling order, then of the sampled
+    # token if it is not among them; None if not requested
     logprobs: list[list[tuple[int, float]]] | None
-    # [n, T, A] in physical units; None if not asked for, not announced by the model, or cancelled
+    # [n, T, A] in physical units; None if not requested, not triggered by the answer, or cancelled
     actions: np.ndarray | None
-    paths: np.ndarray | None  # [n, T+1, 4]: x, y, heading, speed in the start frame; None as for actions
-    noise_seed: int
-    lora: str  # the adapter that answered; "" = the base model
+    # [n, T+1, 4]: x, y (m), heading (rad), speed (m/s) in the frame of the start pose; None without actions
+    paths: np.ndarray | None
+    noise_seed: int  # of the trajectories
+    lora: str  # name of the adapter that answered; "" = the base model
     # seconds per stage of the whole batch: tokenize_s, vision_s, audio_s, prefill_s, decode_s, action_s,
-    # keep_s (storing the prompt in the prefix cache), first_token_s, total_s
+    # keep_s (storing prompts in the prefix cache), first_token_s, total_s
     metrics: dict[str, float]
-    reused_tokens: int = 0  # tokens of the prompt that came from the prefix cache
+    reused_tokens: int = 0  # tokens of the prompt whose KV rows came from the prefix cache

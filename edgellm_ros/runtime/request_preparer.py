@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RequestPreparer: check requests and make their prompts."""
+"""RequestPreparer: checks requests and makes their prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, check_speed
 
 
 class RequestPreparer:
-    """Check requests against the engine's parts and limits, and make their prompts."""
+    """Checks requests against the engine's parts and limits, and makes their prompts."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class RequestPreparer:
     def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
         """Make the sequences of a batch.
 
-        `noise_seed` is for requests without one. ValueError names the request that cannot be served; then
-        the whole batch is refused, and nothing has been computed.
+        `noise_seed` is for requests without one. ValueError names the first invalid request; then the whole
+        batch is refused, and nothing has been computed.
         """
         limit = self._config.builder.max_batch_size
         if not 1 <= len(requests) <= limit:
@@ -63,9 +63,9 @@ class RequestPreparer:
         return sequences
 
     def prepare_system_prompt(self, system_prompt: str, lora: str) -> GenerationSequence:
-        """Make a sequence of the tokens with which all prompts of a system prompt begin.
+        """Make a sequence of the prefix that all prompts of a system prompt share.
 
-        ValueError if the system prompt is empty, too long, or not at the beginning of prompts.
+        ValueError if the system prompt is empty, too long, or not the first part of the chat template.
         """
         request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
         return self._make_sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
@@ -78,7 +78,7 @@ class RequestPreparer:
             points = check_history(request.history, action.trajectory_history)
             history = history_tokens(points, action.trajectory_history)
             if request.speed is None:
-                with np.errstate(over="ignore"):  # becomes infinite, and is refused
+                with np.errstate(over="ignore"):  # an infinite speed is refused below
                     speed = history_speed(points, action.trajectory_history)
                 check_speed("the speed of the history", speed)
         grids = [self._vision.token_grid(image) for image in request.images] if self._vision else []
@@ -100,7 +100,7 @@ class RequestPreparer:
     ) -> GenerationSequence:
         config, action, tokens = self._config, self._config.action, self._config.special_tokens
         if not token_ids:
-            raise ValueError("the prompt has 0 tokens: the chat template left nothing of the request")
+            raise ValueError("the prompt has 0 tokens: the chat template rendered an empty text")
         if len(token_ids) > config.builder.max_input_len:
             raise ValueError(
                 f"the prompt has {len(token_ids)} tokens; this engine takes at most "

@@ -102,7 +102,7 @@ def test_euler_steps_follow_the_velocity_from_noise_to_data(known_velocity, cach
 
 def test_results_that_are_not_finite_are_an_error_that_names_the_seed(known_velocity, cache):
     runner = known_velocity([helper.make_node("Sqrt", ["trajectory"], ["velocity"])])
-    with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 steps\)"):
+    with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 Euler steps\)"):
         runner.execute(cache.sequence(0), samples=3, steps=2, seed=11, report=always)
 
 

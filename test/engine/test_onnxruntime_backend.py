@@ -25,7 +25,7 @@ def test_a_missing_file_is_named(device, tmp_path):
 @ONNX_RUNTIME
 def test_a_damaged_file_is_named(device, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"no graph at all")
-    with pytest.raises(EngineError, match=r"bad\.onnx: ONNX Runtime .* cannot load it"):
+    with pytest.raises(EngineError, match=r"bad\.onnx: ONNX Runtime .* cannot load the graph"):
         EngineExecutor.open(tmp_path / "bad.onnx", device)
 
 

@@ -158,7 +158,7 @@ class TestBindingErrors:
             EngineError, match=r"x \[2, 1, 4\] is outside profile 0, from \[1, 2, 4\] to \[4, 8, 4\]"
         ):
             backend.bind(0, tensors(2, 1), None)
-        with pytest.raises(EngineError, match=r"no optimization profile 2, it has 2"):
+        with pytest.raises(EngineError, match=r"no optimization profile 2, the plan has 2"):
             backend.bind(2, tensors(2, 1), None)
 
     def test_a_cache_that_is_not_updated_in_place_is_named(self, host, backend, tensors):

@@ -75,7 +75,7 @@ def test_a_sequence_is_admitted_behind_the_others(batch, states):
 
 def test_a_batch_that_does_not_fit_is_an_error_and_nothing_changes(batch, states):
     batch.admit(sequences("abc"))
-    with pytest.raises(ValueError, match="6 sequences in a batch, this engine takes at most 5"):
+    with pytest.raises(ValueError, match="a batch of 6 sequences; this engine takes at most 5"):
         batch.admit(sequences("def"))
     assert order(batch) == "abc"
     assert states[0].rows == dict(enumerate("abc"))

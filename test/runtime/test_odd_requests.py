@@ -63,7 +63,7 @@ def bare(runtime_device, tmp_path_factory):
 def test_a_prompt_of_no_tokens_is_refused_before_any_work(bare):
     alone = bare.handle_request(request("go"))
     for empty in (request(""), request("", system_prompt="")):
-        with pytest.raises(ValueError, match=r"^the prompt has 0 tokens: the chat template left nothing"):
+        with pytest.raises(ValueError, match=r"^the prompt has 0 tokens: the chat template rendered"):
             bare.handle_request(empty)
     with pytest.raises(ValueError, match=r"^request 1: the prompt has 0 tokens"):
         bare.handle_request([request("go"), request("")])

@@ -334,7 +334,7 @@ class TestOnDisk:
         for damage in (damage_row, damage_token):
             save_prefix_cache(tmp_path / "cache", filled, device, "engine")
             rewrite(tmp_path / "cache", damage)
-            with pytest.raises(ValueError, match="damaged: its SHA-256"):
+            with pytest.raises(ValueError, match="damaged: the SHA-256 of the contents is not"):
                 load_prefix_cache(tmp_path / "cache", filled, device, "engine")
             assert_loads(filled, prompt(SYSTEM, ("a", 30)), 104)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels in CUDA C++, compiled for the GPU at hand on first use."""
+"""The kernels in CUDA C++, compiled for the GPU of this machine on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgellm_ros.kernels.cuda.program import CudaProgram
 
 
 def load_cuda_kernels(device: Any) -> CudaKernels:
-    """Load the kernels for a `CudaDevice`, compiled for its architecture or taken from the cache."""
+    """Load the kernels for a `CudaDevice`, compiled or from the cache."""
     program = CudaProgram(device, cached_kernels(device.arch))
     device.fill_kernel = program.function("fill")
     return CudaKernels(device, program)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all kernels share. The files of this folder are compiled as one program, this one first, without any
-// header: NVRTC's own wheel is enough.
+// Types and helpers of all kernels. The files of this folder are compiled as one program that begins with this
+// file. No CUDA headers are needed: NVRTC's wheel is enough.
 
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-// Rows are moved as bytes, in the widest pieces that their addresses and lengths allow. A kernel that moves
-// rows exists once for each width; the caller picks.
+// Rows are moved as bytes, in the widest units that their addresses and lengths allow. A kernel that moves rows
+// is compiled once per width; the caller selects one.
 #define FOR_EACH_WIDTH(KERNEL) KERNEL(1, uchar1) KERNEL(2, ushort1) KERNEL(4, uint1) KERNEL(8, uint2) KERNEL(16, uint4)
 
 __device__ inline i64 clamp(i64 value, i64 low, i64 high) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA sources of this folder, compiled with NVRTC, and a cache of the results on disk.
+"""Compiles the CUDA sources with NVRTC, and caches the results on disk.
 
 Needs neither a GPU nor CUDA's headers, so a cache can be filled for another machine.
 """
@@ -31,13 +31,16 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def source() -> str:
-    """The program of all kernels; messages of the compiler name the file and its line."""
+    """Return the program of all kernels; compiler messages name file and line."""
     folder = Path(__file__).parent
     return "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}' for name in SOURCES)
 
 
 def options(arch: str) -> ProgramOptions:
-    """How the kernels are compiled. No fused multiply-adds where none is written: sums as on the host."""
+    """Return the compiler's options.
+
+    Fused multiply-adds are off unless written out, so sums are the same as on the host.
+    """
     macros = [
         ("ROW_SCRATCH_BYTES", str(layout.ROW_SCRATCH_BYTES)),
         ("MOST_LOGPROBS", str(layout.MOST_LOGPROBS)),
@@ -46,7 +49,10 @@ def options(arch: str) -> ProgramOptions:
 
 
 def compile_kernels(arch: str) -> bytes:
-    """The kernels as a cubin for an architecture such as "sm_90". EngineError with the compiler's words."""
+    """Compile the kernels to a cubin for an architecture such as "sm_90".
+
+    EngineError with the compiler's message.
+    """
     try:
         return bytes(Program(source(), "c++", options(arch)).compile("cubin").code)
     except Exception as error:  # cuda-core has no class that covers a bad architecture and a bad program
@@ -54,9 +60,10 @@ def compile_kernels(arch: str) -> bytes:
 
 
 def cached_kernels(arch: str, directory: Path | None = None) -> bytes:
-    """`compile_kernels`, kept in a folder (default: ~/.cache/edgellm_ros/cuda, or below XDG_CACHE_HOME).
+    """Return the cubin for an architecture, compiled or from a cache folder.
 
-    A file that is damaged is made anew; a folder that cannot be written to costs the time of compiling only.
+    directory: None = `cache_directory()`. A damaged file is replaced. If the folder is not writable, the
+    kernels are compiled each time.
     """
     file = (directory or cache_directory()) / f"{arch}-{_key(arch)}.cubin"
     try:
@@ -71,11 +78,12 @@ def cached_kernels(arch: str, directory: Path | None = None) -> bytes:
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept (XDG base directory specification).
+    """Return the cache folder of compiled kernels.
 
-    Without a home, where temporary files are.
+    The folder is ~/.cache/edgellm_ros/cuda, or below XDG_CACHE_HOME. Without a home directory, the folder is
+    below the one for temporary files. Source: XDG base directory specification.
     """
-    home = Path(os.path.expanduser("~"))  # `~` itself where nobody knows
+    home = Path(os.path.expanduser("~"))  # stays "~" without a home directory
     cache = os.environ.get("XDG_CACHE_HOME") or (
         home / ".cache" if home.is_absolute() else tempfile.gettempdir()
     )
@@ -83,16 +91,16 @@ def cache_directory() -> Path:
 
 
 def _key(arch: str) -> str:
-    """Of all that the cubin depends on."""
+    """Return a hash of everything that the cubin depends on."""
     status, major, minor = nvrtc.nvrtcVersion()
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise EngineError(f"NVRTC does not tell its version: {status.name}")
+        raise EngineError(f"cannot read the version of NVRTC: {status.name}")
     parts = (source(), arch, f"{major}.{minor}", repr(options(arch).as_bytes("nvrtc")))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a file that is whole or not there, if its folder allows."""
+    """Write a file atomically, best effort."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=file.name)

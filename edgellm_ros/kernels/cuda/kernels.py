@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels on CUDA tensors: checks, sizes of launches, and the scratch memory of sampling."""
+"""The kernels on CUDA tensors: checks, launch sizes, scratch memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.layout import MAX_VOCAB, MOST_LOGPROBS, ROW_SCRATCH_BYTES, SAMPLE_THREADS
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
 
-WIDEST = 16  # bytes that one thread moves at once
-THREADS = 256  # of a block, where nothing says otherwise
-MAX_BLOCKS = 1 << 20  # more work than these have is done in turns
+WIDEST = 16  # bytes that one thread moves with one instruction
+THREADS = 256  # per block, by default
+MAX_BLOCKS = 1 << 20  # per launch; with more work, each block loops
 MAX_PLANES = 1 << 15  # along a grid's second axis
-SHARE = 4096  # tokens of the vocabulary that are worth a block of their own when sampling
+SHARE = 4096  # tokens of the vocabulary per block in sampling
 MAX_BLOCKS_PER_ROW = 32
 FLOAT32 = np.dtype(np.float32)
 
 
 class CudaKernels:
-    """See `Kernels` for what each does. Everything is queued on the device's stream.
+    """The kernels on a GPU; `Kernels` documents the methods.
 
-    device: a `CudaDevice`; program: anything with the method `launch` of `CudaProgram`.
+    All work is queued on the device's stream. device: a `CudaDevice`; program: an object with the method
+    `launch` of `CudaProgram`.
     """
 
     def __init__(self, device: Any, program: Any) -> None:
         self._device = device
         self._program = program
-        # Recorded graphs hold on to the scratch memory they were recorded with, so none is freed before self.
+        # Recorded graphs use the scratch memory of their recording, so none of it is freed before self.
         self._scratch: list[Tensor] = []
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
@@ -147,7 +148,7 @@ class CudaKernels:
         _check_logits(logits, vocab)
         most = min(vocab, MOST_LOGPROBS)
         if not 0 <= width - 1 <= most:
-            raise ValueError(f"{width - 1} most likely tokens wanted, expected at most {most}")
+            raise ValueError(f"{width - 1} most likely tokens requested, expected at most {most}")
         if rows:
             self._program.launch(
                 "log_probabilities", (rows,), SAMPLE_THREADS,
@@ -159,36 +160,36 @@ class CudaKernels:
         self._by_element("euler_step", x.size, x.pointer, velocity.pointer, x.size, float(dt))
 
     def _by_token(self, name: str, token_ids: Tensor, units: int, *arguments: Any) -> None:
-        """A block for each token, with a thread for each unit of its row."""
+        """Launch a block per token, with a thread per unit of its row."""
         if token_ids.size and units:
             grid = (min(token_ids.size, MAX_BLOCKS),)
             self._program.launch(name, grid, min(THREADS, -(-units // 32) * 32), *arguments)
 
     def _by_plane(self, name: str, planes: int, units: int, *arguments: Any) -> None:
-        """Blocks for each plane, with a thread for each of its units."""
+        """Launch blocks per plane, with a thread per unit."""
         if planes and units:
             grid = (min(-(-units // THREADS), MAX_BLOCKS), min(planes, MAX_PLANES))
             self._program.launch(name, grid, THREADS, *arguments)
 
     def _by_element(self, name: str, elements: int, *arguments: Any) -> None:
-        """A thread for each element."""
+        """Launch a thread per element."""
         if elements:
             self._program.launch(name, (min(-(-elements // THREADS), MAX_BLOCKS),), THREADS, *arguments)
 
     def _scratch_for(self, rows: int) -> int:
-        """The address of zeroed scratch memory for this many rows; sampling leaves it zeroed."""
+        """Return the address of scratch memory for so many rows, zeroed between launches."""
         if not self._scratch or self._scratch[-1].shape[0] < rows:
             self._scratch.append(self._device.zeros((max(8, 2 * rows), ROW_SCRATCH_BYTES), np.uint8))
         return self._scratch[-1].pointer
 
 
 def _row_bytes(tensor: Tensor) -> int:
-    """Bytes along the last axis."""
+    """Return the number of bytes along the last axis."""
     return tensor.shape[-1] * tensor.dtype.itemsize
 
 
 def _width(row_bytes: int, *tensors: Tensor) -> int:
-    """How many bytes may be moved at once: 1, 2, 4, 8 or 16, of which rows and addresses are multiples."""
+    """Return the widest unit in bytes, 1 to 16, that divides row sizes and addresses."""
     return _lowest_bit(WIDEST, row_bytes, *(tensor.pointer for tensor in tensors))
 
 
@@ -202,10 +203,10 @@ def _lowest_bit(*numbers: int) -> int:
 def _check_float32(*tensors: Tensor) -> None:
     for tensor in tensors:
         if tensor.dtype != FLOAT32:
-            raise ValueError(f"the CUDA kernel computes with float32, got {tensor!r}")
+            raise ValueError(f"the CUDA kernel takes float32, got {tensor!r}")
 
 
 def _check_logits(logits: Tensor, vocab: int) -> None:
     _check_float32(logits)
     if logits.shape[-1] != vocab or not 0 < vocab <= MAX_VOCAB:
-        raise ValueError(f"logits of {logits.shape[-1]} tokens, expected {vocab}, at most {MAX_VOCAB}")
+        raise ValueError(f"logits must have {vocab} tokens, at most {MAX_VOCAB}, got {logits.shape[-1]}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Log-probabilities of the most likely tokens of each row and of the drawn one. One block per row: few requests
-// ask for them.
+// Log-probabilities of each row's most likely tokens and of the sampled token. One block per row is enough,
+// because few requests want log-probabilities.
 
 struct LogprobShared {
   u32 count[THREADS];
@@ -9,11 +9,11 @@ struct LogprobShared {
   u64 ranks[MOST_LOGPROBS];
   u32 kept;
   int bin;
-  u32 before, through;  // tokens before that bin, and up to and with it
+  u32 before, through;  // tokens before `bin`, and including it
   u32 least_key, greatest_key;
 };
 
-// The bin where the count reaches `wanted`, when all threads have counted their tokens.
+// Finds the bin where the count reaches `wanted`, after all threads have counted their tokens.
 __device__ inline void find_bin(LogprobShared& shared, u32 wanted) {
   __syncthreads();
   const u32 count = shared.count[threadIdx.x];
@@ -27,13 +27,13 @@ __device__ inline void find_bin(LogprobShared& shared, u32 wanted) {
   __syncthreads();
 }
 
-// A rank that the `wanted` most likely tokens reach and no others; 1 <= wanted <= vocab.
+// Returns a rank that only the `wanted` most likely tokens reach; 1 <= wanted <= vocab.
 template <class Read>
 __device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ranks, u64 best, Scale scale,
                           u32 wanted) {
   const u32 top_key = ranks.key(best);
   const float top = ranks.score(best);
-  constexpr int beyond = THREADS - 1;  // this bin takes all from there on
+  constexpr int beyond = THREADS - 1;  // the last bin, also for all larger distances
   shared.count[threadIdx.x] = 0;
   __syncthreads();
   visit_tokens(0, vocab, read, [&](int id, float logit) {
@@ -48,7 +48,7 @@ __device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ran
     shared.greatest_key = bin == 0 ? top_key : least_key_of_bins(top_key, bin - 1, scale.high) - 1;
   __syncthreads();
   u64 low = ranks.last_of_key(shared.least_key), high = ranks.first_of_key(shared.greatest_key);
-  while (shared.through != wanted) {  // the bin holds more than are wanted
+  while (shared.through != wanted) {  // the bin holds too many tokens
     wanted -= shared.before;
     const int shift = bin_shift(low, high);
     visit_tokens(0, vocab, read, [&](int id, float logit) {
@@ -63,7 +63,7 @@ __device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ran
   return low;
 }
 
-// top_ids, top_values [rows, width]: the width - 1 most likely tokens, then that of `tokens` [rows].
+// top_ids, top_values [rows, width]: the width - 1 most likely tokens, then the token of `tokens` [rows].
 extern "C" __global__ void __launch_bounds__(THREADS)
     log_probabilities(const float* all_logits, i64 vocab, const i64* tokens, i64* top_ids, float* top_values,
                       i64 width) {

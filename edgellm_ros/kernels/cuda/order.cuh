@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of tokens, the most likely first, as integers: what sampling and log-probabilities search in.
+// Ranks of tokens as integers, and their probability mass: for sampling and log-probabilities.
 
-constexpr int THREADS = 1024;  // of each block; a histogram has one bin for each
+constexpr int THREADS = 1024;  // per block; a histogram has one bin per thread
 constexpr int BIN_BITS = 10;
 constexpr int WARPS = THREADS / 32;
 constexpr u32 ALL_LANES = 0xffffffffu;
@@ -14,7 +14,7 @@ constexpr int WEIGHT_BITS = 44;
 constexpr u64 NOT_FINITE = ~0ull;  // in place of a rank
 #define NO_NUMBER __uint_as_float(0x7fffffffu)
 
-// Integers in the order of the numbers; -0 and 0 are equal.
+// Maps a float to an integer of the same order; -0 and 0 are equal.
 __device__ inline u32 order_key(float score) {
   const u32 bits = __float_as_uint(score == 0.0f ? 0.0f : score);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -24,7 +24,7 @@ __device__ inline float score_of_key(u32 key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// A token's rank as a number that no other token has: greater for greater scores, then for smaller ids.
+// Unique ranks of tokens: greater for greater scores, then for smaller ids.
 struct Ranks {
   int id_bits;
 
@@ -38,7 +38,7 @@ struct Ranks {
   __device__ u64 last_id() const { return (1ull << id_bits) - 1; }
 };
 
-// log2(e) / temperature as the sum of two floats, for weights with an error of 1e-7 at any distance.
+// log2(e) / temperature as the sum of two floats: weights have an error of 1e-7 at any distance.
 struct Scale {
   float high, low;
 };
@@ -50,7 +50,7 @@ __device__ inline Scale make_scale(float temperature) {
   return {high, (float)(scale - (double)high)};
 }
 
-// 2^(WEIGHT_BITS - x) of a token that is x = (top - score) * scale < WEIGHT_BITS away, rounded down.
+// Returns 2^(WEIGHT_BITS - x), rounded down, for a distance x = (top - score) * scale < WEIGHT_BITS.
 __device__ inline u64 weight(float top, float score, Scale scale) {
   const float distance = top - score;
   const float rest = top - distance;  // distance + error is the exact difference
@@ -61,14 +61,14 @@ __device__ inline u64 weight(float top, float score, Scale scale) {
   return (u64)(fraction * (float)(1ull << WEIGHT_BITS)) >> (int)whole;
 }
 
-// Distances of up to 44 binary orders of magnitude (all that have a weight) in equal steps, the nearest first;
-// THREADS or more beyond. Never falls as the score falls.
+// Returns the bin of a score's distance from the top. The bins divide 44 binary orders of magnitude (all scores
+// with a weight) into equal steps, the nearest first; larger distances give THREADS. Never falls as the score falls.
 __device__ inline float distance_bin(float top, float score, float scale) {
   const float bin = (top - score) * scale * ((float)THREADS / WEIGHT_BITS);
   return bin < (float)THREADS ? bin : (float)THREADS;
 }
 
-// The least key of the scores in bins 0 .. bin.
+// Returns the least key of the scores in bins 0 .. bin.
 __device__ inline u32 least_key_of_bins(u32 top_key, int bin, float scale) {
   const float top = score_of_key(top_key);
   u32 low = KEY_OF_LOWEST, high = top_key;
@@ -82,15 +82,14 @@ __device__ inline u32 least_key_of_bins(u32 top_key, int bin, float scale) {
   return low;
 }
 
-// For a range of ranks from `low` to `high`: the rank's bin is (high - rank) >> shift, of at most THREADS bins.
+// Returns the shift for ranks from `low` to `high`: (high - rank) >> shift is one of at most THREADS bins.
 __device__ inline int bin_shift(u64 low, u64 high) {
   const int bits = 64 - __clzll(high - low);
   return bits > BIN_BITS ? bits - BIN_BITS : 0;
 }
 
-// visit(id, read(id)) for this thread's share of begin .. end-1. Reads BATCH values before it visits the first,
-// because a read takes as long as hundreds of instructions and what a visit adds up keeps the compiler from
-// reading ahead.
+// Calls visit(id, read(id)) for this thread's share of begin .. end-1. Reads BATCH values before the first visit:
+// a read takes as long as hundreds of instructions, and the compiler cannot move reads across the sums of a visit.
 constexpr int BATCH = 4;
 
 template <class Read, class Visit>
@@ -129,7 +128,7 @@ __device__ Number block_sum(Number value, Number* warp_values) {
   return sum;
 }
 
-// The sum of the values of this thread and those before it.
+// Returns the sum of the values of threads 0 to this one.
 template <class Number>
 __device__ Number block_sum_through(Number value, Number* warp_values) {
   const int lane = threadIdx.x % 32, own_warp = threadIdx.x / 32;

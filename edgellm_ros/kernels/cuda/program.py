@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches kernels of a compiled program on a device's stream, with little work on the host for each."""
+"""Launches the kernels of a compiled program on a device's stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class CudaProgram:
         self._kernels: dict[str, Kernel] = {}
 
     def launch(self, name: str, grid: Grid, threads: int, *arguments: Any, cooperative: bool = False) -> None:
-        """Queue a kernel. An int is passed as 64 bits (a number or an address), a float as a double.
+        """Queue a kernel.
 
-        EngineError if it cannot be queued.
+        An int (a number or an address) is passed as 64 bits, a float as a double. EngineError if it cannot be
+        queued.
         """
         self._device.activate()
         try:
@@ -41,7 +42,7 @@ class CudaProgram:
             raise EngineError(f"cannot launch the kernel {name} on {list(grid)} blocks: {error}") from error
 
     def function(self, name: str) -> driver.CUfunction:
-        """Return a kernel as the driver's graphs take it; valid as long as this program."""
+        """Return a kernel as a driver function, valid as long as this program."""
         kernel = driver.CUkernel(int(self._load(name).handle))
         return check(driver.cuKernelGetFunction(kernel), f"loading the kernel {name}")
 

@@ -4,9 +4,9 @@
 
 constexpr u32 TOKEN_STREAM = 1;
 
-// 53 random bits for the token drawn at `step`: token_uniform times 2^53.
-__device__ inline u64 token_bits(u64 seed, u32 step) {
-  u32 c0 = step, c1 = 0, c2 = TOKEN_STREAM, c3 = 0;
+// Returns 53 random bits for the token at a position of the answer: token_uniform times 2^53.
+__device__ inline u64 token_bits(u64 seed, u32 position) {
+  u32 c0 = position, c1 = 0, c2 = TOKEN_STREAM, c3 = 0;
   u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const u64 product0 = (u64)c0 * 0xD2511F53u, product1 = (u64)c2 * 0xCD9E8D57u;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of embeddings and of KV caches, moved as they are. Sizes and strides count units of the chosen width.
+// Copies of rows of embeddings and of KV caches. Sizes and strides count units of the selected width.
 
 // out [tokens, units]; table [vocab, units], multimodal [multimodal_count, units]. One block per token.
 template <class Unit>
@@ -14,7 +14,7 @@ __device__ void embed(Unit* out, const i64* ids, const Unit* table, const Unit* 
   }
 }
 
-// As embed, but zeros for the tokens of the vocabulary.
+// Like embed, with zeros for the tokens of the vocabulary.
 template <class Unit>
 __device__ void deepstack(Unit* out, const i64* ids, const Unit* multimodal, i64 tokens, i64 vocab,
                           i64 multimodal_count, i64 units) {
@@ -27,7 +27,7 @@ __device__ void deepstack(Unit* out, const i64* ids, const Unit* multimodal, i64
   }
 }
 
-// `units` consecutive units of each of layers * heads planes. blockIdx.y walks over the planes.
+// Copies `units` consecutive units of each of layers * heads planes. blockIdx.y selects the planes.
 template <class Unit>
 __device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i64 heads, i64 target_layer_stride,
                                 i64 target_head_stride, i64 source_layer_stride, i64 source_head_stride, i64 units) {
@@ -57,7 +57,7 @@ __device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i6
 
 FOR_EACH_WIDTH(ROW_KERNELS)
 
-// Zeros in place of a graph's memset nodes: engine/cuda_graph.py.
+// Writes zeros: replaces the memset nodes of graphs (engine/cuda_graph.py).
 extern "C" __global__ void fill(unsigned char* out, i64 bytes) {
   for (i64 i = first_index(); i < bytes; i += index_stride()) out[i] = 0;
 }

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// A token of each row of logits, in one cooperative launch: gridDim.x blocks for each of gridDim.y rows.
+// Samples a token from each row of logits in one cooperative launch: gridDim.x blocks for each of gridDim.y rows.
 //
-// Every filter keeps the most likely tokens up to some place in the falling order, so top-k, top-p and the draw
-// are one question: which token is the first at which the count, or the mass, summed in that order exceeds a
-// number? It is answered by histograms: one over the distance from the most likely token, then finer ones over
-// the ranks within the bin where the answer lies, until that bin holds one token. The blocks of a row add their
-// histograms up in global memory, and each finds the same answer.
+// Every filter keeps a prefix of the tokens in falling order. So top-k, top-p and sampling are all prefix-sum
+// searches: find the first token at which the sum of counts, or of masses, exceeds a target. A histogram radix
+// search finds the exact token without sorting: the first histogram is over the distance from the most likely
+// token, the next ones are over the ranks within the bin that contains the token, until this bin contains no
+// other token. The blocks of a row add up their histograms in global memory, and each block finds the same token.
 //
-// Scratch memory is zero when a launch begins and when it ends, except for the histograms, which are cleared
-// before they are used.
+// Scratch memory is zero when a launch begins and when it ends. Only the histograms are not: they are cleared
+// before use.
 
 struct Histogram {
   u64 mass[THREADS];
   u32 count[THREADS];
-  u32 id[THREADS];  // of the one token, where count is 1
+  u32 id[THREADS];  // of a bin's only token, if its count is 1
 };
 
 struct RowScratch {
   u64 best;        // highest rank; NOT_FINITE if a logit is not finite
   u64 min_p_mass;  // of the tokens that min-p keeps
-  u32 arrived;     // blocks that reached a barrier, of all barriers so far
-  u32 left;        // blocks that are done
+  u32 arrived;     // arrivals of blocks at all barriers so far
+  u32 left;        // blocks that have finished
   u32 padding[2];
-  Histogram histograms[3];  // one is added to while another may still be read and the next is cleared
+  Histogram histograms[3];  // one is being filled, one may still be read, one is being cleared
 };
 
-static_assert(sizeof(RowScratch) == ROW_SCRATCH_BYTES, "what the host allocates for a row");
+static_assert(sizeof(RowScratch) == ROW_SCRATCH_BYTES, "the host allocates ROW_SCRATCH_BYTES per row");
 
-struct Bin {  // thread i has bin i; *_through: sums up to and with it
+struct Bin {  // thread i has bin i; *_through: sums over bins 0 .. i
   u64 mass, mass_through;
   u32 count, count_through;
   u32 id;
 };
 
-struct Found {  // a bin, and what comes before it
+struct Found {  // a bin, and the sums over the bins before it
   int bin;
   u32 count, count_before, id;
   u64 mass, mass_before;
@@ -48,16 +48,16 @@ struct SampleShared {
   Found found;
   u32 least_key, greatest_key;
   Scale scale;
-  float least_score;  // that min-p keeps
+  float least_score;  // the lowest score that min-p keeps
 };
 
 struct Logit {
   float value;
-  bool repeated;  // the penalty applies
+  bool repeated;  // whether the repetition penalty applies
 };
 
 enum Measure { COUNT, MASS };
-enum Question { TOP_K, TOP_P, DRAW };  // where the first two end, and which token is drawn
+enum Search { TOP_K, TOP_P, SAMPLE };  // the last token that a filter keeps, and the sampled token
 
 struct RowSampler {
   SampleShared& shared;
@@ -66,15 +66,15 @@ struct RowSampler {
   const bool* seen;
   float penalty;
   Ranks ranks;
-  int begin, end;  // ids of this block
-  u32 barriers;    // passed
-  int histogram;   // the next to be used
+  int begin, end;  // range of ids of this block
+  u32 barriers;    // number of barriers that this block has passed
+  int histogram;   // index of the next histogram
   float top;    // score of the most likely token
-  Scale scale;  // of distances from it
+  Scale scale;  // of distances from `top`
 
   __device__ Logit logit(int id) const { return {logits[id], penalty != 1.0f && seen[id]}; }
 
-  // With the repetition penalty; no number if the logit is not finite.
+  // Returns the logit with the repetition penalty; NaN if the logit is not finite.
   __device__ float score(Logit logit) const {
     if (!(fabsf(logit.value) <= LARGEST_FLOAT)) return NO_NUMBER;
     if (!logit.repeated) return logit.value;
@@ -82,14 +82,14 @@ struct RowSampler {
     return fminf(fmaxf(changed, -LARGEST_FLOAT), LARGEST_FLOAT);
   }
 
-  // visit(id, score) for this thread's share of this block's tokens.
+  // Calls visit(id, score) for this thread's share of this block's tokens.
   template <class Visit>
   __device__ void visit_scores(Visit visit) const {
     visit_tokens(
         begin, end, [this](int id) { return logit(id); }, [&](int id, Logit logit) { visit(id, score(logit)); });
   }
 
-  // Waits for all blocks of the row; what they wrote before is seen after.
+  // Waits for all blocks of the row; makes their writes visible.
   __device__ void barrier() {
     ++barriers;
     __syncthreads();
@@ -124,7 +124,7 @@ struct RowSampler {
     __syncthreads();
   }
 
-  // 64-bit sums in two words: shared memory adds 32 bits at once.
+  // Adds to a 64-bit sum of two words, because shared memory adds 32 bits at a time.
   __device__ void add_to_bin(int bin, u64 mass, int id) {
     const u32 low = (u32)mass, before = atomicAdd(&shared.mass_low[bin], low);
     const u32 high = (u32)(mass >> 32) + (before + low < before);
@@ -133,7 +133,7 @@ struct RowSampler {
     shared.id[bin] = (u32)id;
   }
 
-  // This thread's bin of the whole row, when all threads have added their tokens.
+  // Returns this thread's bin, summed over the row, after all threads have added their tokens.
   __device__ Bin sum_bins() {
     Histogram& row = scratch.histograms[histogram];
     histogram = (histogram + 1) % 3;
@@ -155,7 +155,7 @@ struct RowSampler {
     return bin;
   }
 
-  // Bins over the distance from the most likely token, of all tokens that have a weight.
+  // Returns bins over the distance from the most likely token, for all tokens with a weight.
   __device__ Bin all_bins(bool min_p) {
     clear_bins();
     u64 kept = 0;
@@ -179,7 +179,7 @@ struct RowSampler {
     return bin;
   }
 
-  // Bins of 2^shift ranks each, from `high` down.
+  // Returns bins of 2^shift ranks each, from `high` down.
   __device__ Bin fine_bins(u64 low, u64 high, int shift) {
     clear_bins();
     visit_scores([&](int id, float of_id) {
@@ -189,7 +189,7 @@ struct RowSampler {
     return sum_bins();
   }
 
-  // The bin where the sum first exceeds `target`; there is one.
+  // Returns the first bin where the sum exceeds `target`; such a bin must exist.
   __device__ Found find(const Bin& bin, u64 target, Measure measure) {
     const u64 own = measure == MASS ? bin.mass : bin.count;
     const u64 through = measure == MASS ? bin.mass_through : bin.count_through;
@@ -202,7 +202,7 @@ struct RowSampler {
     return found;
   }
 
-  // The token where the sum in falling order first exceeds `target`: its bin holds it alone.
+  // Returns the first token, in falling order, where the sum exceeds `target`, as a bin with this token only.
   __device__ Found find_token(const Bin& all, u64 target, Measure measure) {
     Found found = find(all, target, measure);
     if (found.count == 1) return found;
@@ -230,25 +230,25 @@ struct RowSampler {
     return found;
   }
 
-  // top_p in units of 2^-64; 0 if it keeps all.
-  __device__ i64 draw(i64 top_k, u64 top_p, bool min_p, u64 random_bits) {
+  // Returns the sampled token. top_p is in units of 2^-64; 0 = off.
+  __device__ i64 choose(i64 top_k, u64 top_p, bool min_p, u64 random_bits) {
     const Bin all = all_bins(min_p);
     u64 kept = shared.total_mass;
     Found found;
 #pragma unroll 1  // one copy of the search: fewer registers
-    for (int question = TOP_K; question <= DRAW; ++question) {
+    for (int search = TOP_K; search <= SAMPLE; ++search) {
       u64 target;
-      if (question == TOP_K) {
+      if (search == TOP_K) {
         if (top_k <= 0 || top_k >= shared.total_count) continue;
         target = top_k - 1;
-      } else if (question == TOP_P) {
+      } else if (search == TOP_P) {
         if (top_p == 0) continue;
         target = __umul64hi(kept, top_p) + (kept * top_p != 0) - 1;
       } else {
         const u64 kept_by_min_p = min_p ? __ldcg(&scratch.min_p_mass) : kept;
         target = __umul64hi(random_bits << 11, kept_by_min_p < kept ? kept_by_min_p : kept);
       }
-      found = find_token(all, target, question == TOP_K ? COUNT : MASS);
+      found = find_token(all, target, search == TOP_K ? COUNT : MASS);
       kept = found.mass_before + found.mass;
     }
     return found.id;
@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int row = blockIdx.y, sequence = row / (int)tokens_per_sequence;
   const int share = ((int)vocab + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * share;
   const int end = begin + share < (int)vocab ? begin + share : (int)vocab;
-  const bool greedy = !(temperatures[sequence] > 0.0f);  // also where it is no number: the search below would not end
+  const bool greedy = !(temperatures[sequence] > 0.0f);  // also if it is NaN: the search below would not end
   RowSampler sampler{shared,              scratch[row], logits + (i64)row * vocab, seen + (i64)sequence * vocab,
                      penalties[sequence], Ranks(vocab), begin,                end};
 
@@ -278,16 +278,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (best != NOT_FINITE) {
       sampler.top = sampler.ranks.score(best);
       sampler.scale = shared.scale;
-      if (threadIdx.x == 0 && min_p > 0.0f)  // rounded up: no score that is a float lies between
+      if (threadIdx.x == 0 && min_p > 0.0f)  // rounded up to a float, so that no score is in between
         shared.least_score = __double2float_ru(sampler.top + (double)temperature * log((double)min_p));
       const u64 top_p_bits = top_p < 1.0f ? (u64)fmaxf(top_p * 18446744073709551616.0f, 1.0f) : 0;
       const u32 position = (u32)positions[sequence] + (u32)(row - sequence * (int)tokens_per_sequence);
-      token = sampler.draw(top_ks[sequence], top_p_bits, min_p > 0.0f, token_bits(seeds[sequence], position));
+      token = sampler.choose(top_ks[sequence], top_p_bits, min_p > 0.0f, token_bits(seeds[sequence], position));
     }
   }
 
   __syncthreads();
-  if (threadIdx.x == 0) {  // the last block to leave writes the token and leaves the scratch memory as it was
+  if (threadIdx.x == 0) {  // the last block to finish writes the token and resets the scratch memory
     __threadfence();
     if (atomicAdd(&sampler.scratch.left, 1u) == gridDim.x - 1) {
       __threadfence();

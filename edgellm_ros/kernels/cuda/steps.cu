@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What surrounds the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
+// Kernels before and after the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
 
 // cos, sin [batch, steps, frequencies] from tables [positions, frequencies].
 extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
@@ -14,8 +14,8 @@ extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_ta
   }
 }
 
-// positions [batch, 3, steps]: time, height, width. Frequencies below height_end with remainder 1 modulo 3
-// take the height, those below width_end with remainder 2 the width.
+// positions [batch, 3, steps]: time, height, width. Frequencies below height_end with remainder 1 modulo 3 use
+// the height, frequencies below width_end with remainder 2 use the width, all others the time.
 extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                       const i64* positions, i64 batch, i64 steps, i64 table_positions,
                                       i64 frequencies, i64 height_end, i64 width_end) {
@@ -31,7 +31,7 @@ extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_t
   }
 }
 
-// out [batch, 1, steps, capacity * width]: as many bytes at once as a unit has.
+// out [batch, 1, steps, capacity] bool, written in units of `width` bytes.
 template <class Unit>
 __device__ void causal_mask(Unit* out, const i64* lengths, i64 batch, i64 steps, i64 units) {
   constexpr int width = sizeof(Unit);
@@ -55,7 +55,7 @@ extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch,
   for (i64 i = first_index(); i < batch; i += index_stride()) out[i] = lengths[i] + steps;
 }
 
-// How many of the first offered[i] of tokens [batch, width] each sequence takes: see `Kernels.count_tokens`.
+// Counts how many of the first offered[i] of tokens [batch, width] each sequence accepts: `Kernels.count_tokens`.
 extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i64* tokens_left,
                                         const i64* trigger_token, const i64* stop_ids, i64 stop_count, i64* counts,
                                         i64 batch, i64 width) {
@@ -76,7 +76,7 @@ extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i
   }
 }
 
-// Takes the first counts[i] of sampled and tokens [batch, width] into the answer of a sequence.
+// Commits the first counts[i] of sampled and tokens [batch, width] to the answer of sequence i.
 extern "C" __global__ void commit_tokens(const i64* sampled, const i64* tokens, const i64* counts, i64* positions,
                                          bool* seen, i64* last_tokens, i64 batch, i64 width, i64 vocab) {
   for (i64 i = first_index(); i < batch; i += index_stride()) {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sequences of a batch and everything that is kept per sequence."""
+"""The sequences of a batch, and all state per sequence."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch: the sequences that are decoded together, and the only owner of their row order.
+"""Batch: sequences that are decoded together, and the only owner of row order.
 
-A sequence is admitted behind the others, at any time between two steps. When one leaves, the rows after it
-move up, so that the active rows are always the first ones:
+A sequence is admitted after the other rows, at any time between two steps. When a sequence is evicted, the
+rows after it move up, so that the active rows are always the first ones:
 
   a  b  c  d        evict b:  a  c  d        admit e:  a  c  d  e
 """
@@ -17,7 +17,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 
 class Batch:
-    """Sequences by row. `states`: everything that is kept per row."""
+    """Sequences by row. `states`: all state per row."""
 
     def __init__(self, states: Sequence[RowState], max_size: int) -> None:
         self.max_size = max_size
@@ -28,13 +28,13 @@ class Batch:
         return len(self.sequences)
 
     def admit(self, sequences: Sequence[GenerationSequence]) -> range:
-        """Open a row for each sequence behind the active ones; return their rows.
+        """Open a row for each sequence after the active rows; return the new rows.
 
-        ValueError if the batch has no room for them: then it stays as it is.
+        ValueError if the batch has no room for all sequences: then no sequence is admitted.
         """
         first, last = len(self), len(self) + len(sequences)
         if last > self.max_size:
-            raise ValueError(f"{last} sequences in a batch, this engine takes at most {self.max_size}")
+            raise ValueError(f"a batch of {last} sequences; this engine takes at most {self.max_size}")
         for row, sequence in enumerate(sequences, first):
             for state in self._states:
                 state.open(row, sequence)
@@ -42,9 +42,9 @@ class Batch:
         return range(first, last)
 
     def evict(self, leaving: Sequence[GenerationSequence]) -> None:
-        """Let sequences leave: the rows after them move up, in the same order.
+        """Remove sequences; the rows after them move up, in the same order.
 
-        No step may be queued. ValueError if one is not in the batch: then all stay.
+        No step may be queued. ValueError if a sequence is not in the batch: then no sequence is removed.
         """
         gone = {self.row_of(sequence) for sequence in leaving}
         staying = [row for row in range(len(self)) if row not in gone]
@@ -69,7 +69,7 @@ class Batch:
             state.commit(counts)
 
     def clear(self) -> None:
-        """Let all sequences leave at once."""
+        """Remove all sequences."""
         size = len(self)
         self.sequences = []
         self._close(range(size))

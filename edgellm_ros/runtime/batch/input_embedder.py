@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InputEmbedder: token ids, with rows from the encoders put in place, to what the language model reads."""
+"""InputEmbedder: input embeddings from token ids and encoder rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edgellm_ros.kernels import Kernels
 
 
 class InputEmbedder:
-    """Owns the embedding `table` [V,H] and the rows that the encoders write.
+    """Owns the embedding `table` [V,H] and the buffer of encoder rows.
 
-    A placeholder that is to become row r carries the id V + r: one look-up serves text and everything else.
-    Rows are numbered over the whole batch; no batch can need more of them than its prompts have tokens.
+    A placeholder for encoder row r has the id V + r, so one look-up serves text, images and sound. Encoder
+    rows are numbered over the whole batch. The buffer has one row per prompt token, which is always enough.
     """
 
     def __init__(
@@ -45,12 +45,18 @@ class InputEmbedder:
         ]
 
     def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
-        """Where the vision engine writes: [count, H] for the input, and for each deepstack feature."""
+        """Return the output tensors for the vision engine.
+
+        Rows [count, H] of the input, and of each deepstack feature.
+        """
         stop = start + count
         return self._rows.rows(start, stop), [rows.rows(start, stop) for rows in self._deepstack_rows]
 
     def audio_rows(self, start: int, count: int) -> Tensor:
-        """Where the audio engine writes, [count, H]. Sounds have no deepstack features: zero there."""
+        """Return the output tensor [count, H] for the audio engine.
+
+        The same rows of the deepstack features, which sounds do not have, are zeroed.
+        """
         for rows in self._deepstack_rows:
             self._device.fill_zero(rows.rows(start, start + count))
         return self._rows.rows(start, start + count)
@@ -58,10 +64,11 @@ class InputEmbedder:
     def embed_prompts(
         self, prompts: list[list[int]], first_rows: list[tuple[int, int]]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Prompts of B sequences to inputs_embeds [B,S,H] and each deepstack feature [B,S,H].
+        """Return inputs_embeds [B,S,H] and each deepstack feature [B,S,H] of B prompts.
 
-        They keep what they hold until the next call. Prompts are padded to the longest. first_rows: the rows
-        of each sequence's first image placeholder and first audio placeholder; others of a kind follow it.
+        The tensors are valid until the next call. Prompts are padded to the longest one. first_rows: the
+        encoder rows of each sequence's first image placeholder and first audio placeholder; the rows of
+        further placeholders of the same kind follow.
         """
         batch, longest = len(prompts), max(MIN_PREFILL, *map(len, prompts))
         ids = np.full((batch, longest), self._pad_id, np.int64)
@@ -80,7 +87,7 @@ class InputEmbedder:
         return embeds, deepstack
 
     def token_embeds(self, batch: int) -> Tensor:
-        """Where `embed_tokens` writes, [batch,1,H]: always the same memory."""
+        """Return the output of `embed_tokens` [batch,1,H]: always the same memory."""
         return self._token_embeds.rows(0, batch)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:

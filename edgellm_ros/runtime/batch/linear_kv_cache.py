@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LinearKVCache: keys and values of every layer, one stretch of slots per row of the batch.
+"""LinearKVCache: keys and values of every layer, C slots per row of the batch.
 
-One tensor [L, max batch, Hkv, C, D]: keys of each layer, then values of each; C = capacity in tokens. The
-slots 0 .. length-1 of a row are committed; what lies beyond is left over from before and is never read.
-Engines write new KV rows in place behind the committed ones, and `commit` makes them part of the sequence.
+One tensor [L, max batch, Hkv, C, D]: keys of each layer, then values of each layer; C = capacity in tokens.
+The slots 0 .. length-1 of a row are committed; later slots hold stale values, and no token attends to them.
+An engine writes new KV rows to the first slots that are not committed, and `commit` makes them part of the
+sequence.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels import Kernels, SequenceCache
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
@@ -39,23 +41,23 @@ class LinearKVCache:
         self._slots = device.zeros((2 * layers, max_batch_size, kv_heads, capacity, head_dim), dtype)
         self._lengths = device.zeros((max_batch_size,), np.int64)
         self._deltas = device.zeros((max_batch_size,), np.int64)
-        self._sequences: dict[int, GenerationSequence] = {}  # by row; knows on the host how long each is
-        self._layers = [
-            (
-                "key" if i < layers else "value",
-                i % layers,
-                self._slots.rows(i, i + 1).view(max_batch_size, kv_heads, capacity, head_dim),
-            )
-            for i in range(2 * layers)
+        self._sequences: dict[int, GenerationSequence] = {}  # by row; their `kv_length` is the host's copy
+        inputs = [names.key_cache(i) for i in range(layers)] + [names.value_cache(i) for i in range(layers)]
+        outputs = [names.present_key(i) for i in range(layers)]
+        outputs += [names.present_value(i) for i in range(layers)]
+        shape = (max_batch_size, kv_heads, capacity, head_dim)
+        # an input, the output that is bound to the same memory, and that memory
+        self._bindings = [
+            (inputs[i], outputs[i], self._slots.rows(i, i + 1).view(*shape)) for i in range(2 * layers)
         ]
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all keys and values."""
+        """Size of all keys and values in bytes."""
         return self._slots.size * self.dtype.itemsize
 
     def lengths(self, rows: range) -> Tensor:
-        """Return the committed lengths of rows [B] int64: also where an engine writes its next KV row."""
+        """Return the committed lengths of rows [B] int64: the slots of their next KV rows."""
         return self._lengths.rows(rows.start, rows.stop)
 
     def rope_deltas(self, rows: range) -> Tensor:
@@ -63,7 +65,7 @@ class LinearKVCache:
         return self._deltas.rows(rows.start, rows.stop)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Begin a sequence whose first `kv_length` slots are filled before anything reads them."""
+        """Begin a sequence; the caller fills its first `kv_length` slots."""
         self._sequences[row] = sequence
         for target, value in ((self._lengths, sequence.kv_length), (self._deltas, sequence.rope_delta)):
             self._device.upload(target.rows(row, row + 1), np.array([value], np.int64))
@@ -77,28 +79,27 @@ class LinearKVCache:
         self._kernels.copy_cache_rows(slots, (source, 0), slots, (target, 0), count)
 
     def close(self, row: int) -> None:
-        """End a row: its length is 0."""
+        """End a row: set its length to 0."""
         del self._sequences[row]
         self._device.fill_zero(self._lengths.rows(row, row + 1))
 
     def host_length(self, row: int) -> int:
-        """Return the committed length of a row that is open, as far as the host knows."""
+        """Return the committed length of an open row, without queued steps."""
         return self._sequences[row].kv_length
 
     def commit(self, counts: Tensor) -> None:
-        """Queue that the next counts[b] slots of row b belong to its sequence; counts [B] int64."""
+        """Queue the commit of the next counts[b] slots of row b; counts [B] int64."""
         self.commit_rows(range(counts.shape[0]), counts)
 
     def commit_rows(self, rows: range, counts: Tensor) -> None:
-        """Queue the same for the given rows."""
+        """Queue `commit` for the given rows."""
         self._kernels.commit_rows(self.lengths(rows), counts)
 
     def bindings(self, rows: range) -> dict[str, Tensor]:
-        """Return the rows' slots under an LLM engine's names; outputs are the inputs' memory."""
+        """Return the rows' slots by binding name; each output has the memory of its input."""
         tensors = {}
-        for kind, layer, slots in self._layers:
-            window = slots.rows(rows.start, rows.stop)
-            tensors[f"{kind}_cache_{layer}"] = tensors[f"present_{kind}_{layer}"] = window
+        for input_name, output_name, slots in self._bindings:
+            tensors[input_name] = tensors[output_name] = slots.rows(rows.start, rows.stop)
         return tensors
 
     def sequence(self, row: int) -> SequenceCache:
@@ -107,5 +108,5 @@ class LinearKVCache:
         return SequenceCache(self._slots, row, self.lengths(one), self.rope_deltas(one))
 
     def clear(self) -> None:
-        """Zero everything: after numbers that are not finite, masked slots still enter a sum as 0 x NaN."""
+        """Zero all slots: NaN in a masked slot would enter a sum as 0 x NaN."""
         self._device.fill_zero(self._slots)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowState: what is kept for each row of a batch, and the verbs by which it changes."""
+"""RowState: the protocol of state per row of a batch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 
 class RowState(Protocol):
-    """State of every sequence of a batch, a row each: KV cache, sampling, later recurrent state.
+    """State of the sequences of a batch, one row per sequence, such as the KV cache.
 
-    `Batch` alone calls `open`, `move` and `close`, so all states have the same row order. A closed row takes
-    part in a step of more rows than the batch has, without any effect.
+    Only `Batch` calls `open`, `move` and `close`, so all states have the same row order. A step may run over
+    more rows than the batch has: it has no effect on closed rows.
     """
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Begin a sequence in a row, at any time; what the row held before is no longer needed."""
+        """Begin a sequence in a row, at any time; the row's old state is no longer needed."""
         ...
 
     def move(self, source: int, target: int) -> None:
-        """Copy the state of row `source` to row `target`, whose own is no longer needed."""
+        """Copy the state of row `source` over the state of row `target`."""
         ...
 
     def close(self, row: int) -> None:
@@ -29,5 +29,5 @@ class RowState(Protocol):
         ...
 
     def commit(self, counts: Tensor) -> None:
-        """Queue that row b of a step has yielded counts[b] tokens; counts [B] int64 on the device."""
+        """Queue the commit of counts[b] tokens to row b; counts [B] int64."""
         ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SamplingRows: how each row of a batch is sampled, and the tokens sampled last."""
+"""SamplingRows: sampling parameters and last tokens of each row of a batch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NO_TOKEN = -1
 
 
 class SamplingRows:
-    """Samples tokens [B,N] from logits [B,N,V], each row by its own request's rules.
+    """Samples tokens [B,N] from logits [B,N,V], each row with its own parameters.
 
-    N is 1 until `resize`. With a `vocab_map` [V] int64, logit j is that of token vocab_map[j]. An answer ends
-    after one of `stop_token_ids`. The tokens stay on the device for the next step.
+    N is 1 until `resize`. With a `vocab_map` [V] int64, logit j belongs to token vocab_map[j]. Each of
+    `stop_token_ids` ends an answer. The sampled tokens stay on the device for the next step.
     """
 
     def __init__(
@@ -67,23 +67,23 @@ class SamplingRows:
         self.resize(tokens_per_step=1)
 
     def resize(self, tokens_per_step: int) -> None:
-        """Make room for steps of so many tokens per row; no step may be queued."""
+        """Allocate buffers for steps of so many tokens per row; no step may be queued."""
         device, batch = self._device, self._max_batch_size
         tokens = batch * tokens_per_step
-        # Tokens [B,N] of a step, then from a fixed place on how many of them count [B]: one copy to the host.
+        # Tokens [B,N] of a step, and at a fixed offset their counts [B]: one copy takes both to the host.
         self._output = device.zeros((tokens + batch,), np.int64)
         self._counts_at, self._counts = tokens, self._output.rows(tokens, tokens + batch)
-        self._sampled = self._output  # as places among the logits
+        self._sampled = self._output  # tokens as indices of logits
         if self._vocab_map is not None:
             self._sampled = device.zeros((tokens,), np.int64)
         self._all_offered = device.empty((batch,), np.int64)
         device.upload(self._all_offered, np.full(batch, tokens_per_step, np.int64))
         top = tokens * (MAX_LOGPROBS + 1)
         self._top_ids, self._top_values = device.zeros((top,), np.int64), device.zeros((top,), np.float32)
-        self._step = (0, tokens_per_step)  # rows and tokens of each, of the step that is being queued
+        self._step = (0, tokens_per_step)  # B and N of the step that is being queued
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Take a request's rules, and its prompt as the tokens seen."""
+        """Upload a request's sampling parameters, and mark its prompt's tokens as seen."""
         params = sequence.request.sampling
         trigger = sequence.action_trigger_token
         seen = np.zeros((1, self._state.seen.shape[1]), np.bool_)
@@ -105,33 +105,36 @@ class SamplingRows:
             self._device.upload(target, np.array(value, tensor.dtype).reshape(target.shape))
 
     def move(self, source: int, target: int) -> None:
-        """Copy a row's rules and its last token to another row."""
+        """Copy a row's sampling parameters and last token to another row."""
         stops = (self._stop.tokens_left, self._stop.trigger_token)
         for tensor in (*vars(self._state).values(), *stops, self._last_tokens):
             self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
 
     def commit(self, counts: Tensor) -> None:
-        """Queue that the first counts[b] tokens of the last step belong to the answers; counts [B]."""
+        """Queue the commit of the last step's first counts[b] tokens to row b."""
         self.commit_rows(range(counts.shape[0]), counts)
 
     def last_tokens(self, rows: range) -> Tensor:
-        """Return the token id with which each row goes on [B], on the device."""
+        """Return each row's newest token id [B], on the device."""
         return self._last_tokens.rows(rows.start, rows.stop)
 
     def close(self, row: int) -> None:
-        """End a row: it takes no more tokens."""
+        """End a row: its limit of tokens becomes 0."""
         self._device.fill_zero(self._stop.tokens_left.rows(row, row + 1))
 
     def begin_step(self, batch: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return where a step of `width` tokens per row has them: places among the logits, token ids [B,N].
+        """Return the buffers of a step's logit indices and token ids [batch,width].
 
-        Both are one tensor where logit j is that of token j.
+        Both are the same tensor without a `vocab_map`.
         """
         self._step = batch, width
         return self._sampled.view(*self._step), self._output.view(*self._step)
 
     def sample(self, logits: Tensor, rows: range | None = None) -> None:
-        """Queue a step's tokens from logits [B,N,V] of rows, None = the first B."""
+        """Queue the sampling of a step's tokens.
+
+        logits [B,N,V]; rows: None = the first B.
+        """
         rows = rows or range(logits.shape[0])
         sampled, tokens = self.begin_step(len(rows), logits.shape[1])
         self._kernels.sample(logits, self._state.rows(rows.start, rows.stop), sampled)
@@ -139,10 +142,10 @@ class SamplingRows:
             self._kernels.map_tokens(sampled, self._vocab_map, tokens)
 
     def count(self, rows: range | None = None, offered: Tensor | None = None) -> Tensor:
-        """Queue how many of the step's tokens each row takes; return the counts [B], to be committed.
+        """Queue the counting of the tokens that each row accepts; return counts [B].
 
-        offered [B]: how many the decode method offers, None = all. A row takes none behind a stop token, and
-        no more than its sequence has left.
+        offered [B]: number of tokens that the decode method offers, None = all. A row accepts no token after
+        a stop token, and at most as many as its sequence may still take.
         """
         batch, width = self._step
         rows = rows or range(batch)
@@ -158,9 +161,9 @@ class SamplingRows:
         self._kernels.commit_tokens(sampled, tokens, counts, state, last)
 
     def copy_to_host(self, logits: Tensor, logprobs: int) -> StepResult:
-        """Begin to copy the tokens of the step from logits [B,N,V], and how many count, to the host.
+        """Queue a copy of the step's tokens and counts to the host.
 
-        logprobs: how many of the likeliest tokens are wanted beside them; 0 = none.
+        logits [B,N,V]: of the step; logprobs: number of most likely tokens to copy with each token; 0 = none.
         """
         batch, width, _ = logits.shape
         likeliest = None

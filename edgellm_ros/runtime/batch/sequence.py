@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GenerationSequence: one request on its way through the runtime."""
+"""GenerationSequence: the state of one request while it is executed."""
 
 from __future__ import annotations
 
@@ -17,79 +17,76 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, Progress
 
 @dataclass(eq=False)
 class GenerationSequence:
-    """State of one request."""
+    """Prompt, decoding state and answer of one request."""
 
     request: LLMGenerationRequest
-    adapter: LoraAdapter  # of the language model
+    adapter: LoraAdapter
     token_ids: list[int]  # of the prompt, with placeholders for images and sounds
     image_grids: list[tuple[int, int]]  # rows and columns of tokens of each image
-    audio_tokens: list[int]  # tokens of each sound
-    first_row: (
-        int  # of its images, then its sounds, among the encoder rows of all that are prefilled together
-    )
-    positions: np.ndarray  # [3, S] int64, see `get_rope_index`
+    audio_tokens: list[int]  # number of tokens of each sound
+    first_row: int  # first of its encoder rows (images, then sounds) among all encoder rows of the batch
+    positions: np.ndarray  # of the prompt's tokens [3, S] int64, see `get_rope_index`
     rope_delta: int  # the token at index i of the sequence has position i + rope_delta
-    max_tokens: int  # what the request and the cache's capacity allow
+    max_tokens: int  # limit of the answer: from the request and the capacity of the KV cache
     stop_token_ids: Collection[int]
-    future_start_token_id: int | None
-    text: TextStream
-    speed: float = 0.0  # at the start, m/s
-    noise_seed: int = 0
+    future_start_token_id: int | None  # the token that triggers the action head; None = no action head
+    text: TextStream  # of the answer
+    speed: float = 0.0  # of the robot at the start, m/s
+    noise_seed: int = 0  # of the trajectories
     prefix_keys: list[Key] = field(default_factory=list)  # of the prompt's tokens; empty = no prefix cache
-    prefix: Prefix = field(default_factory=Prefix)  # what the prefix cache has of the prompt
-    reused_tokens: int = 0  # of the prefix, that are not computed again
-    kv_length: int = 0  # committed KV rows, as far as the host knows
-    steps: int = 0  # decode steps that were for this sequence
+    prefix: Prefix = field(default_factory=Prefix)  # longest stored prefix of the prompt
+    reused_tokens: int = 0  # tokens of the prefix whose KV rows are copied instead of computed
+    kv_length: int = 0  # committed KV rows, without the steps that are still queued
+    steps: int = 0  # delivered decode steps
     generated: list[int] = field(default_factory=list)  # token ids of the answer
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # one entry per token
-    finish_reason: str = ""  # empty while the answer goes on
-    actions: np.ndarray | None = None
-    paths: np.ndarray | None = None
-    _trigger_row_pending: bool = False
+    finish_reason: str = ""  # "stop", "length" or "cancelled"; empty until finished
+    actions: np.ndarray | None = None  # [n, T, A], once the action head has run
+    paths: np.ndarray | None = None  # [n, T+1, 4]
+    _trigger_row_pending: bool = False  # one more step must write the KV row of the trigger token
 
     @property
     def image_tokens(self) -> list[int]:
-        """Tokens of each image."""
+        """Number of tokens of each image."""
         return [height * width for height, width in self.image_grids]
 
     @property
     def image_row(self) -> int:
-        """Row of its first image placeholder."""
+        """Encoder row of the first image placeholder."""
         return self.first_row
 
     @property
     def audio_row(self) -> int:
-        """Row of its first audio placeholder."""
+        """Encoder row of the first audio placeholder."""
         return self.first_row + sum(self.image_tokens)
 
     @property
     def end_row(self) -> int:
-        """The row after its last."""
+        """Encoder row after the sequence's last one."""
         return self.audio_row + sum(self.audio_tokens)
 
     def reused(self, placeholder: int | None) -> int:
-        """How many of the reused tokens are this placeholder's."""
+        """Count the reused tokens that are this placeholder."""
         return sum(token == placeholder for token in self.token_ids[: self.reused_tokens])
 
     @property
     def action_trigger_token(self) -> int | None:
-        """Return the token that triggers the action head, None if the request wants no trajectories."""
+        """Token that triggers the action head; None if the request wants no trajectories."""
         return self.future_start_token_id if self.request.action_samples else None
 
     @property
     def decoding(self) -> bool:
-        """Whether the next decode step is for this sequence too.
+        """Whether the sequence needs another decode step.
 
-        After the trigger token one more step writes the KV row of that token, which the action head attends
-        to.
+        After the trigger token, one more step writes the KV row of this token: the action head attends to it.
         """
         return not self.finish_reason or self._trigger_row_pending
 
     @property
     def tokens_left(self) -> int:
-        """Upper bound on the tokens that the sequence may still take; 0 once finished.
+        """Upper bound on the remaining tokens; 0 once finished.
 
-        One more if the last token triggers the action head. The KV cache has room for all.
+        One more if the last token triggers the action head. The KV cache has room for all of them.
         """
         if self.finish_reason:
             return int(self._trigger_row_pending)
@@ -109,9 +106,9 @@ class GenerationSequence:
         return self.finish_reason == "cancelled"
 
     def accept(self, token: int) -> None:
-        """Take the next token, and finish if it is the last."""
+        """Append the next token, and finish if it is the last one."""
         if self._trigger_row_pending:
-            self._trigger_row_pending = False  # the step was for the KV row of the trigger token
+            self._trigger_row_pending = False  # this step only wrote the KV row of the trigger token
             return
         self.generated.append(token)
         if token in self.stop_token_ids:
@@ -125,15 +122,19 @@ class GenerationSequence:
             self._finish("length")
 
     def add_logprobs(self, top_ids: Sequence[int], top_values: Sequence[float]) -> None:
-        """Keep the likeliest tokens, and the sampled token (last of top_ids) if it is not among them."""
+        """Store the log-probabilities of one token.
+
+        The entry has the requested number of most likely tokens, and the sampled token (last of top_ids) if
+        it is not among them.
+        """
         entries = list(zip(top_ids, top_values, strict=True))
         best, sampled = entries[: self.request.logprobs], entries[-1]
         self.logprobs.append(best if sampled in best else [*best, sampled])
 
     def report(self, stage: str, step: int) -> bool:
-        """Tell the client where the request stands; return whether it goes on.
+        """Report progress to the client; return False if the request is cancelled.
 
-        A request whose `cancel` is set is finished here.
+        Finishes the request if its `cancel` is set and work remains.
         """
         if self.is_cancelled:
             return False

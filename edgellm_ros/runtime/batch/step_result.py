@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StepResult: the tokens of one step, on their way to the host."""
+"""StepResult: the tokens of one step, while they are copied to the host."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step yields for each row: up to N tokens, of which counts[b] belong to its answer."""
+    """Up to N tokens per row of a step; the first counts[b] belong to the answer."""
 
-    output: HostCopy  # int64: tokens [B,N], from `counts_at` on counts [B]
+    output: HostCopy  # int64: tokens [B,N], and counts [B] at index `counts_at`
     shape: tuple[int, int]  # B, N
-    counts_at: int
-    logprobs: tuple[HostCopy, HostCopy] | None  # ids (as places among the logits) and values [B,N,K+1]
-    token_of_logit: np.ndarray  # [V] int64
+    counts_at: int  # index of the counts in `output`
+    logprobs: tuple[HostCopy, HostCopy] | None  # most likely tokens (logit indices) and values [B,N,K+1]
+    token_of_logit: np.ndarray  # token id of each logit [V] int64
 
     def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
-        """Wait for the tokens, and give each sequence that still decodes those that count.
+        """Wait for the tokens, and append each row's counted tokens to its sequence.
 
-        sequences: by row when the step was queued. Returns the sequences that were still decoding, with their
-        counts. EngineError if the logits of a token that counts are not finite.
+        sequences: by row, as they were when the step was queued; a sequence that no longer decodes gets no
+        tokens. Returns the other sequences with their counts. EngineError if the logits of a counted token
+        are not finite.
         """
         output = self.output.wait().tolist()
         width = self.shape[1]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps: the loop, the methods that yield tokens, and recorded steps."""
+"""Decoding: the loop over steps, decode methods, and recorded steps."""

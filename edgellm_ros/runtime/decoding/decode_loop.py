@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """DecodeLoop: decode steps of a batch until a sequence ends.
 
-The device feeds its tokens to itself, so the host queues the next step before it waits for the tokens of the
-last one (`Device.max_queued_steps`):
+Sampled tokens stay on the device as the input of the next step, so the host queues a step before it waits
+for the tokens of the previous one (`Device.max_queued_steps`):
 
   device   step 1 | step 2 | step 3 |
   host     queue 1, 2   deliver 1, queue 3   deliver 2, ...
 
-The host decides when a sequence has ended: it knows stop strings and cancellation. By then one more step may
-be queued. That step still runs for the other sequences; for the finished one its tokens are dropped. No step
-is queued for which some sequence has no KV slot left.
+The host decides when a sequence has ended, because only the host checks stop strings and cancellation. By
+then one more step may be queued. The step still runs for the other sequences; the tokens of the finished
+sequence are dropped. The host queues no step that would exceed the KV capacity of a sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgellm_ros.runtime.decoding.method import DecodeMethod
 
 
 class DecodeLoop:
-    """Runs the steps of a decode method and delivers their tokens. `steps`: how many were delivered."""
+    """Runs the steps of a decode method; `steps`: number of delivered steps."""
 
     def __init__(self, batch: Batch, method: DecodeMethod, max_queued_steps: int) -> None:
         self._batch = batch
@@ -32,16 +32,16 @@ class DecodeLoop:
         self.steps = 0
 
     def run_until_one_ends(self) -> list[GenerationSequence]:
-        """Decode until at least one sequence has ended and no step is queued; return the ended ones.
+        """Decode until a sequence has ended; return the ended sequences.
 
-        If it raises, steps may still be queued.
+        No step is queued when this method returns. After an exception, steps may still be queued.
         """
         sequences = list(self._batch.sequences)
         if all(sequence.decoding for sequence in sequences):
             self._method.begin(self._batch)
         queued: deque[StepResult] = deque()
         while True:
-            # A step takes at least one token of each sequence.
+            # A step yields at least one token per sequence.
             wanted = min(1 + self._max_queued_steps, *(sequence.tokens_left for sequence in sequences))
             while len(queued) < wanted:
                 queued.append(self._method.queue())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DecodeMethod: what yields the tokens of a batch, step by step. One file or folder for each method."""
+"""DecodeMethod: the protocol of decode methods, one file or folder per method."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from edgellm_ros.runtime.lora import LoraAdapter
 
 
 class DecodeMethod(Protocol):
-    """Yields one or more tokens per row and step. `tokens_per_step`: the most of one row.
+    """Yields up to `tokens_per_step` tokens per row and step, at least one.
 
-    A step writes KV rows behind the committed ones, offers tokens, and commits as many as count to every
-    state of the batch (`SamplingRows.count`, `Batch.commit`), all without waiting for the device.
+    A step writes KV rows after the committed ones and offers tokens. The step counts the accepted tokens
+    (`SamplingRows.count`) and commits them to every state of the batch (`Batch.commit`). All of this is
+    queued without waiting for the device.
     """
 
     tokens_per_step: int
 
     def begin(self, batch: Batch) -> None:
-        """Prepare for steps of these sequences: called after each change of the batch."""
+        """Prepare for steps of these sequences; called after each change of the batch."""
         ...
 
     def queue(self) -> StepResult:
-        """Queue one step of the batch; return its tokens on their way to the host."""
+        """Queue one step of the batch; return its result."""
         ...
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
         """Record the steps with each of these adapters as graphs, for all batch sizes.
 
-        The batch must be empty. False where that is not possible: then steps run without a graph.
+        The batch must be empty. False if this is not possible: then steps run without a graph.
         """
         ...
 
     def drop(self, adapter: LoraAdapter) -> None:
-        """Drop what was recorded with an adapter that was removed."""
+        """Drop the recorded steps of a removed adapter."""
         ...

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RecordedSteps: decode steps as graphs, which the device starts with one call.
+"""RecordedSteps: decode steps as graphs, which the device launches with one call.
 
-A graph is recorded for each adapter and each of a few batch sizes. A batch of another size runs with the next
-larger graph: the rows that hold no sequence are closed and have no effect.
+There is one graph per adapter and bucket of batch sizes. A batch of another size runs with the next larger
+graph: its extra rows are closed, and the step has no effect on them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
@@ -22,15 +22,21 @@ logger = logging.getLogger(__name__)
 
 
 class Step(Protocol):
-    """A decode step of so many rows with their adapters, whose tensors stay where they are."""
+    """A decode step for fixed rows and adapters; its tensors keep their addresses."""
 
     def run(self) -> None:
-        """Queue the step; needs nothing from the host and waits for nothing."""
+        """Queue the step, without input from the host and without waiting."""
         ...
 
     def bind(self) -> tuple[BindingSnapshot, Any]:
-        """Bind the engine to the step's tensors; return what is bound and what keeps it alive."""
+        """Bind the engine to the step's tensors.
+
+        Returns the snapshot of the bindings, and the object that keeps them alive.
+        """
         ...
+
+
+StepT = TypeVar("StepT", bound=Step)
 
 
 @dataclass(frozen=True)
@@ -38,23 +44,26 @@ class RecordedStep:
     """A step as a graph."""
 
     graph: DeviceGraph
-    snapshot: BindingSnapshot  # what the engine was bound to when it was recorded
-    bound: Any  # lives as long as the graph
+    snapshot: BindingSnapshot  # the engine's bindings when the graph was recorded
+    bound: Any  # must live as long as the graph
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Return the batch sizes for which graphs are recorded: powers of two, and the largest batch."""
+    """Return the buckets of batch sizes: powers of two, and the largest batch."""
     sizes = [1]
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))
     return sizes
 
 
-class RecordedSteps:
-    """Records steps and replays them. `make_step`: the step of rows with these adapters."""
+class RecordedSteps(Generic[StepT]):
+    """Records steps and replays them.
+
+    `make_step`: makes the step for rows with these adapters.
+    """
 
     def __init__(
-        self, device: Device, max_batch_size: int, make_step: Callable[[Sequence[LoraAdapter]], Step]
+        self, device: Device, max_batch_size: int, make_step: Callable[[Sequence[LoraAdapter]], StepT]
     ) -> None:
         self._device = device
         self._sizes = batch_sizes(max_batch_size)
@@ -66,21 +75,21 @@ class RecordedSteps:
         self._to_record: tuple[LoraAdapter, int] | None = None
 
     def __len__(self) -> int:
-        """Return the number of graphs."""
+        """Return the number of recorded graphs."""
         return len(self._recorded)
 
-    def select(self, adapters: Sequence[LoraAdapter]) -> Step:
-        """Choose the step for a batch with these adapters [B], which `queue` then queues.
+    def select(self, adapters: Sequence[LoraAdapter]) -> StepT:
+        """Select the step that `queue` queues, for a batch with these adapters [B].
 
-        A graph is replayed if all adapters are the same and the engine would be bound to what it was bound to
-        when the graph was recorded. Returns the step, which may have more rows than the batch.
+        A graph is replayed if all rows have the same adapter and the engine's bindings are the same as when
+        the graph was recorded. Returns the step, which may have more rows than the batch.
         """
         self._graph = self._to_record = None
         self._step = self._make_step(adapters)
         if not self._recording and not self._recorded:
             return self._step
         if any(adapter is not adapters[0] for adapter in adapters):
-            self._explain(len(adapters), "their adapters differ and run one after another")
+            self._explain(len(adapters), "different adapters need one run each")
             return self._step
         size = next(size for size in self._sizes if size >= len(adapters))
         step, key = self._make_step([adapters[0]] * size), (adapters[0], size)
@@ -101,11 +110,12 @@ class RecordedSteps:
             self._record(*self._to_record)
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
-        """Record the steps of all batch sizes with each of these adapters, and log what that took.
+        """Record the steps of all buckets of batch sizes with each of these adapters.
 
-        From then on a step without a graph (of an adapter that is loaded later), or whose bindings have
-        changed, is recorded when it has run once. False if the device has no graphs or, with the reason in
-        the log, if a step cannot be recorded: then it runs without a graph.
+        The log gets the number of graphs, the time and the memory. From then on, a step without a matching
+        graph is recorded after its first run: a step of an adapter that is loaded later, or a step whose
+        bindings have changed. False if the device does not support graphs, or if a step cannot be recorded
+        (the log says why): then steps run without a graph.
         """
         self._recording = True
         before, free, start = len(self), self._device.memory_info()[0], time.perf_counter()
@@ -123,7 +133,7 @@ class RecordedSteps:
         return done
 
     def drop(self, adapter: LoraAdapter) -> None:
-        """Drop the graphs of an adapter that was removed."""
+        """Drop the graphs of a removed adapter."""
         self._recorded = {key: step for key, step in self._recorded.items() if key[0] is not adapter}
 
     def _capture(self, adapter: LoraAdapter, size: int) -> bool:
@@ -133,7 +143,7 @@ class RecordedSteps:
         return self._graph is not None
 
     def _record(self, adapter: LoraAdapter, size: int) -> None:
-        """Record the step that has just run, or log why not and record no more."""
+        """Record the step that has just run; on failure log the reason and stop recording."""
         self._to_record = None
         try:
             graph = self._device.capture(self._step.run)

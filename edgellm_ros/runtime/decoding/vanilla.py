@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VanillaDecoding: one token per row and step, from the token sampled last.
+"""VanillaDecoding: one token per row and step, from the row's newest token.
 
   last tokens -> embeddings -> attention inputs -> engine, KV rows -> logits -> tokens -> counts -> commit
 
-The host sends nothing to a step and needs nothing from it, so steps can be queued one behind the other, and a
-whole step can be recorded as a graph and queued with one call.
+A step takes no input from the host, so steps can be queued one after another, and a whole step can be
+recorded as a graph and launched with one call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgellm_ros.runtime.lora import LoraAdapter
 
 
 class VanillaDecoding:
-    """Decodes the sequences of a batch. `logits` [max batch,1,V]: where each step leaves them."""
+    """Decodes one token per step; `logits` [max batch,1,V]: buffer of all steps."""
 
     tokens_per_step = 1
 
@@ -47,7 +47,7 @@ class VanillaDecoding:
         self.recorded = RecordedSteps(device, batch.max_size, self._make_step)
 
     def begin(self, batch: Batch) -> None:
-        """Select the step of these sequences, recorded or not."""
+        """Select the step for these sequences, recorded or not."""
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
         self._step = self.recorded.select([sequence.adapter for sequence in batch.sequences])
 
@@ -61,7 +61,7 @@ class VanillaDecoding:
         return self.recorded.capture(adapters)
 
     def drop(self, adapter: LoraAdapter) -> None:
-        """Drop the graphs of an adapter that was removed."""
+        """Drop the graphs of a removed adapter."""
         self.recorded.drop(adapter)
 
     def _make_step(self, adapters: Sequence[LoraAdapter]) -> VanillaStep:

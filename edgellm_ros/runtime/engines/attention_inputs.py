@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AttentionInputs: positions of a run's new tokens and what they attend to, as the engine takes it.
+"""AttentionInputs: rotary rows of new tokens, and the KV rows they attend to.
 
-Engines come in two forms:
+There are two kinds of engines:
 
-- a mask: rope_cos, rope_sin [B,S,D/2], a row for each token; attention_mask [B,1,S,C]
-- lengths: rope_cos, rope_sin [P,D/2], a table; position_ids [B,S], each token's row in it; kv_length [B], the
-  KV rows that are filled with the new tokens. Such an engine reads several tokens of one sequence per run, or
-  one token of several sequences.
+- with a mask: rope_cos, rope_sin [B,S,D/2], a row per token; attention_mask [B,1,S,C]
+- with lengths: rope_cos, rope_sin [P,D/2], a table; position_ids [B,S], each token's row of the table;
+  kv_length [B], the number of KV rows including the new tokens. One run of such an engine reads several
+  tokens of one sequence, or one token of several sequences.
 
-The table is made of the rows that the first form takes, one after another, so both get the same numbers.
+The table holds the rows of the first kind, one after another, so both kinds get the same values.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels import Kernels, RopeTable
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
 class AttentionInputs:
-    """Owns these inputs. `names`: of all inputs that the engine has."""
+    """Owns the attention inputs of one engine with the inputs `engine_inputs`."""
 
     def __init__(
         self,
-        names: Container[str],
+        engine_inputs: Container[str],
         config: EngineConfig,
         device: Device,
         kernels: Kernels,
@@ -47,8 +48,8 @@ class AttentionInputs:
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
         self._positions = device.empty((batch, 3, tokens), np.int64)
-        self._has_mask = "attention_mask" in names
-        self._has_write_index = "kv_write_index" in names
+        self._has_mask = names.ATTENTION_MASK in engine_inputs
+        self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
         if self._has_mask:
             self._mask = device.empty((batch, 1, tokens, cache.capacity), np.bool_)
         else:
@@ -58,31 +59,31 @@ class AttentionInputs:
 
     @property
     def unbatched(self) -> tuple[str, ...]:
-        """Return the inputs without a batch axis: a run over some of the sequences gets the whole of them."""
-        return () if self._has_mask else ("rope_cos", "rope_sin")
+        """Names of the inputs without a batch axis, which are never sliced by rows."""
+        return () if self._has_mask else (names.ROPE_COS, names.ROPE_SIN)
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
-        """Return whether the engine must read so many tokens of each sequence in a run of its own."""
+        """Return whether runs of so many tokens per sequence take one sequence only."""
         return not self._has_mask and tokens > 1
 
     def inputs(self, rows: range, tokens: int) -> dict[str, Tensor]:
-        """Return windows on the engine's inputs for a run over these rows: the same each time."""
+        """Return views of the buffers for a run over these rows: always the same memory."""
         batch = len(rows)
         if self._has_mask:
-            shape = (batch, tokens, self._half)
-            visible = {"attention_mask": self._mask.view(batch, 1, tokens, self._cache.capacity)}
+            shape: tuple[int, ...] = (batch, tokens, self._half)
+            visible = {names.ATTENTION_MASK: self._mask.view(batch, 1, tokens, self._cache.capacity)}
         else:
             shape = (max(batch * tokens, self._cache.capacity), self._half)
             visible = {
-                "kv_length": self._filled.rows(0, batch),
-                "position_ids": self._row_numbers.view(batch, tokens),
+                names.KV_LENGTH: self._filled.rows(0, batch),
+                names.POSITION_IDS: self._row_numbers.view(batch, tokens),
             }
         if self._has_write_index:
-            visible["kv_write_index"] = self._cache.lengths(rows)
-        return {"rope_cos": self._cos.view(*shape), "rope_sin": self._sin.view(*shape), **visible}
+            visible[names.KV_WRITE_INDEX] = self._cache.lengths(rows)
+        return {names.ROPE_COS: self._cos.view(*shape), names.ROPE_SIN: self._sin.view(*shape), **visible}
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
-        """Return the inputs for prompts whose tokens have positions [B,3,S] int64."""
+        """Write and return the inputs for prompts with positions [B,3,S] int64."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
@@ -102,6 +103,6 @@ class AttentionInputs:
     def _write_visible(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
         lengths = self._cache.lengths(rows)
         if self._has_mask:
-            self._kernels.causal_mask(lengths, inputs["attention_mask"])
+            self._kernels.causal_mask(lengths, inputs[names.ATTENTION_MASK])
         else:
-            self._kernels.visible_rows(lengths, tokens, inputs["kv_length"])
+            self._kernels.visible_rows(lengths, tokens, inputs[names.KV_LENGTH])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLMEngineRunner: the language model's engine in its two phases, prefill and decode.
+"""LLMEngineRunner: runs the language model's engine for prefill and decode.
 
-Owns the KV cache, every input of the engine that follows from it (attention_inputs.py), and the adapters,
-which are inputs like the others. The two phases may be executed by two backends on one KV cache.
+Owns the KV cache, the attention inputs (attention_inputs.py), and the adapters, which are inputs too. Prefill
+and decode may use two backends on one KV cache.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.kernels import Kernels
@@ -25,12 +26,10 @@ from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
 from edgellm_ros.runtime.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 
-LLMEngineRunnerConfig = EngineConfig  # the original's name of it
+LLMEngineRunnerConfig = EngineConfig  # the name in TensorRT Edge-LLM
 
 PREFILL_PROFILE = 0
 DECODE_PROFILE = 1
-LM_HEAD = "lm_head.weight"
-EMBEDDING = "embedding"
 
 
 class LLMEngineRunner:
@@ -39,9 +38,10 @@ class LLMEngineRunner:
     Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V
     vocabulary.
 
-    `positions_beyond`: how many positions after the cache's last one others look up in `rope_table` (the
-    action head). `decode_executor`: executes decode steps, None = the one that executes prefills. EngineError
-    if the two cannot share a KV cache.
+    - positions_beyond: number of positions of `rope_table` after the cache's last one, for the action head
+    - decode_executor: executes decode steps; None = the same executor as for prefills
+
+    EngineError if the two executors cannot share a KV cache.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LLMEngineRunner:
         self._device = device
         capacity = config.max_kv_cache_capacity
         _check_engines(self._prefill, self._decode, capacity)
-        self.embeds_dtype = executor.dtype("inputs_embeds")
+        self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.kv_cache = LinearKVCache(
             device,
             kernels,
@@ -67,7 +67,7 @@ class LLMEngineRunner:
             kv_heads=config.num_kv_heads,
             capacity=capacity,
             head_dim=config.head_dim,
-            dtype=executor.dtype("key_cache_0"),
+            dtype=executor.dtype(names.key_cache(0)),
         )
         self.rope_table = make_rope_table(
             config.rope_config, config.rotary_dim, capacity + positions_beyond, device
@@ -80,13 +80,13 @@ class LLMEngineRunner:
                 self._decode.bindings, config, device, kernels, self.kv_cache, self.rope_table
             )
         batch = config.max_supported_batch_size
-        self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: each prompt's last token
+        self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: indices of the last tokens
         self._prompt_lengths = device.empty((batch,), np.int64)
-        self._first_token_ids = device.zeros((batch, 1), np.int64)  # of a decode step: its only token
+        self._first_token_ids = device.zeros((batch, 1), np.int64)  # of a decode step: index 0
         shape = (batch, 1, config.hidden_size)
         self._no_deepstack = device.zeros(shape, self.embeds_dtype)
-        self._decode_hidden_states = {  # an engine that has these outputs writes them in decode steps too
-            f"hidden_states_{i}": device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
+        self._decode_hidden_states = {  # an engine with these outputs also writes them in decode steps
+            names.hidden_states(i): device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
         }
         self._shared: dict[str, Tensor] = {}
         self._decode_windows: dict[int, dict[str, Tensor]] = {}  # by batch size
@@ -108,13 +108,17 @@ class LLMEngineRunner:
         adapters: Sequence[LoraAdapter] = (),
         rows: range | None = None,
     ) -> None:
-        """Read prompts into rows of the KV cache, and commit them.
+        """Prefill: write the KV rows of prompts to rows of the batch, and commit them.
 
-        inputs_embeds and each of deepstack_embeds [B,S,H], padded at the end to the longest prompt;
-        context_lengths: tokens per prompt; positions [B,3,S] int64; output_logits [B,1,V] float32: of each
-        prompt's last token; output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers;
-        adapters [B], empty: the base model for all; rows: open rows of the KV cache, None = the first B. The
-        prompts go on behind what these rows have committed. EngineError if the cache has no room for S more.
+        - inputs_embeds, each of deepstack_embeds [B,S,H]: padded at the end to the longest prompt
+        - context_lengths: tokens per prompt
+        - positions [B,3,S] int64
+        - output_logits [B,1,V] float32: of each prompt's last token
+        - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
+        - adapters [B]: empty = the base model for all
+        - rows: open rows of the KV cache; None = the first B
+
+        New KV rows follow the committed ones. EngineError if the KV cache has no room for S more.
         """
         batch, tokens, _ = inputs_embeds.shape
         rows = rows or range(batch)
@@ -129,14 +133,14 @@ class LLMEngineRunner:
         self._device.upload(last_token_ids, lengths[:, None] - 1)
         self._device.upload(new_tokens, lengths)
         tensors = {
-            "inputs_embeds": inputs_embeds,
+            names.INPUTS_EMBEDS: inputs_embeds,
             **self._prefill_inputs.for_prefill(rows, positions),
-            "last_token_ids": last_token_ids,
-            "logits": output_logits,
+            names.LAST_TOKEN_IDS: last_token_ids,
+            names.LOGITS: output_logits,
             **cache.bindings(rows),
-            **{f"deepstack_embeds_{i}": embeds for i, embeds in enumerate(deepstack_embeds)},
+            **{names.deepstack_embeds(i): embeds for i, embeds in enumerate(deepstack_embeds)},
             **{
-                f"hidden_states_{i}": hidden_states
+                names.hidden_states(i): hidden_states
                 for i, hidden_states in zip(
                     self.config.hidden_state_layers, output_hidden_states, strict=True
                 )
@@ -148,10 +152,10 @@ class LLMEngineRunner:
     def execute_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter] = ()
     ) -> None:
-        """Decode one token of each of the first B rows; its KV row is written but not committed.
+        """Decode one token per row; its KV row is written but not committed.
 
         inputs_embeds [B,1,H]; output_logits [B,1,V] float32; adapters [B], empty: the base model for all.
-        Only queues work on the device: can be recorded as a graph.
+        Only queues work on the device, so the step can be recorded as a graph.
         """
         inputs = self._decode_tensors(inputs_embeds, output_logits)
         self._decode_inputs.for_decode(inputs, range(inputs_embeds.shape[0]))
@@ -160,23 +164,25 @@ class LLMEngineRunner:
     def bind_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
     ) -> tuple[BindingSnapshot, Any]:
-        """Bind a decode step whose sequences all have this adapter.
+        """Bind the tensors of a decode step whose sequences all have this adapter.
 
-        Returns what is bound, by which a recorded step is recognised, and what must live as long as such a
-        record.
+        Returns the snapshot of the bindings, which identifies a recorded step, and an object that must live
+        as long as the recorded step.
         """
         tensors = self._decode_tensors(inputs_embeds, output_logits)
         self._bind(self._decode, DECODE_PROFILE, tensors, adapter)
-        return self._decode.snapshot, self._decode.bound
+        snapshot = self._decode.snapshot
+        assert snapshot is not None  # the engine has just been bound
+        return snapshot, self._decode.bound
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
-        """Replace the contents of an extra input, from the next step on: `lm_head.weight` [H,V].
+        """Replace the LM head, the input `lm_head.weight` [H,V], from the next step on.
 
-        Engines have this input if they were exported with `lm_head_input`. Its memory stays where it is, so
-        recorded steps compute with the new contents. EngineError for another name or shape.
+        Engines that were exported with `lm_head_input` have this input. Its address stays the same, so
+        recorded steps use the new weights. EngineError for another name or shape.
         """
         binding = self._prefill.bindings.get(name)
-        if name != LM_HEAD or binding is None or not binding.is_input:
+        if name != names.LM_HEAD or binding is None or not binding.is_input:
             raise EngineError(f"{self._prefill.name}: no extra input {name!r} (export with lm_head_input)")
         if weights.shape != binding.shape:
             raise EngineError(
@@ -187,24 +193,24 @@ class LLMEngineRunner:
         self._device.upload(self._shared[name], weights.astype(binding.dtype, copy=False))
 
     def share_embedding(self, table: Tensor) -> None:
-        """Bind the embedding table [V,H] as the LM head, if the engine takes it as an input."""
-        if EMBEDDING in self._prefill.bindings or EMBEDDING in self._decode.bindings:
-            self._shared[EMBEDDING] = table
+        """Bind the embedding table [V,H] as the LM head, if the engine has this input."""
+        if names.EMBEDDING in self._prefill.bindings or names.EMBEDDING in self._decode.bindings:
+            self._shared[names.EMBEDDING] = table
 
     def _decode_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
         batch = inputs_embeds.shape[0]
         inputs = self._decode_windows.get(batch) or self._make_decode_inputs(range(batch))
-        return {**inputs, "inputs_embeds": inputs_embeds, "logits": output_logits}
+        return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
     def _make_decode_inputs(self, rows: range) -> dict[str, Tensor]:
-        """Return windows on the buffers of a decode step of this batch size: the same in every step."""
+        """Return views of the buffers of decode steps of this batch size."""
         batch = len(rows)
         self._decode_windows[batch] = {
             **self._decode_inputs.inputs(rows, 1),
-            "last_token_ids": self._first_token_ids.rows(0, batch),
+            names.LAST_TOKEN_IDS: self._first_token_ids.rows(0, batch),
             **self.kv_cache.bindings(rows),
             **{
-                f"deepstack_embeds_{i}": self._no_deepstack.rows(0, batch)
+                names.deepstack_embeds(i): self._no_deepstack.rows(0, batch)
                 for i in range(self.config.num_deepstack_features)
             },
             **{name: buffer.rows(0, batch) for name, buffer in self._decode_hidden_states.items()},
@@ -219,12 +225,12 @@ class LLMEngineRunner:
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
     ) -> None:
-        """Run over the batch: once for each group of neighbours with one adapter, or for each sequence.
+        """Run the engine over the batch: once per group of rows with one adapter.
 
-        On a CPU neither the groups nor the sequences of a group influence each other's bits
-        (OnnxRuntimeBackend).
+        A group consists of adjacent rows, or of one row if the engine needs one sequence per run. On a CPU,
+        neither other groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
         """
-        batch, tokens, _ = tensors["inputs_embeds"].shape
+        batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
         alone = attention_inputs.needs_one_sequence_per_run(tokens)
         for (adapter, _), group in groupby(sequences, lambda pair: (pair[1], alone and pair[0])):
@@ -241,13 +247,13 @@ class LLMEngineRunner:
     def _bind(
         self, executor: EngineExecutor, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter
     ) -> None:
-        batch, tokens, _ = tensors["inputs_embeds"].shape
-        logits_per_sequence = tensors["logits"].shape[1]
+        batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
+        logits_per_sequence = tensors[names.LOGITS].shape[1]
         dims = {
             "B": batch,
             "S": tokens,
             "N": logits_per_sequence,
-            "P": tensors["rope_cos"].shape[0],
+            "P": tensors[names.ROPE_COS].shape[0],
             **rank_sizes(adapter.rank),
         }
         shared = {name: tensor for name, tensor in self._shared.items() if name in executor.bindings}
@@ -256,13 +262,13 @@ class LLMEngineRunner:
 
 
 def _check_engines(prefill: EngineExecutor, decode: EngineExecutor, capacity: int) -> None:
-    """EngineError unless both phases read and write a KV cache of this capacity and the same type."""
-    expected = prefill.dtype("key_cache_0")
+    """Raise EngineError unless both executors can share a KV cache."""
+    expected = prefill.dtype(names.key_cache(0))
     for executor in (prefill, decode):
-        dtype, shape = executor.dtype("key_cache_0"), executor.bindings["key_cache_0"].shape
+        dtype, shape = executor.dtype(names.key_cache(0)), executor.bindings[names.key_cache(0)].shape
         if shape[2] != capacity:
             raise EngineError(
                 f"{executor.name}: key_cache_0 is {shape}, config.json has max_kv_cache_capacity {capacity}"
             )
         if dtype != expected:
-            raise EngineError(f"{executor.name}: key_cache_0 is {dtype}, that of {prefill.name} {expected}")
+            raise EngineError(f"{executor.name}: key_cache_0 is {dtype}, but {prefill.name} uses {expected}")

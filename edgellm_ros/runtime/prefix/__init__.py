@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV rows of earlier prompts, reused by requests that begin alike."""
+"""KV rows of earlier prompts, reused by requests with the same prefix."""

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PrefixCache: keys and values of prompts that were computed before, for requests that begin alike.
+"""PrefixCache: KV rows of earlier prompts, for requests with the same prefix.
 
-A prompt is cut into pages of PAGE tokens. Pages form a tree for each adapter: what prompts have in common is
-kept once, and the way from the root to a page is the prompt up to there.
+A prompt is split into pages of PAGE tokens. The pages of each adapter form a tree: prompts share the pages of
+their common prefix, and the path from the root to a page is the prompt up to the end of this page.
 
   adapter ""   [system prompt 0..31] -- [32..63] -+- [64..95: ... image A] -- [96..110]
                                                   +- [64..95: ... image B]
 
-A new request takes over the longest beginning that it shares with any way in the tree, token by token, also
-into the middle of a page. Memory is a fixed pool of pages; the page that was used least recently, and that no
-other page stands on, makes room for a new one.
+A new request reuses the longest prefix that it shares with any path of the tree. Prefixes are compared token
+by token, so a reused prefix may end in the middle of a page. Memory is a fixed pool of pages; the least
+recently used leaf page makes room for a new page.
 
-Bits: keys and values of a token depend on the tokens before it and, on a CPU, on nothing else, neither on
-what follows nor on how many tokens are computed at once (OnnxRuntimeBackend), so a prompt that begins with
-rows from here goes on with the very bits that it would have computed; on a GPU it may round otherwise. Rows
-of generated tokens are never kept: a decode step computes them with other last bits than a prefill would.
+Bits: on a CPU, the keys and values of a token depend only on this token and the tokens before it. Neither
+later tokens nor the number of tokens per run change them (OnnxRuntimeBackend). So a prompt gets the same bits
+with reused rows as with computed rows; on a GPU the rounding may differ. The cache never stores rows of
+generated tokens: their last bits differ between a decode step and a prefill.
 """
 
 from __future__ import annotations
@@ -28,26 +28,23 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.kernels import Kernels, SequenceCache
 from edgellm_ros.runtime.prefix.prefix_key import Key
 
-PAGE = 32  # tokens; half as many cost more calls, twice as many more copies of what is shared only in part
+PAGE = 32  # tokens; smaller pages need more calls, larger ones more copies of partly shared pages
 
-NO_KEY = -1  # of no token
+NO_KEY = -1  # the key of no token
 
 
 @dataclass(eq=False)
 class Page:
-    """The rows of up to PAGE tokens, `keys`, at `place` in the pool. Only full pages have `children`.
+    """The KV rows of up to PAGE consecutive tokens of a prompt."""
 
-    A root has no place and no tokens.
-    """
-
-    place: int
-    keys: tuple[Key, ...]
-    parent: Page | None
-    children: list[Page] = field(default_factory=list)
-    last_used: int = 0
+    place: int  # index in the pool; -1 for a root
+    keys: tuple[Key, ...]  # of the tokens; empty for a root
+    parent: Page | None  # the page before; None for a root
+    children: list[Page] = field(default_factory=list)  # pages after this one; only a full page has children
+    last_used: int = 0  # time of the last use, by the clock of the cache
 
     def shared(self, keys: Sequence[Key]) -> int:
-        """How many of its tokens stand at the beginning of `keys`."""
+        """Return the length of the common prefix of the page's keys and `keys`."""
         count = 0
         for mine, other in zip(self.keys, keys, strict=False):
             if mine != other:
@@ -58,17 +55,17 @@ class Page:
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """The beginning of a prompt that is there already: its first `length` tokens lie in these pages."""
+    """The stored prefix of a prompt."""
 
-    pages: tuple[Page, ...] = ()
-    length: int = 0
+    pages: tuple[Page, ...] = ()  # in the order of the prompt
+    length: int = 0  # tokens of the prompt that the pages hold
 
 
 class PrefixCache:
-    """Owns the `pool` [L, pages, Hkv, PAGE, D], laid out as the KV cache is, and the trees.
+    """Owns the trees and the `pool` of pages.
 
-    `capacity_bytes`: how large the pool may be; 0 keeps nothing. ValueError if it is negative or smaller than
-    one page.
+    The pool [L, pages, Hkv, PAGE, D] has the layout of the KV cache. `capacity_bytes`: upper limit of the
+    pool's size; 0 = store nothing. ValueError if `capacity_bytes` is negative or smaller than one page.
     """
 
     def __init__(
@@ -101,18 +98,21 @@ class PrefixCache:
         return self.capacity_bytes - len(self._free) * self.page_bytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all pages."""
         self._roots: dict[str, Page] = {}
         self._free = list(reversed(range(self.pool.shape[1])))
         self._clock = 0
 
     def remove(self, adapter: str) -> None:
-        """Forget an adapter's prompts."""
+        """Drop all pages of an adapter."""
         self._free += [page.place for name, page in self.pages() if name == adapter]
         self._roots.pop(adapter, None)
 
     def match(self, adapter: str, keys: Sequence[Key]) -> Prefix:
-        """The longest beginning of a prompt that is there, without its last token: that must be computed."""
+        """Find the longest stored prefix of a prompt.
+
+        The prefix never includes the prompt's last token, because the prefill must compute its logits.
+        """
         self._clock += 1
         node, pages, length = self._roots.get(adapter), [], 0
         while node is not None and node.children:
@@ -127,12 +127,12 @@ class PrefixCache:
         length = min(length, len(keys) - 1)
         return Prefix(tuple(pages[: -(-length // PAGE)]), length)
 
-    def kept(self, adapter: str, keys: Sequence[Key]) -> int:
-        """How many tokens of a prompt are there, its last one included."""
+    def stored_length(self, adapter: str, keys: Sequence[Key]) -> int:
+        """Return the length of the longest stored prefix, the last token included."""
         return self.match(adapter, [*keys, NO_KEY]).length
 
     def load(self, prefix: Prefix, cache: SequenceCache, length: int) -> None:
-        """Copy the first `length` tokens of a prefix to the beginning of a sequence's cache."""
+        """Copy the KV rows of a prefix's first `length` tokens to a sequence."""
         for index, page in enumerate(prefix.pages[: -(-length // PAGE)]):
             start = index * PAGE
             count = min(PAGE, length - start)
@@ -140,9 +140,10 @@ class PrefixCache:
             self._kernels.copy_cache_rows(self.pool, (page.place, 0), cache.cache, target_at, count)
 
     def insert(self, adapter: str, keys: Sequence[Key], cache: SequenceCache) -> None:
-        """Keep a prompt, whose rows are the first len(keys) of a sequence's cache.
+        """Store a prompt: the first len(keys) KV rows of a sequence.
 
-        What is there already is not copied again. Keeps the beginning only where there is no room for more.
+        Rows that are already stored are not copied again. If the pool has no room for the whole prompt, only
+        a prefix is stored.
         """
         self._clock += 1
         node = self._roots.setdefault(adapter, Page(-1, (), None))
@@ -164,7 +165,7 @@ class PrefixCache:
         self._roots = {name: root for name, root in self._roots.items() if root.children}
 
     def pages(self) -> Iterator[tuple[str, Page]]:
-        """Every page with its adapter, each after the one that it stands on."""
+        """Iterate over all pages with their adapters; a page comes after its parent."""
         for adapter, root in self._roots.items():
             waiting = list(root.children)
             while waiting:
@@ -173,9 +174,9 @@ class PrefixCache:
                 waiting += page.children
 
     def add_page(self, adapter: str, parent: Page | None, keys: tuple[Key, ...], last_used: int) -> Page:
-        """Take a page into the tree, above `parent` or at the root; there must be a free one.
+        """Add a page below `parent`, None = the root; the pool must have a free page.
 
-        Its rows in the pool are the caller's to fill.
+        The caller fills the page's rows in the pool.
         """
         parent = parent or self._roots.setdefault(adapter, Page(-1, (), None))
         page = Page(self._free.pop(), keys, parent, last_used=last_used)
@@ -184,13 +185,16 @@ class PrefixCache:
         return page
 
     def _new_page(self, parent: Page) -> Page | None:
-        """An empty page above `parent`, if need be in the place of the one that was used least recently."""
+        """Add an empty page below `parent`.
+
+        If the pool is full, the least recently used leaf page is evicted. None if no page can be evicted.
+        """
         if not self._free:
             leaves = (page for _, page in self.pages() if not page.children and page is not parent)
             oldest = min(leaves, key=lambda page: page.last_used, default=None)
-            if oldest is None or oldest.last_used == self._clock:
-                return None  # all others carry the prompt that is being kept
-            oldest.parent.children.remove(oldest)  # type: ignore[union-attr]
+            if oldest is None or oldest.parent is None or oldest.last_used == self._clock:
+                return None  # all other leaf pages belong to the prompt that is being stored
+            oldest.parent.children.remove(oldest)
             self._free.append(oldest.place)
         page = Page(self._free.pop(), (), parent)
         parent.children.append(page)

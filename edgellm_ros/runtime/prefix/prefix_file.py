@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefix cache on disk: one safetensors file with the pages' rows, and in its header as JSON what they are.
+"""Prefix cache file: safetensors with the KV rows, JSON in its header.
 
   pool_i [pages, Hkv, PAGE, D]   layer i of the pool: keys of each layer of the model, then values
   __metadata__["prefix_cache"]   {"format_version", "engine", "pages": [an _Entry for each], "sha256"}
 
-A page stands after the one that it stands on; `parent` is that one's number, null for the first of a prompt.
-`sha256` is of the pages and the pools: a damaged row would go unseen into every prompt that reuses it.
+A page comes after its parent; `parent` is the number of that page, null for the first page of a prompt.
+`sha256` covers the pages and the pools: without it, a damaged row would silently change every prompt that
+reuses the row.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ METADATA = "prefix_cache"
 
 
 def save_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engine: str) -> None:
-    """Write all pages. `engine` identifies whose they are. The file appears complete or not at all.
+    """Write all pages to a file, atomically.
 
-    OSError where it cannot be written.
+    `engine`: fingerprint of the engine that computed the pages. OSError if the file cannot be written.
     """
     path = Path(path)
     pages = list(cache.pages())
-    numbers = {page: number for number, (_, page) in enumerate(pages)}
+    numbers: dict[Page | None, int] = {page: number for number, (_, page) in enumerate(pages)}
     entries = [
         asdict(_Entry(adapter, numbers.get(page.parent), list(page.keys), page.last_used))
         for adapter, page in pages
@@ -65,10 +66,11 @@ def save_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
 
 
 def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engine: str) -> int:
-    """Fill a cache with a file's pages, in place of its own; returns how many found room.
+    """Replace a cache's pages by a file's; return the number of loaded pages.
 
-    FileNotFoundError, or ValueError for a file that is damaged or was made for another engine: then the cache
-    stays as it was. EngineError if the rows cannot be copied to the device: then it is empty.
+    Loads the most recently used pages if the cache has no room for all. FileNotFoundError, or ValueError for
+    a file that is damaged or was made for another engine: then the cache is unchanged. EngineError if the
+    rows cannot be copied to the device: then the cache is empty.
     """
     path = Path(path)
     if not path.is_file():
@@ -86,29 +88,29 @@ def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
     if found != (engine, FORMAT_VERSION):
         raise ValueError(
             f"{path}: made for another engine or by another version (engine {found[0]}, format {found[1]}; "
-            f"this is engine {engine}, format {FORMAT_VERSION}): save it again"
+            f"this is engine {engine}, format {FORMAT_VERSION}): save the prefix cache again"
         )
     _check(path, entries, tensors, cache)
     if digest != _digest(description["pages"], tensors):
-        raise ValueError(f"{path}: damaged: its SHA-256 is not {digest}")
+        raise ValueError(f"{path}: damaged: the SHA-256 of the contents is not {digest}")
     try:
         return _fill(entries, tensors, cache, device)
     except BaseException:
-        cache.clear()  # of pages whose rows are not there
+        cache.clear()  # the rows of its pages are incomplete
         raise
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the header says of one page."""
+    """The header's description of one page."""
 
-    adapter: str
-    parent: int | None
-    keys: list[Key]
-    last_used: int
+    adapter: str  # `LoraAdapter.key`
+    parent: int | None  # number of the page before; None for the first page of a prompt
+    keys: list[Key]  # of the page's tokens
+    last_used: int  # time of the last use, by the clock of the saved cache
 
     def has_types(self) -> bool:
-        """Whether the values are what the annotations say: JSON may hold anything."""
+        """Return whether the values have the annotated types: JSON does not guarantee it."""
         return (
             type(self.adapter) is str
             and type(self.parent) in (int, type(None))
@@ -117,8 +119,9 @@ class _Entry:
             and type(self.last_used) is int
         )
 
-    def stands_on(self, below: _Entry) -> bool:
-        return len(below.keys) == PAGE and below.adapter == self.adapter and below.last_used >= self.last_used
+    def fits(self, parent: _Entry) -> bool:
+        same_adapter = parent.adapter == self.adapter
+        return same_adapter and len(parent.keys) == PAGE and parent.last_used >= self.last_used
 
 
 def _check(path: Path, entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache) -> None:
@@ -131,22 +134,24 @@ def _check(path: Path, entries: list[_Entry], tensors: list[np.ndarray], cache: 
         if (
             not entry.has_types()
             or not 0 < len(entry.keys) <= PAGE
-            or not (parent is None or (0 <= parent < number and entry.stands_on(entries[parent])))
+            or not (parent is None or (0 <= parent < number and entry.fits(entries[parent])))
         ):
             raise ValueError(f"{path}: damaged: page {number} does not fit the others")
 
 
 def _fill(entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache, device: Device) -> int:
-    """The pages used last for which there is room. A page is used whenever one that stands on it is."""
+    """Load the most recently used pages that fit the cache; return their number.
+
+    The use of a page counts as a use of its parent too, so a loaded page's parent is always loaded.
+    """
     by_use = sorted(range(len(entries)), key=lambda number: (-entries[number].last_used, number))
     cache.clear()
-    pages: dict[int | None, Page | None] = {None: None}
+    pages: dict[int, Page] = {}
     for number in by_use[: cache.capacity_bytes // cache.page_bytes]:
         entry = entries[number]
-        page = cache.add_page(entry.adapter, pages[entry.parent], tuple(entry.keys), entry.last_used)
-        pages[number] = page
-    numbers = [number for number in pages if number is not None]
-    places = [pages[number].place for number in numbers]  # type: ignore[union-attr]
+        parent = None if entry.parent is None else pages[entry.parent]
+        pages[number] = cache.add_page(entry.adapter, parent, tuple(entry.keys), entry.last_used)
+    numbers, places = list(pages), [page.place for page in pages.values()]
     for layer, tensor in zip(_layers(cache), tensors, strict=True):
         rows = np.zeros(layer.shape, layer.dtype)
         rows[0, places] = tensor[numbers]
@@ -155,12 +160,12 @@ def _fill(entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache, 
 
 
 def _layers(cache: PrefixCache) -> list[Tensor]:
-    """The pool layer by layer, [1, pages, Hkv, PAGE, D]: no more than one at a time has a host copy."""
+    """Return the layers of the pool, [1, pages, Hkv, PAGE, D] each."""
     return [cache.pool.rows(i, i + 1) for i in range(cache.pool.shape[0])]
 
 
 def _digest(entries: list[dict[str, Any]], tensors: Sequence[np.ndarray]) -> str:
-    """SHA-256 of what a file says of its pages and of their rows, hexadecimal."""
+    """Return the SHA-256 of the pages' descriptions and rows, hexadecimal."""
     digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode())
     for tensor in tensors:
         digest.update(tensor.tobytes())
@@ -168,5 +173,5 @@ def _digest(entries: list[dict[str, Any]], tensors: Sequence[np.ndarray]) -> str
 
 
 def engine_fingerprint(config: EngineConfig) -> str:
-    """Tells engines apart: the same for the same configuration and files, 32 hexadecimal digits."""
+    """Return 32 hexadecimal digits that identify an engine's configuration and files."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:32]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ChatTemplate: render the checkpoint's chat template as transformers does."""
+"""ChatTemplate: renders the checkpoint's chat template as transformers does."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from edgellm_ros.engine_directory.schema import read_json
 
 
 class ChatTemplate:
-    """Render a `chat_template.jinja`.
+    """A `chat_template.jinja`.
 
-    Filters, functions, extensions and variables are those of transformers 5.23
+    Filters, functions, extensions and variables are the same as in transformers 5.23
     (`utils/chat_template_utils.py`). Variables such as `bos_token` and `eos_token` come from the file
     `special_tokens_map.json` beside the template; without that file they are undefined.
     FileNotFoundError, or ValueError for a file that is not a template or not a map of names to strings.
@@ -46,9 +46,9 @@ class ChatTemplate:
             raise ValueError(f"{path}: not a Jinja template: {error}") from None
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Return the prompt text up to where the assistant's answer begins.
+        """Return the text of the prompt, which ends where the assistant's answer begins.
 
-        ValueError with the template's own complaint.
+        ValueError with the template's own error message.
         """
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
@@ -67,7 +67,7 @@ def _read_special_tokens(path: Path) -> dict[str, str]:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks answers for training; here the block is its content."""
+    """`{% generation %}` marks answers for training; here it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 

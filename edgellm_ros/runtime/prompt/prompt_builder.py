@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PromptBuilder: convert a request to the token ids that the language model reads."""
+"""PromptBuilder: converts a request to the token ids of its prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_TOKEN = -1  # an id that occurs in no prompt
 
 
 class PromptBuilder:
-    """Render the chat template, convert it to ids, and expand its placeholders."""
+    """Renders the chat template, converts it to ids, and expands its placeholders."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EngineConfig) -> None:
         if tokenizer.size > config.llm.vocab_size:
@@ -30,9 +30,9 @@ class PromptBuilder:
         self._history_token = config.action.history_token_id if config.action else NO_TOKEN
 
     def system_prefix(self, system_prompt: str) -> list[int]:
-        """Return the ids with which all prompts of a system prompt begin.
+        """Return the ids of the prefix that all prompts of a system prompt share.
 
-        ValueError if the system prompt is empty, or if prompts do not begin with the system prompt.
+        ValueError if the system prompt is empty, or if the chat template does not put it first.
         """
         if not system_prompt:
             raise ValueError("the system prompt is empty")
@@ -56,9 +56,9 @@ class PromptBuilder:
     ) -> list[int]:
         """Return the ids of the prompt.
 
-        They are image_tokens[i] placeholders for image i, the history's tokens, audio_tokens[i] placeholders
-        for sound i, and the text. Special tokens that the user spells out stay text. ValueError if the
-        template leaves out an image, a sound or the history.
+        The user's content has this order: image_tokens[i] placeholders for image i, the history's tokens,
+        audio_tokens[i] placeholders for sound i, and the text. Special tokens in the user's text stay plain
+        text. ValueError if the template leaves out an image, a sound or the history.
         """
         guard, (system, prompt) = self._tokenizer.protect(request.system_prompt, request.prompt)
         content: list[dict[str, Any]] = [{"type": "image"} for _ in image_tokens]

@@ -16,9 +16,9 @@ from edgellm_ros.kernels import RopeTable
 
 
 def make_rope_table(config: RopeConfig, rotary_dim: int, positions: int, device: Device) -> RopeTable:
-    """Make cos and sin of all frequencies at positions 0 to positions - 1.
+    """Compute cos and sin of all frequencies at positions 0 to positions - 1.
 
-    Computed in float32, as in the reference.
+    The angles are float32, as in the reference.
     """
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     inverse = (1.0 / np.float32(config.theta) ** exponents).astype(np.float32)
@@ -39,8 +39,8 @@ def get_rope_index(
 
     `grids`: height and width of each image in tokens (after merging). The positions of text and sound
     increase by one on all axes. The tokens of an image share a time; their height and width are row and
-    column, counted from the position of the text before. Text after an image continues behind the largest
-    position. A token that is generated at sequence index i has position i + delta.
+    column, counted from the position after the preceding text. Text after an image continues after the
+    largest position of the image. A generated token at sequence index i has position i + delta.
     ValueError if the ids do not contain exactly these images.
     """
     positions = np.empty((3, len(token_ids)), np.int64)

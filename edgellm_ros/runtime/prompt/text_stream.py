@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TextStream: convert the tokens of one answer to text, with stop strings."""
+"""TextStream: converts the tokens of one answer to text, with stop strings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ REPLACEMENT = "\ufffd"  # the decoder's character for bytes that are not valid U
 class TextStream:
     """The text of one answer.
 
-    `text`: the answer so far, cut before a stop string; `stopped`: whether a stop string was found. A
-    character whose bytes are spread over several tokens appears when it is complete. `visible` also leaves
-    out an end that may become a stop string, so that text that was shown is never withdrawn.
+    - text: the answer so far, cut before a stop string
+    - stopped: whether a stop string was found
+    - visible: `text` without an end that may become a stop string, so shown text is never withdrawn
+
+    A character whose bytes are spread over several tokens is added once it is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
@@ -25,7 +27,7 @@ class TextStream:
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
         self._ids: list[int] = []
-        # ids[start:done] are decoded again with the ids after them, because a decoder may use their context
+        # ids[start:done] are decoded again with the following ids, because a decoder may use their context
         self._start = self._done = 0
         self._done_text = ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer: text to ids and back; a guard against special tokens in user text."""
+"""Tokenizer: text to ids and back; guards special tokens in user text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Span = tuple[int, int, int]  # token id, first character, character after the la
 
 
 class Tokenizer:
-    """Wrap a `tokenizer.json` of Hugging Face's tokenizers library.
+    """A `tokenizer.json` of Hugging Face's tokenizers library.
 
     FileNotFoundError, or ValueError for a file that the library cannot load.
     """
@@ -51,8 +51,9 @@ class Tokenizer:
     def encode_prompt(self, text: str, guard: str = "") -> list[int]:
         """Convert a rendered chat template to ids; special tokens are recognised.
 
-        The library finds the special tokens, so `lstrip`, `rstrip`, `single_word` and `normalized` count.
-        `guard`: the character that `protect` returned. Characters in front of a guard are plain text.
+        The library finds the special tokens, so it respects `lstrip`, `rstrip`, `single_word` and
+        `normalized`. `guard`: the character that `protect` returned. Characters before a guard are plain
+        text.
         ValueError for text that is not valid Unicode.
         """
         if not guard or guard not in text:
@@ -66,14 +67,14 @@ class Tokenizer:
         return ids + self._encode_unguarded(text[position:], guard)
 
     def protect(self, *texts: str) -> tuple[str, list[str]]:
-        """Mark special tokens in user texts: `encode_prompt` takes them for plain text.
+        """Mark special tokens in user texts: `encode_prompt` reads them as plain text.
 
-        Returns a guard, which is a character that no text contains, and the texts with the guard behind each
+        Returns a guard, which is a character that no text contains, and the texts with the guard after each
         character of a special token. ValueError for text that is not valid Unicode, or if no guard is left.
         """
         guard = next((letter for letter in self._guards if all(letter not in text for text in texts)), None)
         if guard is None:
-            raise ValueError("text has all of Unicode's noncharacters U+FDD0 to U+FDEF")
+            raise ValueError("text contains all of Unicode's noncharacters U+FDD0 to U+FDEF")
         return guard, [self._protect(text, guard) for text in texts]
 
     def piece(self, token_id: int) -> str:
@@ -104,8 +105,8 @@ class Tokenizer:
     def _find_special(self, text: str, guard: str) -> list[Span]:
         """Find the special tokens outside of guarded characters.
 
-        A token that the same characters also give as plain text (an unknown-token, a letter that is in the
-        vocabulary too) is no special token here: there is nothing to protect.
+        A special token is left out if its characters give the same id as plain text (an unknown-token, a
+        letter that is also in the vocabulary): protection would change nothing.
         """
         hidden = re.sub(f"[^{guard}]{guard}", guard * 2, text)  # keeps every other character's place
         found = [span for span in _spans(self._run(hidden, special_tokens=True)) if span[0] in self._special]
@@ -117,9 +118,7 @@ class Tokenizer:
         return [span for span in found if span not in alone]
 
     def _protect(self, text: str, guard: str) -> str:
-        while found := self._find_special(
-            text, guard
-        ):  # again, for tokens that guards alone did not separate
+        while found := self._find_special(text, guard):  # one pass may leave other special tokens
             parts, position = [], 0
             for _, start, stop in found:
                 inside = text[start:stop].replace(guard, "")
