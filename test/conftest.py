@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that the tests run on (`pytest --device cuda`), and engine directories, made once per run of the
-tests: a tiny one with random weights, and the demo's.
+"""The device of the tests (`pytest --device cuda`) and engine directories.
+
+Each engine directory is exported once per run: the tiny engine with random weights, and the demo's.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ def pytest_configure(config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A test that runs alone is a slow one too."""
+    """Mark tests that run alone as slow too."""
     if item.get_closest_marker("alone"):
         item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_modifyitems(config, items) -> None:
-    """@pytest.mark.only_on("cpu", reason="...") skips a test on all other devices.
+    """Skip tests marked with @pytest.mark.only_on("cpu", reason="...") on other devices.
 
-    The double of TensorRT runs what runs on a device and nothing else: `make test` has run the rest before.
+    TensorRT's double runs only tests that use a device: `make test` has run the others before.
     """
     if on_device.chosen == on_device.DOUBLE:
         others = [item for item in items if not {"device", "runtime_device"} & set(item.fixturenames)]
@@ -49,21 +50,21 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 @pytest.fixture(scope="session")
 def runtime_device() -> str | Device:
-    """What to hand to `LLMInferenceRuntime(..., device=runtime_device)`."""
+    """The argument of `LLMInferenceRuntime(..., device=runtime_device)`."""
     return for_runtime(on_device.chosen)
 
 
 @pytest.fixture(scope="session")
 def device_arguments(runtime_device) -> tuple[str, ...]:
-    """What to hand to a command that executes engines: ("--device", name)."""
+    """Arguments of a command that executes engines: ("--device", name)."""
     if not isinstance(runtime_device, str):
-        pytest.skip("a command takes a device by name, and this one has none")
+        pytest.skip("a command needs the name of a device, and the double has none")
     return ("--device", runtime_device)
 
 
 @pytest.fixture(scope="session")
 def device() -> Device:
-    """A device for tests of what is below the runtime."""
+    """The device for tests of the layers below the runtime."""
     return open_for_tests(on_device.chosen)
 
 
@@ -90,7 +91,7 @@ def tiny_engine(tiny_checkpoint, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_lora_engine(tiny_checkpoint, tmp_path_factory) -> Path:
-    """The tiny engine again, with LoRA inputs of up to rank 8."""
+    """The tiny engine with LoRA inputs of up to rank 8."""
     from edgellm_ros.builder import export
 
     directory = tmp_path_factory.mktemp("lora_engine")
@@ -99,19 +100,19 @@ def tiny_lora_engine(tiny_checkpoint, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def deaf_engine(tmp_path_factory) -> Path:
-    """Of a checkpoint that has a config of an audio tower but no weights."""
+def engine_without_audio(tmp_path_factory) -> Path:
+    """An engine of a checkpoint with a config of the audio tower but without its weights."""
     from edgellm_ros.builder import export
     from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
-    directory = tmp_path_factory.mktemp("deaf")
+    directory = tmp_path_factory.mktemp("no_audio")
     export(write_tiny_checkpoint(directory / "checkpoint", audio_weights=False), directory / "engine")
     return directory / "engine"
 
 
 @pytest.fixture(scope="session")
 def arena_engine(tmp_path_factory) -> Path:
-    """The demo checkpoint, exported."""
+    """The exported checkpoint of the demo."""
     from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
 
     directory = tmp_path_factory.mktemp("arena_engine")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/edge_llm_names.md is true: every name of ours that it gives exists, and so does every test."""
+"""Every name and every test in docs/edge_llm_names.md exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARKED = re.compile(r"\blater: |\bnone: |\bas above\b")
 
 
 def rows() -> list[list[str]]:
-    """The cells of each row, without the heads of the tables."""
+    """Return the cells of each row, without the headers of the tables."""
     cells = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
         for line in PAGE.read_text().splitlines()
@@ -46,7 +46,10 @@ def is_module(parts: list[str]) -> bool:
 
 
 def find(name: str) -> object:
-    """A module's class or function, or an attribute of a class, also one that only its objects have."""
+    """Return the class or function of a name, or the class of an attribute.
+
+    Attributes may be set in methods or be fields of dataclasses.
+    """
     parts = name.split(".")
     depth = next(i for i in range(len(parts), 0, -1) if is_module(parts[:i]))
     owner = getattr(importlib.import_module("edgellm_ros." + ".".join(parts[:depth])), parts[depth])
@@ -72,7 +75,7 @@ def test_a_test_that_is_named_exists(name):
     assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_row_gives_our_name_or_says_why_there_is_none():
+def test_every_row_has_our_name_or_the_reason_for_none():
     for there, here, *_ in ROWS:
         assert set(re.findall(r"`([\w.]+)`", here)) & set(NAMES) or MARKED.search(here), there
 
@@ -83,12 +86,12 @@ def test_every_name_of_ours_has_a_test_beside_it():
             assert "::" in shown[0], there
 
 
-def test_the_page_has_all_of_it():
+def test_the_page_is_read_completely():
     assert len(NAMES) > 70
     assert len(TESTS) > 35
 
 
-def test_a_name_that_is_not_there_would_be_found():
+def test_an_unknown_name_is_an_error():
     for name in ("engine.executor.EngineExecutor.fly", "engine.executor.Nothing", "engine.nothing.Nothing"):
         with pytest.raises((AttributeError, ImportError)):
             find(name)

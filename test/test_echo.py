@@ -19,7 +19,7 @@ def test_short_values_are_shown_as_python_writes_them(value):
     assert quoted(value) == repr(value)
 
 
-def test_long_text_is_cut_and_its_length_is_told():
+def test_long_text_is_cut_and_its_length_is_given():
     assert quoted("x" * 201) == "'" + "x" * 200 + "'... (201 characters)"
     assert printable("x" * 201) == "x" * 200 + "... (201 characters)"
     assert printable("x" * 200) == "x" * 200

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the layout: what may import what, and that the package is complete."""
+"""Rules of the layout: allowed imports, and a complete package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "edgellm_ros"
-# Each layer with those it may import, beside itself and what is outside of all layers.
+# Each layer with the layers that it may import.
 LAYERS = {
     "engine": set(),
     "kernels": {"engine"},
@@ -57,7 +57,7 @@ TRACKED_SOURCES = [
 
 
 def imported(path: Path, at_load: bool = False) -> set[str]:
-    """Full names of the modules that a file imports; `at_load`: only those outside of functions."""
+    """Return the modules that a file imports; `at_load`: only imports outside of functions."""
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -110,8 +110,9 @@ def test_the_arena_loads_with_numpy_and_opencv_only():
 
 
 def test_the_core_loads_without_ros_gpu_libraries_or_an_inference_library():
-    """In a fresh interpreter in which the imports of all these fail. Files and folders called cuda... may
-    need CUDA, so nothing else may import them at load.
+    """A fresh interpreter, in which these imports fail, imports all modules.
+
+    Files and folders named cuda... may need CUDA, so no other module may import them at load.
     """
     names = [path.relative_to(ROOT).with_suffix("").parts for path in SOURCES]
     modules = [
@@ -144,7 +145,7 @@ def test_every_source_names_its_licence():
 
 @pytest.mark.slow
 def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
-    source = tmp_path / "source"  # a copy, because setuptools builds beside the sources
+    source = tmp_path / "source"  # a copy, because setuptools writes beside the sources
     shutil.copytree(PACKAGE, source / "edgellm_ros", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "package.xml", "LICENSE"):
         shutil.copy(ROOT / name, source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language model's graph for ONNX Runtime's CUDA provider computes what the one with a mask computes."""
+"""The LLM graph for ONNX Runtime's CUDA provider computes what the mask graph computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 @pytest.fixture(scope="module")
 def tied_checkpoint(tmp_path_factory):
-    """The tiny checkpoint, but its last layer is the embedding table."""
+    """The tiny checkpoint with the embedding table as LM head."""
     checkpoint = write_tiny_checkpoint(tmp_path_factory.mktemp("tied"), shards=1)
     tensors = load_file(checkpoint / "model.safetensors")
     del tensors["lm_head.weight"]
@@ -31,7 +31,7 @@ def tied_checkpoint(tmp_path_factory):
 
 
 def variant_inputs(inputs, engine):
-    """The same, as the variant takes them."""
+    """Return the mask graph's inputs as inputs of the CUDA variant."""
     batch, tokens, half = inputs["rope_cos"].shape
     position_ids = 5 + np.arange(batch * tokens).reshape(batch, tokens)
     others = {name: array for name, array in inputs.items() if name != "attention_mask"}
@@ -45,7 +45,7 @@ def variant_inputs(inputs, engine):
 
 
 def compute(path, device, inputs):
-    """Logits, caches and hidden states of one run, in place, as the runtime does it."""
+    """Run a graph once; return logits, caches (updated in place) and hidden states."""
     executor = EngineExecutor.open(path, device)
     batch, tokens, _ = inputs["inputs_embeds"].shape
     dims = {"B": batch, "S": tokens, "N": 1, "P": 500}
@@ -82,10 +82,10 @@ def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
 
 
 @knows_lengths
-@pytest.mark.only_on("cpu", "cuda", reason="TensorRT takes the graph with a mask")
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the graph with a mask")
 @pytest.mark.parametrize("name", ["fp32", "tied", "hidden states", "fp16", "fp16 tied"])
 @pytest.mark.parametrize(("batch", "tokens", "start"), [(1, 9, 0), (1, 7, 12), (1, 1, 0), (4, 1, 300)])
-def test_it_computes_what_the_graph_with_a_mask_computes(device, engines, name, batch, tokens, start):
+def test_the_cuda_variant_equals_the_graph_with_a_mask(device, engines, name, batch, tokens, start):
     if "fp16" in name and device.memory == "cpu":
         pytest.skip("ONNX Runtime's GroupQueryAttention norms queries and keys on CUDA only: --device cuda")
     inputs = llm_inputs(batch, tokens, start)
@@ -111,17 +111,17 @@ def test_both_graphs_share_one_file_of_weights(tiny_engine):
     original, variant = found
     assert variant.items() <= original.items()
     assert {dict(places)["location"] for places in variant.values()} == {"model.onnx.data"}
-    assert len(variant) >= len(original) - 1  # the head may be the embedding table, which is an input
+    assert len(variant) >= len(original) - 1  # the LM head may be the embedding table, which is an input
 
 
-def test_attention_is_one_node_in_half_precision_and_of_onnx_in_fp32(engines):
+def test_attention_is_fused_in_half_precision_and_standard_onnx_in_fp32(engines):
     for name, operator in (("fp32", "Attention"), ("fp16", "GroupQueryAttention")):
         graph = onnx.load(engines[name] / "llm" / "model.cuda.onnx", load_external_data=False).graph
         assert sum(node.op_type == operator for node in graph.node) == 3
         assert ("RotaryEmbedding" in {node.op_type for node in graph.node}) == (name == "fp32")
 
 
-def test_the_head_is_the_embedding_table_only_where_the_checkpoint_says_so(engines):
+def test_the_embedding_table_is_the_lm_head_only_in_tied_checkpoints(engines):
     for name in ("fp32", "tied", "fp16", "fp16 tied"):
         graph = onnx.load(engines[name] / "llm" / "model.cuda.onnx", load_external_data=False).graph
         assert ("embedding" in {value.name for value in graph.input}) == ("tied" in name)

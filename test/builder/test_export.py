@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `export` writes for a checkpoint that is in order."""
+"""The engine directory that `export` writes for a valid checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def vision_inputs(patches=24):
     }
 
 
-def test_directory_holds_what_its_config_lists(tiny_checkpoint, tmp_path):
+def test_the_directory_has_the_files_that_its_config_lists(tiny_checkpoint, tmp_path):
     written = export(tiny_checkpoint, tmp_path, **LIMITS)
     assert EngineConfig.load(tmp_path, verify=True) == written
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
@@ -58,7 +58,7 @@ def test_config_repeats_the_checkpoint_and_the_limits(tiny_checkpoint, tmp_path)
     assert (config.builder.max_batch_size, config.builder.max_kv_cache_capacity) == (2, 64)
 
 
-def test_what_was_asked_for_is_in_the_directory_and_gone_when_it_is_not(tiny_checkpoint, tmp_path):
+def test_options_add_files_and_a_later_export_without_them_removes_these(tiny_checkpoint, tmp_path):
     path = tmp_path / "map.safetensors"
     save_file({"vocab_map": np.arange(269, -1, -1)}, path)
     options = {"hidden_state_layers": (2,), "lm_head_input": True, "vocab_map": path}
@@ -122,7 +122,7 @@ def test_checkpoint_with_a_config_but_no_weights_of_an_audio_encoder(tmp_path):
 
 
 def test_tied_embeddings_serve_as_the_last_layer(tiny_checkpoint, tmp_path):
-    """A tied checkpoint has no lm_head; the embedding table does its work."""
+    """A tied checkpoint has no lm_head: the embedding table is the LM head."""
     tied = write_tiny_checkpoint(tmp_path / "tied", shards=1)
     untied = write_tiny_checkpoint(tmp_path / "untied", shards=1)
     tensors = load_file(tied / "model.safetensors")
@@ -148,7 +148,7 @@ def test_tied_embeddings_serve_as_the_last_layer(tiny_checkpoint, tmp_path):
 
 
 def test_a_tied_checkpoint_with_a_matrix_of_its_own_uses_that_matrix(tmp_path):
-    """As transformers 5 does (test/parity/test_parity_checkpoints.py)."""
+    """test/parity/test_parity_checkpoints.py compares with transformers 5."""
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", shards=1)
     config = json.loads((checkpoint / "config.json").read_text())
     write_json(checkpoint / "config.json", config | {"tie_word_embeddings": True})
@@ -171,7 +171,7 @@ def test_layers_that_are_all_dense_need_no_num_experts_0(tiny_checkpoint, tmp_pa
 
 
 def test_min_pixels_and_max_pixels_take_precedence_over_size(tiny_checkpoint, tmp_path):
-    """As transformers does (test/parity/test_parity_checkpoints.py)."""
+    """test/parity/test_parity_checkpoints.py compares with transformers."""
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     path = checkpoint / "preprocessor_config.json"
     processor = json.loads(path.read_text())
@@ -188,7 +188,7 @@ def test_min_pixels_and_max_pixels_take_precedence_over_size(tiny_checkpoint, tm
 
 @pytest.mark.parametrize("pairs", [8, 64, 128])
 def test_without_mrope_section_the_frequencies_are_those_of_the_model_code(pairs):
-    """Which of time, height and width each pair takes, by the loop of the model code with [24, 20, 20]."""
+    """The axis of each frequency pair, by the model code's loop with [24, 20, 20]."""
     section = qwen3_omni_config._default_mrope_section(pairs)
     axes, expected = np.zeros(pairs, int), np.zeros(pairs, int)
     for axis in (1, 2):
@@ -226,8 +226,8 @@ def test_plans_and_parts_of_an_earlier_export_are_removed(tiny_checkpoint, tmp_p
     assert not list(engine.glob("action/*"))
 
 
-def test_interrupted_export_leaves_nothing_that_looks_whole(tiny_checkpoint, tmp_path):
-    """The last tensor of the last graph is damaged: found only when it is read."""
+def test_an_interrupted_export_leaves_no_loadable_engine(tiny_checkpoint, tmp_path):
+    """The last tensor of the last graph is damaged: the export fails when it reads the tensor."""
     engine = tmp_path / "engine"
     export(tiny_checkpoint, engine, **LIMITS)
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")

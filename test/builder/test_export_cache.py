@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine directory is exported when it is needed, and only then."""
+"""export_if_needed: an engine directory is exported again only after a change."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def checkpoint(tiny_checkpoint, tmp_path):
     return tmp_path / "checkpoint"
 
 
-def test_nothing_is_done_twice(checkpoint, tmp_path):
+def test_an_up_to_date_engine_is_not_exported_again(checkpoint, tmp_path):
     export_if_needed(checkpoint, tmp_path / "engine")
     export_if_needed(checkpoint, tmp_path / "engine", lambda: pytest.fail("exported again"))
 
 
-def test_an_adapter_with_another_name_is_there_under_that(checkpoint, tmp_path):
+def test_a_renamed_adapter_is_exported_under_its_new_name(checkpoint, tmp_path):
     export_if_needed(checkpoint, tmp_path / "engine")
     (checkpoint / "lora" / "wild").rename(checkpoint / "lora" / "odd")
     export_if_needed(checkpoint, tmp_path / "engine")

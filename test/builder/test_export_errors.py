@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that are incomplete, damaged or not supported: the error says what and where."""
+"""Errors of `export` name the missing, damaged or unsupported part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_processor_that_is_not_supported(checkpoint, tmp_path, key, value, messa
 
 
 @pytest.mark.parametrize("cut", [1, 100_000])
-def test_truncated_weights_are_called_so(checkpoint, tmp_path, cut):
+def test_truncated_weights_are_an_error_that_says_so(checkpoint, tmp_path, cut):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(ValueError, match=r"model.safetensors: damaged or cut short"):
@@ -179,7 +179,7 @@ def test_missing_file_is_named(checkpoint, tmp_path, name):
         export(checkpoint, tmp_path / "engine")
 
 
-def test_file_that_is_no_json_is_named(checkpoint, tmp_path):
+def test_file_that_is_not_json_is_named(checkpoint, tmp_path):
     (checkpoint / "config.json").write_text('{"model_type": ')
     with pytest.raises(ValueError, match=r"config.json: not valid JSON"):
         export(checkpoint, tmp_path / "engine")

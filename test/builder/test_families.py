@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of model families: a family is added without touching anything else."""
+"""The registry of model families: a new family needs no change elsewhere."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
         export(checkpoint, tmp_path)
 
 
-@pytest.mark.only_on("cpu", reason="about what is exported")
-def test_a_family_of_ones_own_is_exported_and_answers(checkpoint, tmp_path):
+@pytest.mark.only_on("cpu", reason="the export is the same for every device")
+def test_a_family_outside_of_the_package_is_exported_and_answers(checkpoint, tmp_path):
     with registered(LLAMA):
         config = export(checkpoint, tmp_path / "engine", lm_head_input=True, max_lora_rank=4)
     assert config.model_type == "llama"
@@ -54,14 +54,14 @@ def test_a_family_of_ones_own_is_exported_and_answers(checkpoint, tmp_path):
     assert len(answer(tmp_path / "engine").token_ids) > 0
 
 
-@pytest.mark.only_on("cpu", reason="about what is exported")
-def test_the_shared_layers_bring_lora_inputs_to_a_new_family(checkpoint, tmp_path):
+@pytest.mark.only_on("cpu", reason="the export is the same for every device")
+def test_the_shared_layers_give_a_new_family_lora_inputs(checkpoint, tmp_path):
     with registered(LLAMA):
         export(checkpoint, tmp_path / "plain")
         export(checkpoint, tmp_path / "lora", max_lora_rank=4)
     plain = answer(tmp_path / "plain").logprobs
     assert answer(tmp_path / "lora").logprobs == plain
-    # write_adapter reads the sizes where a thinker has them
+    # write_adapter reads the sizes from text_config
     text = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes = tmp_path / "sizes"
     sizes.mkdir()

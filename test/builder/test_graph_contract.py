@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graphs keep to what ONNX Runtime and TensorRT's parser both take, and do what the runtime relies on."""
+"""Graphs use only what ONNX Runtime and TensorRT's parser accept, and keep the contract."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_operators_are_standard_and_known_to_tensorrt(graphs, part):
     ("part", "layers", "inputs"), [("llm", LAYERS, 4), ("visual", LAYERS, 3), ("audio", 2, 4)]
 )
 def test_attention_takes_at_most_a_mask_and_gives_one_result(graphs, part, layers, inputs):
-    """TensorRT's parser takes no past, no lengths, no second output."""
+    """TensorRT's parser accepts neither a past nor lengths nor a second output."""
     nodes = [node for node in graphs[part].node if node.op_type == "Attention"]
     assert len(nodes) == layers
     for node in nodes:
@@ -66,7 +66,7 @@ def test_attention_takes_at_most_a_mask_and_gives_one_result(graphs, part, layer
 
 
 def test_caches_are_graph_inputs_scattered_into_graph_outputs(graphs):
-    """As TensorRT's KV-cache layer demands: nothing between the input, the scatter and the output."""
+    """TensorRT's KV-cache layer allows no node between input, scatter and output."""
     graph = graphs["llm"]
     outputs = {value.name for value in graph.output}
     scatters = [node for node in graph.node if node.op_type == "TensorScatter"]
@@ -78,14 +78,14 @@ def test_caches_are_graph_inputs_scattered_into_graph_outputs(graphs):
     assert {node.output[0] for node in scatters} <= outputs
 
 
-def test_action_graph_reads_the_caches_where_they_are(graphs):
-    """Cached keys and values go into products and nothing else: no copy, no concatenation."""
+def test_the_action_graph_reads_the_caches_without_copies(graphs):
+    """Cached keys and values are inputs of products only: no copy, no concatenation."""
     readers = defaultdict(list)
     for node in graphs["action"].node:
         for name in node.input:
             readers[name].append(node)
     for i in range(LAYERS):
-        (transpose,) = readers[f"key_cache_{i}"]  # becomes a flag of the product in both runtimes
+        (transpose,) = readers[f"key_cache_{i}"]  # both runtimes make the transposition a flag of the product
         assert transpose.op_type == "Transpose"
         assert [node.op_type for node in readers[transpose.output[0]]] == ["MatMul"]
         assert [node.op_type for node in readers[f"value_cache_{i}"]] == ["MatMul"]
@@ -165,8 +165,8 @@ def test_a_sequence_has_the_same_bits_alone_padded_and_in_a_batch(sessions):
             np.testing.assert_array_equal(found[0], expected[b])
 
 
-def test_wanted_rows_may_be_several(sessions):
-    """As for tree verification: all rows at once equal each row on its own."""
+def test_logits_of_several_tokens_can_be_requested(sessions):
+    """Tree verification needs this: logits of several rows equal those of each row alone."""
     inputs = llm_inputs(2, 5, start=3)
     wanted = np.array([[4, 0, 2], [1, 1, 3]])
     logits, *_ = sessions["llm"].run(["logits"], inputs | {"last_token_ids": wanted})
@@ -175,7 +175,7 @@ def test_wanted_rows_may_be_several(sessions):
         np.testing.assert_allclose(logits[:, n : n + 1], one, atol=1e-5)
 
 
-def test_masked_cache_rows_do_not_matter_to_the_language_model(sessions):
+def test_masked_cache_rows_do_not_influence_the_language_model(sessions):
     inputs = llm_inputs(1, 3, start=5)
     logits, *_ = sessions["llm"].run(["logits"], inputs)
     for name in inputs:
@@ -184,7 +184,7 @@ def test_masked_cache_rows_do_not_matter_to_the_language_model(sessions):
     np.testing.assert_array_equal(sessions["llm"].run(["logits"], inputs)[0], logits)
 
 
-def test_cache_rows_beyond_the_length_do_not_matter_to_the_expert(sessions):
+def test_cache_rows_beyond_the_length_do_not_influence_the_expert(sessions):
     inputs = action_inputs(2, 3)
     (velocity,) = sessions["action"].run(None, inputs)
     for name in inputs:
@@ -198,8 +198,8 @@ def test_cache_rows_beyond_the_length_do_not_matter_to_the_expert(sessions):
     assert np.abs(changed[3:] - velocity[3:]).max() > 1e-6
 
 
-def test_samples_and_requests_do_not_see_each_other(sessions):
-    """Up to rounding: the expert's products of two activations may sum in another order in another shape."""
+def test_samples_and_requests_do_not_influence_each_other(sessions):
+    """Equal up to rounding: products of two activations sum in an order that depends on the shape."""
     inputs = action_inputs(2, 3)
     (together,) = sessions["action"].run(None, inputs)
     for b in range(2):

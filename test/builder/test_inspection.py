@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`inspect` tells what is in an engine directory, or what is wrong with it."""
+"""`inspect` reports the contents of an engine directory, and damaged files."""
 
 from __future__ import annotations
 

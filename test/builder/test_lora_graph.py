@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph with LoRA inputs: with none the bits of the base model, with one the adapted model."""
+"""Graphs with LoRA inputs: the bits of the base model without adapter, merging with one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JOINED = {
 
 
 def matrices(rank, seed=0):
-    """Random A [K, rank] and B [rank, N] for every module, as large as the layers' own weights."""
+    """Return random A [K, rank] and B [rank, N] for every module, as large as its weights."""
     rng = np.random.default_rng(seed)
     weights = {}
     for module, (fan_in, fan_out) in TARGETS.items():
@@ -49,7 +49,7 @@ def matrices(rank, seed=0):
 
 
 def adapter(rank, seed=0):
-    """The same as LoRA inputs: A side by side, B on the diagonal."""
+    """Return the matrices as LoRA inputs: A side by side, B on the diagonal."""
     weights, inputs = matrices(rank, seed), {}
     for i in range(LAYERS):
         for name, modules in JOINED.items():
@@ -100,7 +100,7 @@ def test_rank_0_in_the_exporter_leaves_the_graph_as_it_is(tiny_checkpoint, tiny_
 def test_without_an_adapter_it_has_the_bits_of_a_graph_without_lora_inputs(
     session, tiny_engine, rank, batch, tokens
 ):
-    """Rank 0 is no adapter; zeros of rank 1 are for executors that take no empty tensors."""
+    """No adapter is rank 0, or zeros of rank 1 for executors without empty tensors."""
     inputs = llm_inputs(batch, tokens, start=9)
     expected = open_session(tiny_engine / "llm" / "model.onnx").run(None, inputs)
     zeros = {name: np.zeros_like(array) for name, array in adapter(rank).items()}
@@ -109,7 +109,7 @@ def test_without_an_adapter_it_has_the_bits_of_a_graph_without_lora_inputs(
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
-def test_an_adapter_does_what_merging_it_into_the_weights_does(session, tiny_checkpoint, tmp_path, rank):
+def test_an_adapter_equals_merging_it_into_the_weights(session, tiny_checkpoint, tmp_path, rank):
     weights = matrices(rank)
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     shards = json.loads((checkpoint / "model.safetensors.index.json").read_text())["weight_map"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT's parser would refuse is found at export, with the node and the rule."""
+"""`export` refuses what TensorRT's parser would refuse, with the node and the rule."""
 
 import numpy as np
 import onnx
@@ -29,7 +29,7 @@ def one_node(operator, inputs, outputs=("y",), types=None, weights=None, results
     return make_model([node], types or {}, results, weights)
 
 
-def test_what_the_builder_writes_is_inside(tiny_lora_engine):
+def test_exported_graphs_use_supported_operators_only(tiny_lora_engine):
     paths = sorted(tiny_lora_engine.glob("*/model.onnx"))
     assert [path.parent.name for path in paths] == ["action", "audio", "llm", "visual"]
     assert {path.parent.name: list(unsupported(ir.load(path).graph)) for path in paths} == {
@@ -37,7 +37,7 @@ def test_what_the_builder_writes_is_inside(tiny_lora_engine):
     }
 
 
-def test_the_graph_for_onnx_runtime_on_cuda_is_not_and_need_not_be(tiny_engine):
+def test_the_graph_for_onnx_runtime_on_cuda_uses_other_operators_too(tiny_engine):
     assert list(unsupported(ir.load(tiny_engine / "llm" / "model.cuda.onnx").graph))
 
 
@@ -216,7 +216,7 @@ def test_a_newer_opset_is_named():
 
 
 def test_ranks_are_followed_through_reshapes_of_computed_shapes():
-    """As the builder makes them: [-1, ...] behind the batch size of another tensor."""
+    """The builder's form: the batch size of another tensor, then [-1, ...]."""
     model = make_model(
         [
             helper.make_node("Shape", ["n"], ["batch"]),

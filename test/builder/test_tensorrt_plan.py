@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm build` with the double of TensorRT: which profiles it asks for, which files it leaves."""
+"""`edgellm build` with TensorRT's double: its profiles, options and files."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ def test_caches_are_updated_in_place(engine):
     }
 
 
-def test_attention_may_be_taken_apart_where_no_kernel_does_it_whole(engine, library, monkeypatch):
+def test_attention_may_be_decomposed_where_no_fused_kernel_exists(engine, library, monkeypatch):
     networks = []
 
     def build(self, network, config):
@@ -93,7 +93,7 @@ def test_attention_may_be_taken_apart_where_no_kernel_does_it_whole(engine, libr
     assert all(attention.decomposable for attention in attentions)
 
 
-def test_times_of_kernels_are_kept_for_the_next_build(engine, tmp_path):
+def test_the_timing_cache_is_reused_by_the_next_build(engine, tmp_path):
     build_plans(engine, open_device)
     assert (engine / "host-trt11.4.0.106.timing").read_bytes() == b"llmvisualaudioaction"
     own = tmp_path / "times" / "file"
@@ -102,7 +102,7 @@ def test_times_of_kernels_are_kept_for_the_next_build(engine, tmp_path):
         assert own.read_bytes() == b"llmvisualaudioaction" * times
 
 
-def test_a_timing_cache_that_cannot_be_written_is_known_before_anything_is_built(engine, tmp_path):
+def test_an_unwritable_timing_cache_is_an_error_before_the_build(engine, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     nowhere = PlanOptions(timing_cache=tmp_path / "file" / "cache")
     with pytest.raises(OSError, match=str(tmp_path / "file")):
@@ -126,7 +126,7 @@ def test_options_reach_tensorrt(engine, library, monkeypatch):
     assert (engine / "llm" / "host-trt11.4.0.106-compatible.plan").is_file()
 
 
-def test_what_the_parser_refuses_is_named_by_node(engine, library, monkeypatch):
+def test_a_node_that_the_parser_refuses_is_named(engine, library, monkeypatch):
     def parse(self, model):
         self._errors = [
             library.ParserError("no importer", "/layers.0/X", "X"),
@@ -140,7 +140,7 @@ def test_what_the_parser_refuses_is_named_by_node(engine, library, monkeypatch):
         build_plans(engine, open_device)
 
 
-def test_a_build_that_fails_says_why_and_keeps_the_plan_there_was(engine, library, monkeypatch):
+def test_a_failed_build_says_why_and_leaves_the_old_plan(engine, library, monkeypatch):
     def fail(self, network, config):
         self._logger.log(library.ILogger.Severity.ERROR, "Error Code 2: OutOfMemory (Requested 9 bytes)")
 
@@ -151,7 +151,7 @@ def test_a_build_that_fails_says_why_and_keeps_the_plan_there_was(engine, librar
     assert (engine / "llm" / NAME).read_bytes() == b"before"
 
 
-def test_without_a_gpu_it_says_so(engine):
+def test_a_build_without_a_gpu_is_an_error(engine):
     def none():
         raise EngineError("device 'tensorrt' is not available: no usable NVIDIA GPU")
 
@@ -171,7 +171,7 @@ def test_the_command_writes_plans_and_prints_them(engine, monkeypatch, capsys):
     assert err.count("this takes minutes") == 4
 
 
-def test_a_capacity_that_puts_caches_at_odd_addresses_is_refused(tiny_checkpoint, tmp_path):
+def test_a_capacity_that_makes_unaligned_caches_is_refused(tiny_checkpoint, tmp_path):
     export(tiny_checkpoint, tmp_path, precision="fp16", max_kv_cache_capacity=447)
     row = EngineConfig.load(tmp_path).llm.num_key_value_heads * EngineConfig.load(tmp_path).llm.head_dim * 2
     message = (

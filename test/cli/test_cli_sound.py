@@ -153,5 +153,7 @@ def test_neither_words_nor_sound_is_refused(edgellm, tiny_engine):
     assert_refused(edgellm("generate", tiny_engine), "give --prompt or --audio")
 
 
-def test_sound_for_an_engine_without_audio_encoder_is_refused(edgellm, deaf_engine):
-    assert_refused(edgellm("generate", deaf_engine, "--audio", "hello.wav"), "hello.wav", "no audio encoder")
+def test_sound_for_an_engine_without_audio_encoder_is_refused(edgellm, engine_without_audio):
+    assert_refused(
+        edgellm("generate", engine_without_audio, "--audio", "hello.wav"), "hello.wav", "no audio encoder"
+    )

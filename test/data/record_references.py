@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what transformers computes, for machines without it: `python test/data/record_references.py`.
+"""Record references by transformers: `python test/data/record_references.py`.
 
 Writes transformers_references.json beside this file. Needs torch and transformers.
 """
@@ -49,7 +49,7 @@ IMAGE_SIZES = [
     (721, 1283),
 ]  # height, width
 IMAGE_BOUNDS = [(71680, 71680), (3136, 100352)]  # shortest_edge, longest_edge
-PROMPTS = [  # text lengths, and between them the grids of images (rows and columns of tokens)
+PROMPTS = [  # lengths of text, with image grids (rows, columns of tokens) between them
     ([5], []),
     ([3, 4], [(7, 10)]),
     ([1, 0, 6], [(2, 3), (5, 1)]),
@@ -58,11 +58,11 @@ PROMPTS = [  # text lengths, and between them the grids of images (rows and colu
 
 
 SOUNDS = [(0.02, 16000, 0.5), (1.27, 44100, 3.0), (2.5, 8000, 1e-3)]  # seconds, sample rate, loudness
-HEARD = [0.4, 3.14]  # seconds of the sounds that the tiny checkpoint hears
+HEARD = [0.4, 3.14]  # seconds of the sounds for the tiny checkpoint
 
 
 def extract(samples: np.ndarray) -> np.ndarray:
-    """Log-mel features [128, frames] of samples at 16 kHz, as the processor of Qwen3-Omni has them made."""
+    """Return log-mel features [128, frames] of samples at 16 kHz by Qwen3-Omni's extractor."""
     extractor = transformers.WhisperFeatureExtractor(feature_size=128)
     return extractor(samples, sampling_rate=16000, padding=True, truncation=False)["input_features"][0]
 
@@ -75,7 +75,7 @@ def sound_reference(seconds: float, sample_rate: int, loudness: float) -> dict:
 
 
 def hearing_references() -> list[dict]:
-    """First and last audio row of the tiny checkpoint."""
+    """Return the first and last audio row of the tiny checkpoint."""
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = write_tiny_checkpoint(Path(directory), action_expert=False)
         model = Qwen3OmniMoeThinkerForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
@@ -110,7 +110,7 @@ def image_reference(height: int, width: int, bounds: tuple[int, int]) -> dict:
 
 def rope_reference(texts: list[int], grids: list[tuple[int, int]]) -> dict:
     class Model:
-        """What get_rope_index needs of a thinker."""
+        """The attributes of a thinker that get_rope_index reads."""
 
         spatial_merge_size = 2
         config = Qwen3OmniMoeThinkerConfig(image_token_id=IMAGE_TOKEN, vision_start_token_id=VISION_START)

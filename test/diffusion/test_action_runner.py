@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action runner over an engine whose velocity is known, and over the tiny expert."""
+"""ActionRunner with an engine of known velocity, and with the tiny action expert."""
 
 from types import SimpleNamespace
 
@@ -45,7 +45,7 @@ def cache(device, kernels, config) -> LinearKVCache:
 
 @pytest.fixture
 def make_runner(device, kernels, config):
-    """A runner of an engine file."""
+    """Function that makes a runner of an engine file."""
 
     def make(path) -> ActionRunner:
         positions = config.builder.max_kv_cache_capacity + 6
@@ -63,7 +63,7 @@ def runner(make_runner, tiny_engine) -> ActionRunner:
 
 @pytest.fixture
 def known_velocity(make_runner, config, tmp_path):
-    """A runner whose engine computes velocity from trajectory [n,6,2] and time [1] by nodes."""
+    """Make a runner whose engine computes velocity from trajectory [n,6,2] and time [1]."""
 
     def make(nodes) -> ActionRunner:
         llm, capacity = config.llm, config.builder.max_kv_cache_capacity
@@ -142,7 +142,7 @@ def test_the_cache_is_only_read(device, runner, cache):
         np.testing.assert_array_equal(device.download(tensor), before[name])
 
 
-def test_it_stops_at_the_euler_step_that_is_refused(runner, cache):
+def test_a_cancelled_run_stops_at_its_euler_step(runner, cache):
     asked = []
     assert runner.execute(cache.sequence(0), 1, 10, 0, lambda step: asked.append(step) or step < 3) is None
     assert asked == [0, 1, 2, 3]

@@ -31,7 +31,7 @@ def test_denormalised_actions_are_scaled_shifted_and_limited():
     np.testing.assert_allclose(SPACE.denormalise(values), [[0.1, -0.2], [0.6, 1.8], [1.0, -2.5]], rtol=1e-6)
 
 
-def test_without_curvature_the_path_is_straight_and_the_distance_that_of_school():
+def test_without_curvature_the_path_is_straight_with_the_analytic_distance():
     states = drive(0.2, 0.0, 0.3)
     time = np.arange(41) * 0.1
     np.testing.assert_allclose(states[:, 0], 0.3 * time + 0.1 * time**2, atol=1e-6)

@@ -18,7 +18,7 @@ CONFIG = TrajectoryHistoryConfig(
 )
 
 
-def test_the_first_point_comes_as_it_is_and_then_the_way_from_point_to_point():
+def test_the_first_point_is_absolute_and_the_others_are_differences():
     points = np.array([[-0.3, 0.1], [-0.2, 0.1], [-0.1, 0.05], [0.0, 0.0]])
     values = np.array([[-0.3, 0.1], [0.1, 0.0], [0.1, -0.05], [0.1, -0.05]])
     expected = 5000 + np.round((values + 1) / 2 * 999).astype(int)
@@ -29,12 +29,12 @@ def test_standing_still_is_the_middle_bin_with_halves_rounded_to_even():
     assert history_tokens(check_history(None, CONFIG), CONFIG) == [5500] * 8  # 499.5 -> 500
 
 
-def test_what_is_out_of_range_takes_the_outermost_bin():
+def test_values_out_of_range_take_the_outermost_bin():
     points = np.array([[-9.0, 9.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     assert history_tokens(points, CONFIG)[:4] == [5000, 5999, 5999, 5000]
 
 
-def test_headings_are_allowed_and_not_used():
+def test_headings_are_accepted_and_ignored():
     poses = np.array([[-0.3, 0.0, 0.1], [-0.2, 0.0, 0.1], [-0.1, 0.0, 0.1], [0.0, 0.0, 0.0]])
     np.testing.assert_array_equal(check_history(poses, CONFIG), poses[:, :2])
 

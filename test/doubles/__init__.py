@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins: a device that defers its work, TensorRT, CUDA kernels compiled for the host."""
+"""Test doubles: a device that defers its work, TensorRT, CUDA kernels on the host."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA kernels without a GPU: their sources compiled for the host, on memory of the host that is handled
-like a GPU's. It shows what the kernels compute and whether their barriers hold, not how fast they are.
+"""The CUDA kernels without a GPU: their sources, compiled for the host.
+
+Tensors are in host memory, without `array` as on a GPU. Tests with this double show what the kernels
+compute and whether their barriers are right, not how fast the kernels are.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ FOLDER = Path(__file__).parent / "cuda_on_cpu"
 
 
 class DoubleDevice:
-    """Memory of the host in tensors without `array`; new memory is full of rubbish."""
+    """Host memory in tensors without `array`; new memory is filled with 0xA5."""
 
     name = "cuda"
     memory = "cuda"
@@ -68,7 +70,7 @@ class DoubleDevice:
 
 
 class DoubleProgram:
-    """Launches as `CudaProgram` does; every launch has ended when it returns."""
+    """CudaProgram on the host: `launch` returns when the kernel has ended."""
 
     def __init__(self, library: Path) -> None:
         self._launch = ctypes.CDLL(str(library)).launch
@@ -94,7 +96,7 @@ def build(folder: Path) -> DoubleProgram:
     options += [
         "-U_FORTIFY_SOURCE",
         "-Wl,-Bsymbolic",
-    ]  # jumps between stacks; kernels named like functions of libc
+    ]  # for jumps between stacks; for kernels with names of libc functions
     options += [f"-DROW_SCRATCH_BYTES={layout.ROW_SCRATCH_BYTES}", f"-DMOST_LOGPROBS={layout.MOST_LOGPROBS}"]
     files = [f"-I{FOLDER}", f"-I{folder}", str(FOLDER / "launch.cpp"), "-o", str(library)]
     subprocess.run(["g++", *options, *files], check=True)

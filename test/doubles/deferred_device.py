@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device in host memory that is as asynchronous as a GPU: for tests of code that must not care.
+"""A device in host memory that is as asynchronous as a GPU.
 
-Copies, kernels and engine runs are queued; they happen when somebody waits: at `download`, `HostCopy.wait`
-(up to that copy and no further) and `synchronize`. So what reads too early finds old contents, and a buffer
-that is used again too soon is found overwritten. Tensors have no `array`, and new memory is full of junk.
+Copies, kernels and engine runs are queued; the queue runs when the host waits: at `download`, `synchronize`
+and `HostCopy.wait` (which stops at its copy). So code that reads too early gets old contents, and code that
+reuses a buffer too early gets overwritten contents. Tensors have no `array`; new memory is filled with junk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 
-ALIGNMENT = 256  # as of cuMemAlloc
+ALIGNMENT = 256  # of addresses of cuMemAlloc
 JUNK = 0xAB
 devices: weakref.WeakValueDictionary[int, DeferredDevice] = weakref.WeakValueDictionary()  # by stream handle
 
@@ -39,7 +39,7 @@ class Buffer:
 
 
 class Stream:
-    """Work in order, not done before somebody waits for it. `handle`: what a library is given."""
+    """A queue of work. `handle`: the number that libraries get as the stream."""
 
     _handles = itertools.count(0x51)
 
@@ -48,7 +48,7 @@ class Stream:
 
 
 class DeferredDevice:
-    """See above. `name`: which engines it runs."""
+    """See the module. `name`: selects the backend of engines."""
 
     memory = "cpu"
     arch = "host"
@@ -59,7 +59,7 @@ class DeferredDevice:
         self.name = name
         self.stream = Stream()
         self._buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
-        self._pointers: list[int] = []  # of all buffers there ever were, rising
+        self._pointers: list[int] = []  # of all buffers so far, ascending
         self._queue: deque[Callable[[], None]] = deque()
         self._lock = threading.RLock()
         devices[self.stream.handle] = self
@@ -95,11 +95,11 @@ class DeferredDevice:
     def fill_zero(self, target: Tensor) -> None:
         self.queue(lambda: host_view(target).fill(0))
 
-    def copy_to_host(self, source: Tensor) -> DeferredReading:
+    def copy_to_host(self, source: Tensor) -> DeferredHostCopy:
         self._not_in_a_graph("a copy to host memory")
-        reading = DeferredReading(self)
-        self.queue(lambda: reading.contents.append(host_view(source).copy()))
-        return reading
+        host_copy = DeferredHostCopy(self)
+        self.queue(lambda: host_copy.contents.append(host_view(source).copy()))
+        return host_copy
 
     def capture(self, record: Callable[[], None]) -> DeferredGraph:
         with self._lock:
@@ -120,12 +120,12 @@ class DeferredDevice:
         self.work(lambda: not self._queue)
 
     def queue(self, work: Callable[[], None]) -> None:
-        """To be done after everything queued before."""
+        """Append work to the queue."""
         with self._lock:
             self._queue.append(work)
 
     def work(self, done: Callable[[], bool]) -> None:
-        """Do what is queued, in order, until `done`."""
+        """Run queued work in order until `done()`."""
         with self._lock:
             while not done():
                 try:
@@ -135,9 +135,9 @@ class DeferredDevice:
                     raise
 
     def buffer_at(self, pointer: int, nbytes: int) -> Buffer | None:
-        """The buffer of this device, still in use, that has all these bytes.
+        """Return the live buffer of this device that has all these bytes, else None.
 
-        Who keeps it until queued work is done does what cuMemFree does, which waits.
+        A caller that keeps the buffer until queued work has run does what cuMemFree does: it waits.
         """
         with self._lock:
             for start in reversed(self._pointers[: bisect.bisect(self._pointers, pointer)]):
@@ -152,8 +152,8 @@ class DeferredDevice:
             raise EngineError(f"a graph cannot be recorded: it has {what}")
 
 
-class DeferredReading:
-    """What `copy_to_host` began."""
+class DeferredHostCopy:
+    """The copy that `copy_to_host` queued."""
 
     def __init__(self, device: DeferredDevice) -> None:
         self._device = device
@@ -165,7 +165,7 @@ class DeferredReading:
 
 
 class DeferredGraph:
-    """Work to be queued again with each launch."""
+    """Recorded work, queued again by each launch."""
 
     def __init__(self, device: DeferredDevice, work: list[Callable[[], None]]) -> None:
         self.nodes = len(work)
@@ -177,7 +177,7 @@ class DeferredGraph:
 
 
 class QueuedKernels:
-    """Host kernels that are queued where they are given tensors of a DeferredDevice, and run elsewhere."""
+    """Host kernels: queued for tensors of a DeferredDevice, run at once for others."""
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
@@ -197,7 +197,7 @@ class QueuedKernels:
 
 
 def host_view(tensor: Tensor) -> np.ndarray:
-    """A tensor's memory as an array. For work that is being done, not for tests."""
+    """Return a tensor's memory as an array: only for queued work that runs, not for tests."""
     buffer = tensor.owner
     start = tensor.pointer - buffer.pointer
     nbytes = tensor.size * tensor.dtype.itemsize
@@ -205,7 +205,7 @@ def host_view(tensor: Tensor) -> np.ndarray:
 
 
 def _device_of(value: Any) -> DeferredDevice | None:
-    """The device of the tensors in an argument."""
+    """Return the device of the tensors in an argument, None without tensors."""
     if isinstance(value, Tensor):
         return value.owner.device if isinstance(value.owner, Buffer) else None
     if dataclasses.is_dataclass(value):
@@ -214,12 +214,12 @@ def _device_of(value: Any) -> DeferredDevice | None:
 
 
 def _by_value(value: Any) -> Any:
-    """A launch copies its arguments; memory on the device is only pointed to."""
+    """Copy an argument as a kernel launch does; device memory is passed by address."""
     return value.copy() if isinstance(value, np.ndarray | list | dict) else value
 
 
 def _on_host(value: Any) -> Any:
-    """An argument as the host's kernels want it: tensors with arrays."""
+    """Return an argument for the host kernels: tensors have arrays."""
     if isinstance(value, Tensor):
         return Tensor(value.pointer, value.shape, value.dtype, value.owner, host_view(value))
     if dataclasses.is_dataclass(value):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime and the host's kernels on a DeferredDevice, and a device that counts what is asked of it."""
+"""ONNX Runtime and host kernels on a DeferredDevice, and a device that counts calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredReading, QueuedKernels
+from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredHostCopy, QueuedKernels
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import host
@@ -20,15 +20,15 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
 class WatchedDevice(DeferredDevice):
-    """Counts in `calls`: uploads, downloads, readings, waits for all work, graphs recorded and launched.
+    """Counts in `calls`: uploads, downloads, copies to the host, captures and launches of graphs.
 
-    `most_readings`: how many were under way at a time.
+    `most_host_copies`: the largest number of unfinished copies to the host so far.
     """
 
     def __init__(self) -> None:
         super().__init__("deferred")
         self.calls: Counter[str] = Counter()
-        self.readings = self.most_readings = 0
+        self.host_copies = self.most_host_copies = 0
 
     def upload(self, target: Tensor, source: np.ndarray) -> None:
         self.calls["upload"] += 1
@@ -38,28 +38,28 @@ class WatchedDevice(DeferredDevice):
         self.calls["download"] += 1
         return super().download(source)
 
-    def copy_to_host(self, source: Tensor) -> WatchedReading:
+    def copy_to_host(self, source: Tensor) -> WatchedHostCopy:
         self.calls["copy_to_host"] += 1
-        self.readings += 1
-        self.most_readings = max(self.readings, self.most_readings)
-        return WatchedReading(self, super().copy_to_host(source))
+        self.host_copies += 1
+        self.most_host_copies = max(self.host_copies, self.most_host_copies)
+        return WatchedHostCopy(self, super().copy_to_host(source))
 
     def capture(self, record: Callable[[], None]) -> WatchedGraph:
         self.calls["capture"] += 1
         return WatchedGraph(self, super().capture(record))
 
     def waiting(self) -> int:
-        """Pieces of work that are queued."""
+        """Return the length of the queue."""
         return len(self._queue)
 
 
-class WatchedReading:
-    def __init__(self, device: WatchedDevice, reading: DeferredReading) -> None:
-        self._device, self._reading = device, reading
+class WatchedHostCopy:
+    def __init__(self, device: WatchedDevice, host_copy: DeferredHostCopy) -> None:
+        self._device, self._host_copy = device, host_copy
 
     def wait(self) -> np.ndarray:
-        self._device.readings -= 1
-        return self._reading.wait()
+        self._device.host_copies -= 1
+        return self._host_copy.wait()
 
 
 class WatchedGraph:
@@ -73,7 +73,7 @@ class WatchedGraph:
 
 @contextmanager
 def queueing() -> Iterator[None]:
-    """While it lasts, engines and kernels that work on a DeferredDevice are queued there."""
+    """Inside the block, a DeferredDevice queues its engine runs and kernels."""
     run, host_kernels = OnnxRuntimeBackend.run, host.HostKernels
 
     def queue_run(backend: OnnxRuntimeBackend, bound: Any, stream: Any) -> None:
@@ -89,7 +89,7 @@ def queueing() -> Iterator[None]:
 
 
 def used(runtime: LLMInferenceRuntime, *requests: LLMGenerationRequest) -> tuple[int, int]:
-    """Graphs launched and recorded on a WatchedDevice while a batch was answered."""
+    """Answer a batch on a WatchedDevice; return how many graphs were launched and recorded."""
     calls = runtime.pipeline.device.calls
     calls.clear()
     runtime.handle_request(list(requests))

@@ -13,7 +13,7 @@ STUBS = Path(__file__).parents[2] / "typings" / "tensorrt" / "__init__.pyi"
 
 @dataclass(frozen=True)
 class Parameter:
-    """Of a signature; `type` without module names."""
+    """A parameter of a signature; `type` without module names."""
 
     name: str
     type: str
@@ -29,7 +29,7 @@ Member = list[Signature] | str  # a method's signatures, or the type of anything
 
 
 def read_api(stubs: Path = STUBS) -> dict[str, dict[str, Member]]:
-    """Members of each class, with those of its bases; a class within a class is named "Outer.Inner"."""
+    """Return the members of each class and its bases; nested classes are "Outer.Inner"."""
     classes: dict[str, dict[str, Member]] = {}
     _read(ast.parse(stubs.read_text()).body, "", classes)
     return classes
@@ -60,7 +60,7 @@ def _add(members: dict[str, Member], function: ast.FunctionDef) -> None:
         members[function.name] = _short(ast.unparse(function.returns)) if function.returns else "value"
     elif not any(name.endswith(".setter") for name in decorators):
         signatures = members.setdefault(function.name, [])
-        if function.args.vararg is None:  # of *args nothing is known
+        if function.args.vararg is None:  # *args have no types
             signatures.append(_signature(function.args))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the module `tensorrt`: ONNX Runtime on the CPU computes, behind the rules of TensorRT.
+"""A double of the module `tensorrt`: ONNX Runtime on the CPU, with TensorRT's rules.
 
-What TensorRT documents as an error is one here: it is logged and the call returns False or None, as there.
-The device is test/doubles/deferred_device.py, so a run that was enqueued happens when the caller waits for
-it. Names and arguments of everything public are those of the real bindings, and arguments of a wrong type are
-refused as pybind11 refuses them.
+A documented error of TensorRT is an error of the double: logged, and the call returns False or None.
+The device is test/doubles/deferred_device.py, so an enqueued run happens when the caller waits. Names and
+arguments of everything public are those of the real bindings; arguments of a wrong type are refused as
+pybind11 refuses them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NetworkDefinitionCreationFlag(enum.IntEnum):
 
 
 class Dims(tuple):
-    """Sizes of the dimensions, -1 for those that vary."""
+    """Sizes of the dimensions, -1 for variable ones."""
 
 
 TYPES = {
@@ -227,7 +227,7 @@ class ICudaEngine:
         return IExecutionContext(self, strategy)
 
     def _shapes(self, inputs: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors; those that no input's symbols tell are tried out."""
+        """Return the shapes of all tensors; a trial run gives shapes without input symbols."""
         key = tuple(sorted(inputs.items()))
         if key in self._output_shapes:
             return self._output_shapes[key]
@@ -384,7 +384,7 @@ def _nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def _execute(engine: ICudaEngine, tensors: dict[str, Tensor], scratch: np.ndarray) -> None:
-    """What the stream does with an enqueued run: spoil the intermediate memory, compute."""
+    """Run an enqueued execution: overwrite the intermediate memory, then compute."""
     scratch[:] = SCRATCH_JUNK
     engine._backend.run(engine._backend.bind(0, tensors, None), None)
 
@@ -608,5 +608,5 @@ class IBuilderConfig:
 
 
 def install() -> None:
-    """Let `import tensorrt` find this module."""
+    """Make `import tensorrt` import this module."""
     sys.modules["tensorrt"] = sys.modules[__name__]

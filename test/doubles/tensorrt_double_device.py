@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest --device tensorrt-double`: the TensorRT backend on an asynchronous device in host memory.
+"""`pytest --device tensorrt-double`: the TensorRT backend on an asynchronous device.
 
-test/doubles/tensorrt_double.py stands in for TensorRT. Plans are built when a test first opens a graph, by
-the code of `edgellm build`.
+test/doubles/tensorrt_double.py replaces TensorRT. The code of `edgellm build` builds a plan when a test
+first opens a graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANY_SIZE = Range(1, 1, 4096)
 
 @functools.cache
 def open_double() -> DeferredDevice:
-    """The device; from now on this process has a TensorRT, a double."""
+    """Return the device; from now on `import tensorrt` in this process imports the double."""
     tensorrt_double.install()
     host_kernels = host.HostKernels
     host.HostKernels = lambda: QueuedKernels(host_kernels())
@@ -43,7 +43,7 @@ def _find_or_build(model: Path, arch: str, library: Any) -> Path:
 
 
 def _profiles(model: Path) -> list[Profile]:
-    """Those of the engine directory; outside of one all sizes."""
+    """Return the profiles of the engine directory; for other graphs all sizes."""
     if (model.parent.parent / CONFIG_FILE).is_file():
         return make_profiles(EngineConfig.load(model.parent.parent))[model.parent.name]
     symbols = {dim for binding in read_bindings(model) for dim in binding.shape if isinstance(dim, str)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ground on which "same request, same bits, whatever the batch" stands: see OnnxRuntimeBackend."""
+"""Operators of ONNX Runtime whose rows do not depend on the batch: see OnnxRuntimeBackend."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
 from fixtures.graphs import BOOL, FLOAT, helper, save_model
 
-pytestmark = pytest.mark.only_on("cpu", reason="GPU libraries choose by the shapes how they add")
+pytestmark = pytest.mark.only_on("cpu", reason="on GPUs the order of summation depends on the shapes")
 DEVICE = CpuDevice()
 
 
@@ -24,7 +24,7 @@ def run(executor, dims, inputs, output, shape):
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize(("fan_in", "fan_out"), [(256, 256), (256, 128), (640, 256), (256, 1393), (48, 16)])
-def test_a_row_times_a_weight_is_the_same_alone_and_among_others(tmp_path, threads, fan_in, fan_out):
+def test_a_row_times_a_weight_does_not_depend_on_other_rows(tmp_path, threads, fan_in, fan_out):
     rng = np.random.default_rng(0)
     path = save_model(
         tmp_path / "linear.onnx",
@@ -47,10 +47,10 @@ def test_a_row_times_a_weight_is_the_same_alone_and_among_others(tmp_path, threa
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("rank", [1, 8, 24, 64, 200])
 @pytest.mark.parametrize(("fan_in", "fan_out"), [(256, 640), (640, 256), (2048, 128), (48, 16)])
-def test_a_row_times_two_activations_is_the_same_alone_and_among_others_in_gemm_with_transposed_operands(
+def test_gemm_with_trans_a_of_activations_does_not_depend_on_other_rows(
     tmp_path, threads, rank, fan_in, fan_out
 ):
-    """How adapters are applied (builder/lora.py); the same products as MatMul fail here."""
+    """Adapters are applied in this way (builder/lora.py); MatMul fails this test."""
     rng = np.random.default_rng(0)
     path = save_model(
         tmp_path / "adapter.onnx",
@@ -88,10 +88,8 @@ def test_a_row_times_two_activations_is_the_same_alone_and_among_others_in_gemm_
 @pytest.mark.parametrize(
     ("fan_in", "fan_out"), [(256, 1655), (48, 302), (2048, 400), (256, 3), (200, 100), (16, 1)]
 )
-def test_a_row_times_a_matrix_that_is_no_weight_is_the_same_alone_and_among_others(
-    tmp_path, threads, fan_in, fan_out
-):
-    """How LMHead takes its matrix as an input; MatMul fails here."""
+def test_a_row_times_an_input_matrix_does_not_depend_on_other_rows(tmp_path, threads, fan_in, fan_out):
+    """LMHead uses this form for a matrix that is an input; MatMul fails this test."""
     rng = np.random.default_rng(0)
     path = save_model(
         tmp_path / "product.onnx",
@@ -119,7 +117,7 @@ def test_a_row_times_a_matrix_that_is_no_weight_is_the_same_alone_and_among_othe
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, threads):
+def test_attention_of_a_sequence_does_not_depend_on_other_sequences(tmp_path, threads):
     heads, kv_heads, size, capacity = 4, 2, 64, 384
     cache_shape = ["B", kv_heads, capacity, size]
     path = save_model(
@@ -153,7 +151,7 @@ def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, th
     for batch, tokens in [(1, 2), (4, 2), (1, 33), (3, 70), (1, 130)]:
         np.testing.assert_array_equal(attend(batch, tokens), whole[:batch, :, :tokens])
 
-    for start, stop in [(1, 130), (100, 130), (128, 130)]:  # prompts whose beginning was there already
+    for start, stop in [(1, 130), (100, 130), (128, 130)]:  # prompts with a reused prefix
         rest = attend(2, stop - start, rows=slice(start, stop))
         np.testing.assert_array_equal(rest, whole[:2, :, start:stop])
 
@@ -163,13 +161,13 @@ def test_attention_of_a_sequence_is_the_same_alone_and_among_others(tmp_path, th
     np.testing.assert_allclose(decoded, whole[:, :, 129:], atol=1e-6)  # the same, but not bit by bit
 
     keys, values = k.copy(), v.copy()
-    keys[:, :, 130:], values[:, :, 130:] = 7.0, -3.0  # rows that nobody sees
+    keys[:, :, 130:], values[:, :, 130:] = 7.0, -3.0  # rows beyond the length
     np.testing.assert_array_equal(attend(4, 130, keys, values), whole)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_attention_is_the_same_where_the_queries_of_a_head_go_in_as_several_heads(tmp_path, threads):
-    """How the vision tower gives its threads equal shares (builder/families/qwen3_omni/vision.py)."""
+def test_attention_is_the_same_with_queries_of_a_head_split_into_heads(tmp_path, threads):
+    """The vision tower splits work over threads like this (families/qwen3_omni/vision.py)."""
     heads, parts, patches, size = 3, 4, 280, 64
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, heads, patches, size)).astype(np.float32) for _ in "qkv")

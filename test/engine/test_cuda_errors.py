@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU cannot do: give memory that it has not, and go on after a kernel that failed."""
+"""Errors of a GPU: too little memory, and a device that is lost after a failed kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.on_device import put
 
-pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the host's memory has no such limits")
+pytestmark = pytest.mark.only_on("cuda", "tensorrt", reason="the errors are those of a GPU")
 TOO_MUCH = 1 << 50  # bytes
 REQUEST = LLMGenerationRequest("go to the red box", sampling=SamplingParams(max_tokens=8))
 LEAK = 8 << 20  # bytes
@@ -48,19 +48,19 @@ def must_fail(call, *arguments):
 
 
 def run_and_lose(device, engine, program: str) -> subprocess.CompletedProcess:
-    """Runs a program that loses the device, in a process of its own."""
+    """Run a program that loses the device, in a process of its own."""
     command = [sys.executable, "-c", LOSE + program, device.name, str(engine)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def assert_ended(done: subprocess.CompletedProcess, code: int) -> None:
-    """By itself, not by a signal or in the libraries' clean-up."""
+    """Check that a process exited by itself, not by a signal or in a library's clean-up."""
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     assert "terminate" not in done.stderr
 
 
-def test_more_memory_than_there_is_is_an_error_with_the_bytes_and_the_device_works_on(device):
+def test_too_large_an_allocation_is_an_error_and_the_device_still_works(device):
     with pytest.raises(DeviceMemoryError, match=f"{TOO_MUCH} bytes"):
         device.empty((TOO_MUCH // 4,), np.float32)
     tensor = put(device, [1.0, 2.0])
@@ -68,7 +68,7 @@ def test_more_memory_than_there_is_is_an_error_with_the_bytes_and_the_device_wor
     device.synchronize()
 
 
-def test_a_runtime_that_does_not_fit_is_an_error_and_others_answer_on(tiny_engine, device):
+def test_a_runtime_that_does_not_fit_is_an_error_and_others_still_answer(tiny_engine, device):
     with LLMInferenceRuntime(tiny_engine, device) as runtime:
         before = runtime.handle_request(REQUEST)
         with pytest.raises(DeviceMemoryError, match=r"\d{10,} bytes"):
@@ -83,11 +83,11 @@ def test_the_memory_of_a_closed_runtime_is_free_again(tiny_engine, device):
         device.synchronize()
         return device.memory_info()[0]
 
-    first = free_after_use()  # libraries keep some for good
+    first = free_after_use()  # libraries do not free all of their memory
     assert first - min(free_after_use() for _ in range(5)) < LEAK
 
 
-def test_a_tensor_s_memory_is_free_when_nobody_has_it_any_more(device):
+def test_memory_is_freed_with_the_last_reference_to_a_tensor(device):
     before, _ = device.memory_info()
     tensor = device.empty((1 << 30,), np.uint8)
     view = tensor.rows(0, 4)
@@ -97,7 +97,7 @@ def test_a_tensor_s_memory_is_free_when_nobody_has_it_any_more(device):
     assert device.memory_info()[0] >= before
 
 
-def test_a_lost_device_says_so_in_every_call_and_the_process_ends_by_itself(device, tiny_engine):
+def test_every_call_on_a_lost_device_says_so_and_the_process_exits(device, tiny_engine):
     done = run_and_lose(
         device,
         tiny_engine,
@@ -119,9 +119,7 @@ sys.exit(7)
     assert all("only a new process can use it again" in line for line in lines)
 
 
-def test_a_device_lost_during_an_answer_is_an_error_of_the_request_and_the_process_ends_by_itself(
-    device, tiny_engine
-):
+def test_a_device_lost_during_an_answer_fails_it_and_the_process_exits(device, tiny_engine):
     done = run_and_lose(
         device,
         tiny_engine,
@@ -145,7 +143,7 @@ sys.exit(7)
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_a_command_whose_device_is_lost_ends_with_one_line(device, tiny_engine):
+def test_a_command_whose_device_is_lost_prints_one_line(device, tiny_engine):
     done = run_and_lose(
         device,
         tiny_engine,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime keeps every engine's data on the GPU: no node copies it to the host or back."""
+"""ONNX Runtime runs every node of an engine on the GPU: no copies to the host or back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COPIES = ("MemcpyToHost", "MemcpyFromHost")
 
 @pytest.fixture
 def placed(monkeypatch, tmp_path, device):
-    """Opens the engines of a directory; returns their graphs as the sessions run them."""
+    """Function that opens the engines of a directory; returns the graphs that sessions run."""
     make_options, numbers = onnxruntime_session._session_options, count()
 
     def with_file(*arguments):

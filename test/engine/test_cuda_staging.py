@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads to a GPU that copies as late as it may: it reads pinned memory when somebody waits, not before."""
+"""UploadRing with a driver that reads pinned memory only when the host waits."""
 
 import ctypes
 from collections import deque
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own driv
 
 
 class LateDriver:
-    """The driver's calls that the ring needs, on host memory."""
+    """The CUDA driver's calls that UploadRing uses, on host memory."""
 
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
     cuMemFreeHost = cuEventDestroy = None

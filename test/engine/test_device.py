@@ -16,7 +16,7 @@ def test_buffers_are_aligned_and_typed(device, dtype):
     np.testing.assert_array_equal(device.download(tensor), np.zeros((3, 5), dtype))
 
 
-def test_what_was_uploaded_comes_back(device):
+def test_uploaded_data_is_downloaded_unchanged(device):
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     tensor = device.empty((2, 3), np.float32)
     device.upload(tensor, values)
@@ -47,7 +47,7 @@ def test_parts_of_a_tensor_are_filled_with_zeros(device):
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 300), (10_000, 100), (3_000_000, 3)])
-def test_what_was_uploaded_may_be_changed_at_once(device, size, count):
+def test_the_source_of_an_upload_may_change_at_once(device, size, count):
     tensors = [device.empty((size,), np.int64) for _ in range(count)]
     values = np.zeros(size, np.int64)
     for number, tensor in enumerate(tensors):
@@ -57,21 +57,21 @@ def test_what_was_uploaded_may_be_changed_at_once(device, size, count):
         assert (device.download(tensor) == number).all()
 
 
-def test_an_array_that_is_not_contiguous_is_uploaded_as_it_reads(device):
+def test_an_array_that_is_not_contiguous_is_uploaded_in_index_order(device):
     values = np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2]
     tensor = device.empty((3, 2), np.int64)
     device.upload(tensor, values)
     np.testing.assert_array_equal(device.download(tensor), values)
 
 
-def test_a_tensor_without_elements_goes_through_everything(device):
+def test_a_tensor_without_elements_works_in_every_operation(device):
     empty, other = put(device, np.zeros((0, 4), np.float32)), device.zeros((0, 4), np.float32)
     device.copy(other, empty)
     device.fill_zero(other)
     assert device.download(other).shape == device.copy_to_host(empty).wait().shape == (0, 4)
 
 
-def test_a_reading_has_what_stood_there_when_it_began(device):
+def test_a_host_copy_has_the_contents_at_its_start(device):
     tensor = device.zeros((3,), np.int64)
     readings = []
     for number in range(50):
@@ -80,7 +80,7 @@ def test_a_reading_has_what_stood_there_when_it_began(device):
     assert [reading.wait().tolist() for reading in readings] == [[number] * 3 for number in range(50)]
 
 
-def test_a_reading_is_an_array_of_its_own(device):
+def test_a_host_copy_is_an_array_of_its_own(device):
     tensor = put(device, [1, 2])
     first = device.copy_to_host(tensor).wait()
     device.upload(tensor, np.array([3, 4]))
@@ -88,7 +88,7 @@ def test_a_reading_is_an_array_of_its_own(device):
     assert (first.tolist(), second.tolist()) == ([1, 2], [3, 4])
 
 
-def test_a_graph_does_its_work_at_each_launch_and_not_while_it_is_recorded(device):
+def test_a_graph_runs_at_each_launch_and_not_during_recording(device):
     source, target = put(device, [1, 2]), put(device, [0, 0])
     graph = device.capture(lambda: device.copy(target, source))
     if graph is None:
@@ -100,7 +100,7 @@ def test_a_graph_does_its_work_at_each_launch_and_not_while_it_is_recorded(devic
         assert device.download(target).tolist() == values
 
 
-def test_a_device_works_on_after_a_recording_that_failed(device):
+def test_a_device_works_after_a_failed_recording(device):
     tensor = put(device, [1, 2])
 
     def fail():
@@ -128,7 +128,7 @@ def test_threads_may_share_a_device(device):
 
 
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
-def test_a_device_that_is_not_here_says_so(name):
+def test_an_unavailable_device_is_an_error_that_says_so(name):
     program = f"from edgellm_ros.engine.device import open_device; open_device({name!r})"
     assert f"EngineError: device {name!r} is not available: " in error_without_gpu("-c", program)
 

@@ -34,9 +34,7 @@ def tensors(device) -> dict:
     return {**tensors, "present": tensors["cache"]}
 
 
-def test_it_computes_what_the_onnx_reference_computes_and_updates_the_cache_in_place(
-    device, executor, tensors
-):
+def test_an_engine_equals_the_onnx_reference_and_updates_the_cache_in_place(device, executor, tensors):
     feeds = {name: device.download(tensors[name]) for name in ("x", "write_index", "cache")}
     y, present = ReferenceEvaluator(linear_with_cache()).run(["y", "present"], feeds)
     executor.prepare(0, DIMS, tensors)
@@ -114,8 +112,8 @@ def test_nothing_is_executed_without_a_successful_prepare(executor, tensors):
         executor.execute()
 
 
-@pytest.mark.only_on("cpu", reason="others may have graphs")
-def test_the_cpu_has_no_graphs_to_capture_and_runs_nothing_for_them(executor, tensors, device):
+@pytest.mark.only_on("cpu", reason="GPUs have graphs")
+def test_capture_on_the_cpu_runs_nothing(executor, tensors, device):
     executor.prepare(0, DIMS, tensors)
     output = next(name for name, binding in executor.bindings.items() if not binding.is_input)
     device.fill_zero(tensors[output])
@@ -134,7 +132,7 @@ def test_an_engine_that_fails_names_its_file(device, executor, tensors):
 
 
 class RecordingBackend:
-    """A backend that only counts, and whose graphs count too."""
+    """A backend that counts bindings, runs, captures and launches."""
 
     supports_empty_tensors = True
 
@@ -157,7 +155,7 @@ class RecordingBackend:
         self.calls.append("launch")
 
 
-def test_what_is_bound_already_is_not_bound_again(device):
+def test_a_current_binding_is_not_bound_again(device):
     backend = RecordingBackend()
     executor = EngineExecutor(backend, "recording")
     buffer = device.empty((4,), np.float32)
@@ -184,7 +182,7 @@ def test_a_captured_graph_is_replayed_for_the_bindings_it_was_captured_with(devi
     assert backend.calls == ["bind", "capture", "launch", "bind", "run (2,)", "launch"]
 
 
-def test_bindings_that_take_turns_are_kept_and_the_oldest_forgotten(device):
+def test_alternating_bindings_are_kept_and_the_oldest_is_dropped(device):
     backend = RecordingBackend()
     executor = EngineExecutor(backend, "recording")
     buffer = device.empty((100,), np.float32)
@@ -204,7 +202,7 @@ def test_bindings_that_take_turns_are_kept_and_the_oldest_forgotten(device):
     assert backend.calls == ["run (2,)", "bind", "run (1,)"]
 
 
-def test_a_graph_is_forgotten_with_its_binding(device):
+def test_a_graph_is_dropped_with_its_binding(device):
     backend = RecordingBackend()
     executor = EngineExecutor(backend, "recording")
     buffer = device.empty((100,), np.float32)
@@ -227,7 +225,7 @@ def test_a_binding_is_recorded_once(device):
     assert backend.calls == ["bind", "run (4,)", "capture", "launch"]
 
 
-def test_what_cannot_be_recorded_is_not_tried_again(device, caplog):
+def test_a_failed_recording_is_not_tried_again(device, caplog):
     backend = RecordingBackend()
     backend.capture = lambda bound, stream: backend.calls.append("capture")
     executor = EngineExecutor(backend, "recording")
@@ -236,10 +234,10 @@ def test_what_cannot_be_recorded_is_not_tried_again(device, caplog):
         executor.execute()
         executor.record()
     assert backend.calls == ["bind", "run (4,)", "capture", "run (4,)"]
-    assert not caplog.records  # a device without graphs is no surprise
+    assert not caplog.records  # a device without graphs logs nothing
 
 
-def test_a_device_that_is_lost_while_it_records_is_an_error(device):
+def test_a_device_lost_during_recording_is_an_error(device):
     def lost(bound, stream):
         raise DeviceLostError("gone")
 
@@ -251,7 +249,7 @@ def test_a_device_that_is_lost_while_it_records_is_an_error(device):
         executor.record()
 
 
-@pytest.mark.only_on("cpu", "cuda", reason="TensorRT takes no other address")
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT updates the cache in place only")
 def test_a_cache_bound_to_one_address_is_not_copied(device, tmp_path):
     # 10 MB, on a GPU 1 GB: a copy takes far longer than writing one row
     capacity, width = (40_000 if device.memory == "cpu" else 4_000_000), 64

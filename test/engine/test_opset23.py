@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs lowered for an ONNX Runtime without opset 24 compute the same."""
+"""Graphs lowered to opset 23 for an old ONNX Runtime compute the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def session(model):
     return onnxruntime.InferenceSession(lower_to_opset23(model), options, providers=["CPUExecutionProvider"])
 
 
-def test_lowered_graph_is_of_opset_23_and_leaves_the_weights_where_they_are(model):
+def test_a_lowered_graph_has_opset_23_and_the_same_external_weights(model):
     lowered = onnx.load_from_string(lower_to_opset23(model))
     assert (lowered.opset_import[0].version, lowered.ir_version) == (23, 11)
     assert {node.op_type for node in lowered.graph.node}.isdisjoint({"TensorScatter"})
@@ -42,7 +42,7 @@ def test_lowered_graph_is_of_opset_23_and_leaves_the_weights_where_they_are(mode
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (1, 5), (3, 2)])
-def test_rows_are_scattered_where_each_sequence_wants_them(session, batch, tokens):
+def test_rows_are_scattered_at_the_write_index_of_each_sequence(session, batch, tokens):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, tokens, 4)).astype(np.float32)
     cache = rng.standard_normal((batch, 1, 8, 4)).astype(np.float32)

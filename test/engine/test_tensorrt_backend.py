@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorRT backend against the rules that the double keeps (tensorrt_double.py)."""
+"""The TensorRT backend on TensorRT's double, which enforces the library's rules."""
 
 import gc
 import weakref
@@ -74,7 +74,7 @@ def tensors(host):
 
 
 class TestRunning:
-    def test_a_run_happens_when_somebody_waits_and_not_before(self, host, backend, tensors):
+    def test_a_run_is_queued_until_the_caller_waits(self, host, backend, tensors):
         given = tensors()
         bound = backend.bind(0, given, None)
         backend.run(bound, None)
@@ -83,14 +83,14 @@ class TestRunning:
         np.testing.assert_allclose(host.download(given["y"])[0, 0], weight.sum(axis=0), rtol=1e-6)
         assert host.download(given["cache"])[1, 0, :, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
-    def test_profiles_take_turns_without_forgetting_what_is_bound(self, host, backend, tensors):
+    def test_alternating_profiles_keep_their_bindings(self, host, backend, tensors):
         long, short = tensors(2, 3), tensors(2, 1)
         first, second = backend.bind(0, long, None), backend.bind(1, short, None)
         for bound in (first, second, first, second):
             backend.run(bound, None)
         host.synchronize()
 
-    def test_more_bindings_than_contexts_take_turns_too(self, host, backend, tensors):
+    def test_more_bindings_than_contexts_can_alternate(self, host, backend, tensors):
         given = [tensors(2, 2) for _ in range(KEPT_CONTEXTS + 2)]
         bound = [backend.bind(0, each, None) for each in given]
         for i, each in enumerate(given):
@@ -100,7 +100,7 @@ class TestRunning:
         results = [host.download(each["y"])[0, 0, 0] for each in given]
         np.testing.assert_allclose(results, np.arange(len(given)) * results[1], rtol=1e-6)
 
-    def test_tensors_at_odd_addresses_go_through_aligned_copies(self, host, backend, tensors):
+    def test_unaligned_tensors_use_aligned_copies(self, host, backend, tensors):
         given = tensors(2, 1)
         x, y = put(host, np.ones((3, 1, 4)), np.float32), host.zeros((3, 1, 3), np.float32)
         given |= {"x": x.rows(1, 3), "y": y.rows(1, 3)}
@@ -124,7 +124,7 @@ class TestGraphs:
         executor.execute(host.stream)
         np.testing.assert_allclose(host.download(given["y"]), 2 * first, rtol=1e-6)
 
-    def test_a_context_in_a_graph_is_left_alone_and_others_are_made(self, host, backend, tensors):
+    def test_a_recorded_context_is_not_used_for_other_runs(self, host, backend, tensors):
         graphs = []
         for batch in (1, 2, 3, 4):
             bound = backend.bind(1, tensors(batch, 1), None)
@@ -134,7 +134,7 @@ class TestGraphs:
             graph.launch(None)
         host.synchronize()
 
-    def test_a_context_in_a_graph_goes_with_what_was_bound(self, host, backend, tensors):
+    def test_a_recorded_context_is_freed_with_its_binding(self, host, backend, tensors):
         bound = backend.bind(1, tensors(1, 1), None)
         graph = backend.capture(bound, None)
         (context,) = map(weakref.ref, bound.recorded)
@@ -144,7 +144,7 @@ class TestGraphs:
         gc.collect()
         assert context() is None
 
-    def test_a_change_of_shapes_inside_of_a_graph_is_an_error(self, host, backend, tensors):
+    def test_a_change_of_shapes_during_recording_is_an_error(self, host, backend, tensors):
         first = tensors(2, 1)
         backend.run(backend.bind(1, first, None), None)
         second = backend.bind(1, tensors(3, 1), None)
@@ -167,14 +167,14 @@ class TestBindingErrors:
         with pytest.raises(EngineError, match=r"present is written in the memory of cache"):
             backend.bind(0, given, None)
 
-    def test_a_cache_at_an_odd_address_is_named(self, host, backend, tensors):
+    def test_an_unaligned_cache_is_named(self, host, backend, tensors):
         given = tensors(1)
         cache = host.zeros((65, 4), np.float32)
         given["cache"] = given["present"] = cache.rows(1, 65).view(1, 1, 8, 4)
         with pytest.raises(EngineError, match=r"cache at .* must be at a multiple of 256 bytes"):
             backend.bind(0, given, None)
 
-    def test_an_output_over_an_input_is_an_error_where_the_plan_does_not_update_in_place(
+    def test_an_output_over_an_input_is_an_error_if_the_plan_has_no_such_update(
         self, host, tmp_path, library
     ):
         path = save_model(
@@ -199,7 +199,7 @@ class TestContextMemory:
         assert ContextMemory.of(host).window() == window
         assert (window[0] % 256, window[1]) == (0, 10_000)
 
-    def test_devices_share_nothing_and_it_goes_with_the_last_engine(self, model, host):
+    def test_devices_share_no_buffer_and_the_last_engine_frees_it(self, model, host):
         backend, other = TensorRTBackend(model, host), DeferredDevice("tensorrt")
         assert ContextMemory.of(other) is not ContextMemory.of(host)
         ContextMemory.of(host).window()
@@ -207,7 +207,7 @@ class TestContextMemory:
         gc.collect()
         assert id(host) not in context_memory._memory_of_device
 
-    def test_no_memory_for_it_is_an_error_of_its_kind(self, model, host, tensors, monkeypatch):
+    def test_too_little_context_memory_is_a_device_memory_error(self, model, host, tensors, monkeypatch):
         backend, given = TensorRTBackend(model, host), tensors()
 
         def full(shape, dtype):
@@ -219,7 +219,7 @@ class TestContextMemory:
 
 
 class TestPlans:
-    def test_a_missing_plan_says_how_to_make_it_and_what_is_there(self, model, host):
+    def test_a_missing_plan_names_the_command_and_the_plans_that_exist(self, model, host):
         plan = plan_path(model, "host", "11.4.0.106")
         plan.rename(plan.with_name("sm_87-trt10.15.0.1.plan"))
         with pytest.raises(
@@ -248,8 +248,8 @@ class TestPlans:
         ):
             TensorRTBackend(model, host)
 
-    # Texts of libnvinfer_lean.so 11.4.0.106, in the forms "%s: Error Code %d: %s (%s)" and
-    # "[%s::%s::%d] Error Code %d: %s (%s)" that it writes them in.
+    # Texts of libnvinfer_lean.so 11.4.0.106, in its forms "%s: Error Code %d: %s (%s)" and
+    # "[%s::%s::%d] Error Code %d: %s (%s)".
     @pytest.mark.parametrize(
         "reason",
         [
@@ -262,7 +262,7 @@ class TestPlans:
             "deserialization failed.)",
         ],
     )
-    def test_a_gpu_that_fails_is_not_taken_for_a_damaged_plan(self, reason):
+    def test_a_gpu_error_is_not_reported_as_a_damaged_plan(self, reason):
         error = str(tensorrt_library.plan_error(Path("engine/llm/a.plan"), "11.4.0.106", reason))
         assert reason in error
         assert "the GPU or its driver is the reason, not the plan" in error
@@ -305,7 +305,7 @@ class TestPlans:
             ("Error Code 2: Internal Error (Assertion mMyelinResource != nullptr failed. )", ""),
         ],
     )
-    def test_the_reason_and_not_the_name_of_a_function_tells_its_meaning(self, reason, meaning):
+    def test_an_error_is_classified_by_its_reason_not_by_function_names(self, reason, meaning):
         reason = f"IRuntime::deserializeCudaEngine: {reason}"
         error = str(tensorrt_library.plan_error(Path("engine/llm/a.plan"), "11.4.0.106", reason))
         assert f"cannot load the plan: {reason} (" in error
@@ -337,11 +337,11 @@ class TestPlans:
 
 
 class TestLibrary:
-    def test_none_installed_says_what_to_install(self):
+    def test_a_missing_library_says_what_to_install(self):
         with pytest.raises(EngineError, match=r"No module named 'tensorrt_none'.*pip install tensorrt-cu13"):
             tensorrt_library.load_library("tensorrt_none")
 
-    def test_one_that_is_too_old_says_so(self, library, monkeypatch):
+    def test_a_library_that_is_too_old_says_so(self, library, monkeypatch):
         monkeypatch.setattr(library, "__version__", "10.3.0")
         with pytest.raises(EngineError, match=r"TensorRT 10.3.0 is too old, 10.15 or later"):
             tensorrt_library.load_library()
@@ -354,5 +354,5 @@ class TestLibrary:
             ("Error Code 3: API Usage Error", EngineError),
         ],
     )
-    def test_errors_are_of_the_kind_that_tensorrt_s_words_tell(self, text, kind):
+    def test_error_classes_follow_tensorrt_s_messages(self, text, kind):
         assert type(tensorrt_library.engine_error(text)) is kind

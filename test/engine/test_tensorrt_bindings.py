@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our TensorRT code and the tests' double of TensorRT, against NVIDIA's real bindings.
+"""The TensorRT backend and TensorRT's double against NVIDIA's real bindings.
 
 No TensorRT is needed: mypy checks our code with stubs that tools/make_tensorrt_stubs.py generates from the
 bindings, and the double has nothing that the bindings do not have.
@@ -76,7 +76,7 @@ def test_the_stubs_are_those_of_the_bindings(tmp_path):
 
 @pytest.fixture(scope="session")
 def complaints(request, tmp_path_factory) -> dict[str, list[str]]:
-    """What mypy says of our modules, and of copies with one mistake each: file name -> lines."""
+    """Mypy's messages on our modules and on copies with one mistake each: file -> lines."""
     folder = tmp_path_factory.mktemp("planted")
     for path in SOURCES:
         (folder / f"right_{path.name}").write_text(path.read_text())
@@ -108,14 +108,14 @@ def test_our_code_uses_nothing_that_the_bindings_do_not_have(complaints):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PLANTED)), ids=[wrong for _, wrong in PLANTED])
-def test_a_wrong_name_or_argument_is_found(complaints, number):
+def test_wrong_names_and_arguments_are_found(complaints, number):
     planted = [lines for name, lines in complaints.items() if name.startswith(f"wrong_{number}_")]
     assert planted, "the right text is not in the sources"
     assert any(planted)
 
 
 def members(double: type) -> list[str]:
-    """What a class of the double offers."""
+    """Return the public members of a class of the double."""
     if issubclass(double, enum.Enum):
         return list(double.__members__)
     names = [*vars(double), *inspect.get_annotations(double)]
@@ -129,7 +129,8 @@ def test_the_double_has_nothing_that_the_bindings_do_not_have(api, name):
     assert not missing
     for member in members(DOUBLES[name]):
         method = vars(DOUBLES[name]).get(member)
-        if inspect.isfunction(method) and (real[member] or member != "__init__"):  # else others make it
+        # The stubs have no signature of __init__ for classes that only TensorRT itself makes.
+        if inspect.isfunction(method) and (real[member] or member != "__init__"):
             assert isinstance(real[member], list), f"{name}.{member} is a property"
             mine = parameters(method)
             assert any(
@@ -152,8 +153,8 @@ def wanted(kind: str) -> object:
     return PYTHON_TYPES.get(kind) or DOUBLES.get(kind)
 
 
-def test_what_the_double_has_is_what_our_code_uses():
-    """So the double stands for no more than what mypy has checked."""
+def test_the_double_has_only_what_our_code_uses():
+    """Mypy checks our code with the stubs, so the double has only members that mypy checked."""
     source = "\n".join(path.read_text() for path in SOURCES)
     offered = {
         f"{name}.{member}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The double of TensorRT refuses what TensorRT refuses: else what runs on it would prove nothing."""
+"""TensorRT's double refuses what TensorRT refuses, so tests that use it show something."""
 
 import sys
 
@@ -54,7 +54,7 @@ def tensors(host):
 
 @pytest.fixture
 def context(host, log, plan, tensors):
-    """Ready to run."""
+    """An execution context that is ready to run."""
     engine = trt.Runtime(log).deserialize_cuda_engine(plan)
     context = engine.create_execution_context(USER_MANAGED)
     memory = host.empty((engine.device_memory_size_v2,), np.uint8)
@@ -71,12 +71,12 @@ def run(context, host) -> bool:
     return context.execute_async_v3(host.stream.handle)
 
 
-def test_a_context_that_is_ready_runs_when_somebody_waits(context, host, tensors, log):
+def test_a_ready_context_runs_when_the_caller_waits(context, host, tensors, log):
     assert run(context, host), log.take()
     assert host.download(tensors["y"]).any()
 
 
-def test_a_switch_of_profiles_forgets_shapes_and_addresses(context, host, log):
+def test_a_switch_of_profiles_resets_shapes_and_addresses(context, host, log):
     assert context.set_optimization_profile_async(0, host.stream.handle)
     assert context.infer_shapes() == ["x", "write_index", "cache"]
     assert not run(context, host)
@@ -91,13 +91,13 @@ def test_a_missing_address_is_an_error(context, host, tensors, log):
     assert "address is not set for x" in log.take()
 
 
-def test_addresses_are_checked_against_what_was_allocated(context, host, tensors, log):
+def test_addresses_are_checked_against_allocated_memory(context, host, tensors, log):
     context.set_tensor_address("y", 256)
     assert not run(context, host)
     assert "y at 0x100 is no memory of 24 bytes" in log.take()
 
 
-def test_odd_addresses_are_refused(context, tensors, log):
+def test_unaligned_addresses_are_refused(context, tensors, log):
     assert not context.set_tensor_address("x", tensors["x"].pointer + 16)
     assert "not aligned to 256 bytes" in log.take()
 
@@ -124,7 +124,7 @@ def test_intermediate_memory_must_be_set_and_large_enough(host, log, plan, conte
     assert "device memory of 5 bytes" in log.take()
 
 
-def test_a_context_in_a_graph_cannot_be_changed_and_must_have_run_before(context, host, tensors, log):
+def test_a_recorded_context_must_have_run_before_and_cannot_change(context, host, tensors, log):
     def record():
         if not run(context, host):
             raise EngineError(log.take())

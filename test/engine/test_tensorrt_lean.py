@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real lean runtime of TensorRT, through our backend: what it says of plans that it cannot load.
+"""Errors of TensorRT's real lean runtime through our backend.
 
-Without a GPU it can be asked one thing only: whether it says so and leaves the process alive.
+Without a GPU only one thing can be tested: a clear error, and a process that stays alive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def gpu() -> str:
-    """The GPU's architecture, "" without one."""
+    """Return the architecture of the GPU, "" without a GPU."""
     try:
         return open_device("tensorrt").arch
     except EngineError:
@@ -54,7 +54,7 @@ for _ in range(2):
 """
 
 
-def test_without_a_gpu_it_says_so_and_the_process_goes_on():
+def test_a_missing_gpu_is_an_error_and_the_process_goes_on():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
@@ -113,7 +113,7 @@ print("device works:", device.download(tensor).tolist())
 
 @pytest.fixture
 def opened(tmp_path):
-    """What a process says that opens a graph with such a plan, twice, and then uses the device."""
+    """Function: output of a process that opens such a plan twice and then uses the device."""
 
     def run(contents: bytes | None) -> str:
         model = tmp_path / "engine" / "llm" / "model.onnx"
@@ -134,7 +134,7 @@ def opened(tmp_path):
 
 
 def header(magic: bytes = b"ftrt", version: tuple[int, ...] = VERSION) -> bytes:
-    """The beginning of a plan, as far as it is known: a mark, and the version at byte 24."""
+    """Return the known part of a plan's header: a mark, and the version at byte 24."""
     return magic + bytes(20) + bytes(version)
 
 
@@ -145,12 +145,12 @@ def header(magic: bytes = b"ftrt", version: tuple[int, ...] = VERSION) -> bytes:
         pytest.param(b"", id="empty"),
         pytest.param(b"no plan at all" * 100, id="text"),
         pytest.param(np.random.default_rng(0).bytes(100_000), id="noise"),
-        pytest.param(header() + bytes(10_000), id="a header with nothing behind it"),
+        pytest.param(header() + bytes(10_000), id="a header alone"),
         pytest.param(header(magic=b"none") + bytes(10_000), id="another mark"),
         pytest.param(header(version=(8, 6, 1, 6)) + bytes(10_000), id="another version"),
     ],
 )
-def test_what_is_no_plan_of_its_own_is_an_error_and_the_device_goes_on(opened, contents):
+def test_an_invalid_plan_is_an_error_and_the_device_still_works(opened, contents):
     said = opened(contents)
     assert said.count("TensorRT 11.4.0.106 cannot load the plan: ") == 2
     assert "edgellm build" in said

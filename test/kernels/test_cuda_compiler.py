@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the CUDA kernels needs no GPU: they compile, and the results are kept."""
+"""Compilation of the CUDA kernels and its cache on disk; needs no GPU."""
 
 import dataclasses
 import io
@@ -38,7 +38,7 @@ def test_all_kernels_compile_and_keep_their_variables_in_registers(arch):
     assert {name: frame for name, frame in frames.items() if frame != "0"} == {}
 
 
-def test_what_does_not_compile_is_an_error_that_names_file_and_line(monkeypatch):
+def test_a_compile_error_names_file_and_line(monkeypatch):
     monkeypatch.setattr(compiler, "source", lambda: '#line 7 "rows.cu"\nint broken = ;\n')
     with pytest.raises(EngineError, match=r"'sm_90'(.|\n)*rows.cu\(7\)"):
         compiler.compile_kernels("sm_90")
@@ -51,7 +51,7 @@ def test_an_unknown_architecture_is_an_error():
 
 @pytest.fixture
 def compiled(monkeypatch) -> list[str]:
-    """Architectures in the order in which they were compiled, by a compiler that takes no time."""
+    """The architectures that were compiled, in order, by a fake compiler."""
     made = []
 
     def compile_kernels(arch: str) -> bytes:
@@ -69,7 +69,7 @@ def test_kernels_are_compiled_once_for_each_architecture(compiled, tmp_path):
     assert compiled == ["sm_90", "sm_87"]
 
 
-def test_changed_sources_options_or_compilers_are_compiled_anew(compiled, tmp_path, monkeypatch):
+def test_changed_sources_options_or_compilers_cause_a_new_compilation(compiled, tmp_path, monkeypatch):
     options, success = compiler.options, compiler.nvrtc.nvrtcResult.NVRTC_SUCCESS
     compiler.cached_kernels("sm_90", tmp_path)
     for place, name, changed in (
@@ -85,7 +85,7 @@ def test_changed_sources_options_or_compilers_are_compiled_anew(compiled, tmp_pa
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" + content]
 )
-def test_a_damaged_file_is_made_anew(compiled, tmp_path, damage):
+def test_a_damaged_file_is_compiled_again(compiled, tmp_path, damage):
     compiler.cached_kernels("sm_90", tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage(file.read_bytes()))
@@ -93,14 +93,14 @@ def test_a_damaged_file_is_made_anew(compiled, tmp_path, damage):
     assert compiler.cached_kernels("sm_90", tmp_path) == b"sm_90, number 2"
 
 
-def test_a_folder_that_cannot_be_made_costs_compiling_only(compiled, tmp_path):
+def test_an_unwritable_folder_costs_compilation_only(compiled, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for number in (1, 2):
         cubin = compiler.cached_kernels("sm_90", tmp_path / "file" / "folder")
         assert cubin == f"sm_90, number {number}".encode()
 
 
-def test_nothing_is_left_of_a_file_that_could_not_be_written(compiled, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_file(compiled, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -109,7 +109,7 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(compiled, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch, tmp_path):
+def test_the_cache_is_in_the_user_s_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert compiler.cache_directory() == tmp_path / "edgellm_ros" / "cuda"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -117,8 +117,8 @@ def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch, tmp_path):
     assert compiler.cache_directory() == tmp_path / ".cache" / "edgellm_ros" / "cuda"
 
 
-def test_who_has_no_home_has_a_cache_with_the_temporary_files(monkeypatch, tmp_path):
-    """A container whose user nobody knows."""
+def test_without_a_home_the_cache_is_in_the_temporary_folder(monkeypatch, tmp_path):
+    """As in a container with a user id that has no account."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(compiler.os.path, "expanduser", lambda path: path)
     monkeypatch.setattr(compiler.tempfile, "gettempdir", lambda: str(tmp_path))

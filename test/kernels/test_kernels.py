@@ -16,7 +16,7 @@ def test_kernels_of_an_unknown_device_are_an_error():
         load_kernels(Other())
 
 
-def test_embed_takes_text_from_the_table_and_everything_else_from_the_multimodal_rows(side):
+def test_embed_takes_text_from_the_table_and_other_tokens_from_multimodal_rows(side):
     table, rows = RNG.standard_normal((10, 4)), RNG.standard_normal((3, 4))
     out = side.tensor(np.zeros((2, 3, 4), np.float32))
     side.kernels.embed(
@@ -100,14 +100,14 @@ def test_cache_rows_are_copied_between_caches_of_different_capacity(side):
     assert (copied == 7).all()
 
 
-def test_as_many_rows_are_visible_as_are_filled_after_the_next_tokens(side):
+def test_visible_rows_are_the_filled_ones_after_the_next_tokens(side):
     out = side.tensor(np.zeros(3, np.int64))
     side.kernels.visible_rows(side.tensor([0, 7, 2]), 5, out)
     assert side.read(out).tolist() == [5, 12, 7]
 
 
 def counted(side, tokens, tokens_left, stop_ids=(-1,), trigger=-1, offered=None):
-    """Counts and tokens_left after count_tokens of tokens [B,N]."""
+    """Return counts and tokens_left after count_tokens of tokens [B,N]."""
     tokens = np.array(tokens, np.int64)
     batch, width = tokens.shape
     triggers = np.broadcast_to(np.int64(trigger), (batch,)).copy()
@@ -152,7 +152,7 @@ def test_committed_tokens_are_seen_and_move_the_position(side):
     assert [np.flatnonzero(row).tolist() for row in side.read(state.seen)] == [[1, 2], [4, 5], []]
 
 
-def test_embed_of_no_token_takes_some_row_and_does_not_fail(side):
+def test_embed_of_a_negative_token_id_does_not_fail(side):
     table = RNG.standard_normal((10, 4)).astype(np.float32)
     out = side.tensor(np.zeros((3, 1, 4), np.float32))
     rows = side.tensor(RNG.standard_normal((2, 4)), np.float32)
@@ -161,7 +161,7 @@ def test_embed_of_no_token_takes_some_row_and_does_not_fail(side):
         np.testing.assert_array_equal(side.read(out)[0, 0], table[0])
 
 
-def test_drawn_tokens_are_mapped_to_the_whole_vocabulary(side):
+def test_sampled_tokens_are_mapped_to_the_whole_vocabulary(side):
     out = side.tensor(np.zeros((2, 2), np.int64))
     side.kernels.map_tokens(side.tensor([[2, 0], [-1, 1]]), side.tensor([5, 7, 300]), out)
     assert side.read(out).tolist() == [[300, 5], [-1, 7]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling, against transformers' own logits processors where they are installed."""
+"""Sampling, against transformers' logits processors where they are installed."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,11 @@ import pytest
 VOCABULARY = 50
 
 
-def draw_many(side, row, count, seen=(), **parameters) -> np.ndarray:
-    """How often each token is drawn from logits [V] in `count` steps; `seen`: tokens seen before each."""
+def sample_many(side, row, count, seen=(), **parameters) -> np.ndarray:
+    """Count how often each token is sampled from logits [V] in `count` steps.
+
+    `seen`: tokens seen before each step.
+    """
     marks = np.zeros((1, len(row)), bool)
     marks[0, list(seen)] = True
     state = side.sampling_state(1, len(row), **parameters)
@@ -32,8 +35,8 @@ def test_temperature_zero_takes_the_most_likely_token_and_the_first_of_equals(si
     assert side.sample(logits[None], side.sampling_state(1, VOCABULARY, temperature=0.0)) == [7]
 
 
-def test_tokens_are_drawn_as_often_as_their_probability_says(side, logits):
-    counts = draw_many(side, logits, 4000, temperature=1.5)
+def test_tokens_are_sampled_as_often_as_their_probability_says(side, logits):
+    counts = sample_many(side, logits, 4000, temperature=1.5)
     expected = np.exp(logits / 1.5) / np.exp(logits / 1.5).sum() * 4000
     likely = expected > 20
     assert np.abs(counts - expected)[likely].max() < 5 * np.sqrt(expected[likely].max())
@@ -42,22 +45,22 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(side, logits):
 
 def test_the_position_advances_so_that_each_token_has_its_own_random_number(side, logits):
     state = side.sampling_state(1, VOCABULARY, temperature=2.0)
-    drawn = [side.sample(logits[None], state)[0] for _ in range(20)]
+    sampled = [side.sample(logits[None], state)[0] for _ in range(20)]
     assert side.read(state.position).tolist() == [20]
-    assert len(set(drawn)) > 5
+    assert len(set(sampled)) > 5
     assert [
         side.sample(logits[None], again)[0]
         for again in [side.sampling_state(1, VOCABULARY, temperature=2.0)]
         for _ in range(20)
-    ] == drawn
+    ] == sampled
 
 
-def test_another_seed_draws_other_tokens(side, logits):
-    draws = []
+def test_another_seed_samples_other_tokens(side, logits):
+    samples = []
     for seed in (1, 2):
         state = side.sampling_state(1, VOCABULARY, temperature=2.0, seed=seed)
-        draws.append([side.sample(logits[None], state)[0] for _ in range(20)])
-    assert draws[0] != draws[1]
+        samples.append([side.sample(logits[None], state)[0] for _ in range(20)])
+    assert samples[0] != samples[1]
 
 
 def test_top_k_one_is_greedy(side, logits):
@@ -106,13 +109,13 @@ def test_filters_keep_the_tokens_that_transformers_keeps_with_the_same_probabili
             scores = processor(parameters[name])(torch.tensor([seen]), scores)
     expected = scores.softmax(-1)[0].numpy() * 3000
 
-    counts = draw_many(side, logits, 3000, seen, **parameters)
+    counts = sample_many(side, logits, 3000, seen, **parameters)
     assert not counts[expected == 0].any()
     assert counts[expected > 15].all()
     np.testing.assert_allclose(counts, expected, atol=5 * np.sqrt(3000 * 0.25))
 
 
-def test_a_drawn_token_counts_as_seen(side, logits):
+def test_a_sampled_token_counts_as_seen(side, logits):
     state = side.sampling_state(1, VOCABULARY, temperature=0.0, repetition_penalty=1e6)
     logits = np.abs(logits)
     first, second = side.sample(logits[None], state)[0], side.sample(logits[None], state)[0]
@@ -120,7 +123,7 @@ def test_a_drawn_token_counts_as_seen(side, logits):
     assert np.flatnonzero(side.read(state.seen)[0]).tolist() == sorted([first, second])
 
 
-def test_rows_follow_their_own_rules_and_do_not_touch_each_other(side, logits):
+def test_rows_use_their_own_parameters_and_do_not_influence_each_other(side, logits):
     batch = np.stack([logits, logits[::-1], logits])
     state = side.sampling_state(3, VOCABULARY, temperature=[0.0, 1.5, 1.5], top_k=[0, 3, 0], seed=[0, 4, 9])
     together = [side.sample(batch, state) for _ in range(10)]
@@ -136,13 +139,13 @@ def test_rows_follow_their_own_rules_and_do_not_touch_each_other(side, logits):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_not_finite_give_no_token(side, logits, value):
+def test_non_finite_logits_give_no_token(side, logits, value):
     broken = logits.copy()
     broken[4] = value
     assert side.sample(np.stack([logits, broken]), side.sampling_state(2, VOCABULARY))[1] == -1
 
 
-def test_log_probabilities_are_those_of_a_softmax_in_falling_order(side, logits):
+def test_log_probabilities_are_a_log_softmax_in_falling_order(side, logits):
     ids, values = side.log_probabilities(logits[None], [17], 3)
     expected = np.log(np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum())
     assert ids[0].tolist() == [*np.argsort(-logits)[:3].tolist(), 17]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random cases through the host's kernels and the CUDA kernels: what moves data has to give the same bits,
-and the same tokens have to be drawn. Where there is no GPU, the sources are compiled for the host.
+"""Host kernels and CUDA kernels give the same bits and sample the same tokens.
+
+The cases are random. Without a GPU the CUDA sources are compiled for the host.
 """
 
 import ml_dtypes
@@ -27,7 +28,7 @@ def double(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def side(request, device) -> Side:
-    """The device under test; where that is the host, the CUDA kernels on a GPU of five multiprocessors."""
+    """The device under test; on the host the CUDA kernels, with five multiprocessors."""
     if device.memory == "cuda":
         return Side(device, request.getfixturevalue("kernels"))
     from doubles.cuda_double import double_side
@@ -42,7 +43,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def agree(side):
-    """agree(run): what run(side) returns has the same bits on the host and on the device under test."""
+    """Function that checks that run(side) returns the same bits on both sides."""
 
     def check(run) -> None:
         expected, found = ([place.read(tensor) for tensor in run(place)] for place in (host_side(), side))
@@ -136,7 +137,7 @@ def test_caches(agree, rng, dtype, head_size):
 
 
 @pytest.mark.parametrize("width", [1, 4])
-def test_what_a_step_commits(agree, rng, width):
+def test_counts_and_commits(agree, rng, width):
     lengths, tokens_left, trigger_token = (rng.integers(low, 7, 300) for low in (0, -1, -1))
     tokens, offered = rng.integers(-1, 9, (300, width)), rng.integers(0, width + 1, 300)
     stop_ids = np.array([2, 3, -1])
@@ -168,20 +169,20 @@ def test_euler_steps(agree, rng):
     agree(run)
 
 
-def draws(
+def sample_steps(
     place: Side, logits: np.ndarray, steps: int, seen=None, **parameters
 ) -> tuple[list[list[int]], list, bytes]:
-    """Tokens [steps][B], then what the state has become."""
+    """Sample `steps` times; return tokens [steps][B], then positions and seen tokens."""
     state = place.sampling_state(*logits.shape, seen, **parameters)
     tokens = [place.sample(logits, state) for _ in range(steps)]
     return tokens, place.read(state.position).tolist(), place.read(state.seen).tobytes()
 
 
-def assert_same_draws(
+def assert_same_samples(
     side: Side, logits: np.ndarray, steps: int = 4, seen=None, **parameters
 ) -> list[list[int]]:
-    expected = draws(host_side(), logits, steps, seen, **parameters)
-    found = draws(side, logits, steps, seen, **parameters)
+    expected = sample_steps(host_side(), logits, steps, seen, **parameters)
+    found = sample_steps(side, logits, steps, seen, **parameters)
     assert found == expected
     return found[0]
 
@@ -209,37 +210,37 @@ RULES = [
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("vocabulary", [1, 50, MIDDLE, LARGE])
-def test_the_same_tokens_are_drawn(side, rng, vocabulary, rules):
+def test_the_same_tokens_are_sampled(side, rng, vocabulary, rules):
     logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
     seen = rng.random((2, vocabulary)) < 0.1
-    assert_same_draws(side, logits, 3, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
+    assert_same_samples(side, logits, 3, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
-def test_the_same_tokens_are_drawn_where_many_are_equally_likely(side, rng, rules):
+def test_the_same_tokens_are_sampled_where_many_are_equally_likely(side, rng, rules):
     logits = rng.integers(-4, 3, (2, 3000)).astype(np.float32) / 2  # -0.0 among them
     logits[0, rng.random(3000) < 0.1] = -0.0
-    assert_same_draws(side, logits, 8, None, seed=[7, 8], **rules)
+    assert_same_samples(side, logits, 8, None, seed=[7, 8], **rules)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
-def test_the_same_tokens_are_drawn_where_all_are_equally_likely(side, rules):
-    assert_same_draws(side, np.full((1, 20000), -3.25), 3, None, seed=11, **rules)
+def test_the_same_tokens_are_sampled_where_all_are_equally_likely(side, rules):
+    assert_same_samples(side, np.full((1, 20000), -3.25), 3, None, seed=11, **rules)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e30])
-def test_the_same_tokens_are_drawn_from_logits_of_any_size(side, rng, scale):
+def test_the_same_tokens_are_sampled_from_logits_of_any_size(side, rng, scale):
     logits = (rng.standard_normal((3, 5000)) * scale).astype(np.float32)
-    assert_same_draws(side, logits, 4, temperature=[0.0, 0.8, 1.4], top_p=[1.0, 0.9, 1.0], top_k=[0, 40, 0])
+    assert_same_samples(side, logits, 4, temperature=[0.0, 0.8, 1.4], top_p=[1.0, 0.9, 1.0], top_k=[0, 40, 0])
 
 
-def test_rows_of_a_batch_follow_their_own_rules(side, rng):
+def test_rows_of_a_batch_use_their_own_parameters(side, rng):
     logits = (rng.standard_normal((8, VOCABULARY)) * 2).astype(np.float32)
     logits[3, 77] = np.nan
     logits[6, VOCABULARY - 1] = -np.inf
-    tokens = assert_same_draws(
+    tokens = assert_same_samples(
         side, logits, 3, rng.random(logits.shape) < 0.01,
         temperature=[0.0, 1.0, 0.7, 1.0, 0.0, 1.2, 0.0, 0.9], top_k=[0, 0, 20, 0, 5, 900, 0, 0],
         top_p=[1.0, 0.9, 1.0, 1.0, 0.5, 0.95, 1.0, 1.0], min_p=[0, 0, 0, 0, 0, 0, 0, 0.1],
@@ -249,8 +250,8 @@ def test_rows_of_a_batch_follow_their_own_rules(side, rng):
     assert all(row[3] == row[6] == -1 for row in tokens)
 
 
-def test_several_tokens_of_a_sequence_have_the_numbers_of_their_positions(side, rng):
-    """Row n of a step samples what step n would have sampled, where nothing is penalised."""
+def test_several_tokens_of_a_step_use_the_random_numbers_of_their_positions(side, rng):
+    """Row n of a step samples what step n would have sampled without a penalty."""
     logits = (rng.standard_normal((3, 4, 500)) * 2).astype(np.float32)
     rules = {"temperature": [0.0, 1.0, 0.7], "top_p": 0.9, "seed": [1, 2, 3]}
     tokens = side.tensor(np.zeros((3, 4), np.int64))
@@ -261,38 +262,38 @@ def test_several_tokens_of_a_sequence_have_the_numbers_of_their_positions(side, 
 
 
 @pytest.mark.slow
-def test_more_rows_than_before_are_sampled_rightly(side, rng):
+def test_a_batch_larger_than_the_last_is_sampled_correctly(side, rng):
     for batch in (1, 9, 3, 40):
         logits = rng.standard_normal((batch, 300)).astype(np.float32)
-        assert_same_draws(side, logits, 2, temperature=1.0, top_p=0.9, seed=list(range(batch)))
+        assert_same_samples(side, logits, 2, temperature=1.0, top_p=0.9, seed=list(range(batch)))
 
 
 @pytest.mark.slow
-@pytest.mark.only_on("cpu", reason="a GPU has as many multiprocessors as it has")
+@pytest.mark.only_on("cpu", reason="the number of multiprocessors of a GPU is fixed")
 @pytest.mark.parametrize("multiprocessors", [1, 2, 17, 132])
-def test_the_same_tokens_are_drawn_however_many_blocks_work_on_a_row(double, rng, multiprocessors):
+def test_the_same_tokens_are_sampled_with_any_number_of_blocks_per_row(double, rng, multiprocessors):
     from doubles.cuda_double import double_side
 
     logits = (rng.standard_normal((1, 40_000)) * 2).astype(np.float32)
     gpu = double_side(double, multiprocessors)
-    assert_same_draws(gpu, logits, 3, temperature=0.9, top_k=700, top_p=0.95, min_p=0.001, seed=5)
+    assert_same_samples(gpu, logits, 3, temperature=0.9, top_k=700, top_p=0.95, min_p=0.001, seed=5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_give_no_token_wherever_they_are(side, rng, value, temperature):
+def test_non_finite_logits_give_no_token_wherever_they_are(side, rng, value, temperature):
     logits = rng.standard_normal((4, 9000)).astype(np.float32)
     logits[[0, 1, 2], [0, 4500, 8999]] = value
-    tokens = assert_same_draws(side, logits, 2, temperature=temperature)
+    tokens = assert_same_samples(side, logits, 2, temperature=temperature)
     assert [token < 0 for token in tokens[0]] == [True, True, True, False]
 
 
-def test_a_draw_leaves_nothing_behind_for_the_next(side, rng):
-    """The same request gives the same tokens, whatever was drawn between."""
+def test_samples_do_not_depend_on_earlier_ones(side, rng):
+    """Other samples between two equal requests do not change their tokens."""
     logits = (rng.standard_normal((2, VOCABULARY)) * 2).astype(np.float32)
-    first = draws(side, logits, 3, temperature=1.0, top_p=0.9, top_k=100)
-    draws(side, np.full((5, 777), np.nan, np.float32), 1)
-    assert draws(side, logits, 3, temperature=1.0, top_p=0.9, top_k=100) == first
+    first = sample_steps(side, logits, 3, temperature=1.0, top_p=0.9, top_k=100)
+    sample_steps(side, np.full((5, 777), np.nan, np.float32), 1)
+    assert sample_steps(side, logits, 3, temperature=1.0, top_p=0.9, top_k=100) == first
 
 
 @pytest.mark.parametrize("count", [1, 5, 50])
@@ -307,7 +308,7 @@ def test_log_probabilities(side, rng, vocabulary, scale, count):
     np.testing.assert_allclose(values, expected, rtol=2e-6, atol=1e-7)
 
 
-def test_log_probabilities_of_logits_that_are_not_finite_end(side, rng):
+def test_log_probabilities_of_non_finite_logits_terminate(side, rng):
     logits = rng.standard_normal((3, 5000)).astype(np.float32)
     logits[[0, 2], [4999, 17]] = np.nan, np.inf
     ids, values = side.log_probabilities(logits, [-1, 3, -1], 7)

@@ -29,7 +29,7 @@ PROCESSOR = AudioProcessor(CONFIG)
 
 
 @pytest.mark.parametrize("reference", REFERENCES["sounds"], ids=lambda r: str(r["sound"]))
-def test_features_are_those_that_transformers_computed(reference):
+def test_features_equal_those_of_transformers(reference):
     seconds, sample_rate, loudness = reference["sound"]
     sound = Sound(make_sound(seconds, sample_rate, loudness), sample_rate)
     features = PROCESSOR.process(sound)
@@ -52,7 +52,7 @@ def test_a_sound_just_below_the_limit_in_seconds_fits_and_one_at_it_does_not(tok
 
 
 @pytest.mark.parametrize("sample_rate", [8000, 11025, 44100, 48000, 192000])
-def test_a_tone_sounds_the_same_at_every_rate(sample_rate):
+def test_a_tone_has_the_same_features_at_every_rate(sample_rate):
     def features(rate):
         time = np.arange(rate) / rate
         tone = np.sin(2 * np.pi * 700 * time) * np.sin(np.pi * time) ** 2

@@ -35,7 +35,7 @@ def sound(seconds: float) -> Sound:
 
 @pytest.fixture(scope="module")
 def encode(device, runner):
-    """Sound -> rows of embeddings."""
+    """Function: sound -> rows of embeddings."""
 
     def run(one) -> np.ndarray:
         rows = device.zeros((runner.num_tokens(one), 48), np.float32)
@@ -46,13 +46,13 @@ def encode(device, runner):
 
 
 @pytest.mark.parametrize("reference", REFERENCES["hearing"], ids=lambda r: f"{r['seconds']} s")
-def test_rows_are_those_that_transformers_computed(encode, reference):
+def test_rows_equal_those_of_transformers(encode, reference):
     rows = encode(sound(reference["seconds"]))
     assert len(rows) == reference["tokens"]
     np.testing.assert_allclose(rows[[0, -1]], reference["rows"], atol=1e-4)
 
 
-def test_half_precision_hears_nearly_the_same(device, encode, tiny_checkpoint, tmp_path, config):
+def test_half_precision_rows_are_close_to_fp32(device, encode, tiny_checkpoint, tmp_path, config):
     export(tiny_checkpoint, tmp_path, precision="fp16")
     executor = EngineExecutor.open(tmp_path / "audio" / "model.onnx", device)
     half = AudioRunner(executor, config, device, 60)
@@ -86,7 +86,7 @@ def test_the_last_of_several_chunks_is_filled_up_and_a_single_one_is_not():
     np.testing.assert_array_equal(split_chunks(features, 9), features[None])
 
 
-def test_tokens_see_their_window(config):
+def test_tokens_attend_to_their_window(config):
     mask = window_mask(60, config)  # windows of two chunks, 26 tokens
     for window in (slice(0, 26), slice(26, 52), slice(52, 60)):
         assert mask[window, window].all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames to patches, bit for bit as transformers' Qwen2VLImageProcessorPil makes them."""
+"""Frames to patches with the bits of transformers' Qwen2VLImageProcessorPil."""
 
 import dataclasses
 import hashlib
@@ -22,13 +22,13 @@ def within(low: int, high: int) -> VisionConfig:
 
 
 def as_transformers(pixel_values: np.ndarray, patch: int) -> np.ndarray:
-    """[P,C*p*p] -> [P,C*T*p*p]: there a still image fills all frames."""
+    """Repeat patches [P,C*p*p] for all frames: [P,C*T*p*p], the form of transformers."""
     frames = pixel_values.reshape(len(pixel_values), 3, 1, patch, patch)
     return frames.repeat(CONFIG.temporal_patch_size, axis=2).reshape(len(pixel_values), -1)
 
 
 @pytest.mark.parametrize("reference", REFERENCES["images"], ids=lambda r: f"{r['size']}-{r['bounds']}")
-def test_patches_are_those_that_transformers_made(reference):
+def test_patches_equal_recorded_ones_of_transformers(reference):
     patches = ImageProcessor(within(*reference["bounds"])).process(make_image(*reference["size"]))
     assert [patches.grid_height, patches.grid_width] == reference["grid"]
     assert patches.pixel_values.dtype == np.float32
@@ -77,7 +77,7 @@ def test_an_image_that_is_too_long_is_an_error():
         ("photo.png", "got str"),
     ],
 )
-def test_what_is_no_image_is_an_error_that_says_what_it_is(image, message):
+def test_an_invalid_image_is_an_error_with_its_type_and_shape(image, message):
     with pytest.raises(ValueError, match=message):
         ImageProcessor(CONFIG).process(image)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw sound to samples, and what is refused."""
+"""Raw sound to samples, and errors for invalid data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_stereo_is_mixed_down_to_its_mean():
     assert PcmFormat("S16LE", 16000, 2).decode(data).tolist() == [0.25, 0.0]
 
 
-def test_takes_the_array_that_a_ros_message_brings():
+def test_arrays_of_ros_messages_are_accepted():
     assert MONO.decode(array.array("B", [0, 64])).tolist() == [0.5]
 
 
@@ -42,7 +42,7 @@ def test_takes_the_array_that_a_ros_message_brings():
         (("S16LE", 16000, 6), "got 6"),
     ],
 )
-def test_a_format_that_makes_no_sense_is_refused(fields, words):
+def test_an_invalid_format_is_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         PcmFormat(*fields)
 
@@ -76,6 +76,6 @@ class TestJoin:
             join([(MONO, b"00"), (PcmFormat("S16LE", 8000, 1), b"00")])
 
     @pytest.mark.parametrize("pieces", [[], [(MONO, b"")]])
-    def test_nothing_to_hear_is_refused(self, pieces):
+    def test_joining_no_samples_is_refused(self, pieces):
         with pytest.raises(ValueError, match=r"at least one chunk|the sound is empty"):
             join(pieces)

@@ -25,7 +25,7 @@ def samples(*values: float) -> np.ndarray:
         (samples(0), True, "integer in Hz, got True"),
     ],
 )
-def test_what_is_no_sound_is_refused_with_the_value(wrong, rate, message):
+def test_invalid_sounds_are_refused_with_the_value(wrong, rate, message):
     with pytest.raises(ValueError, match=message):
         Sound(wrong, rate)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speech in pieces to utterances, with the real detector and synthetic voices in noisy rooms."""
+"""Pieces of speech to utterances: the real detector, synthetic voices in noisy rooms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 5_000_000_000  # stamp of the first sample, ns
 
 
 def spoken(text: str, seed: int = 0) -> np.ndarray:
-    """What a microphone records: 0.5 s of the room, the sentence, 1.2 s of the room."""
+    """Return a recording: 0.5 s of the room, the sentence, 1.2 s of the room."""
     rng = np.random.default_rng(seed)
     return hear(speak(text, sample_voice(rng, "test")), sample_room(rng, "test"), rng, 0.5, 1.2).samples
 
@@ -73,7 +73,7 @@ def test_a_sentence_is_one_utterance_with_the_silence_around_it_cut_off(stream, 
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100, 48000])
-def test_the_cutting_into_pieces_does_not_matter(voice, command, rate):
+def test_utterances_do_not_depend_on_the_size_of_pieces(voice, command, rate):
     samples = s16(soxr.resample(command, RATE, rate))
     heard = []
     for piece in (len(samples), rate // 10, 997, 160):
@@ -131,7 +131,7 @@ class TestSoundsThatAreNotSpeech:
         noise = np.random.default_rng(0).standard_normal(20 * RATE)
         assert play(stream, s16(100 * noise)) == []
 
-    def test_an_endless_sound_that_is_taken_for_speech_is_one_utterance_of_the_maximum_length(self, stream):
+    def test_an_endless_sound_is_one_utterance_of_the_maximum_length(self, stream):
         time = np.arange(60 * RATE) / RATE
         humming = 0.4 * np.sin(2 * np.pi * 200 * time) * (1 + np.sin(2 * np.pi * 4 * time))
         (utterance,) = play(stream, s16(humming))
@@ -142,7 +142,7 @@ class TestSoundsThatAreNotSpeech:
 class TestEndOfTheStream:
     def test_a_piece_without_data_completes_the_utterance(self, stream, command):
         assert play(stream, s16(command)[: -int(1.2 * RATE)]) == []
-        (utterance,) = stream.add("", 0, 0, b"", 0)  # a message whose fields were left alone
+        (utterance,) = stream.add("", 0, 0, b"", 0)  # a message with default fields
         assert utterance.reason == "stream_end"
 
     def test_a_jump_of_the_stamps_completes_the_utterance(self, stream, command):
@@ -163,7 +163,7 @@ class TestEndOfTheStream:
         assert utterance.reason == "stream_end"
         assert stream.time_passed(end + 3 * 10**9) == []
 
-    def test_another_sensor_that_overtook_waiting_pieces_ends_nothing(self, stream, command):
+    def test_stamps_of_another_sensor_before_waiting_pieces_end_nothing(self, stream, command):
         middle = len(command) // 2
         utterances = play(stream, s16(command)[:middle])
         for index in range(middle, len(command), 1600):
@@ -172,7 +172,7 @@ class TestEndOfTheStream:
             utterances += stream.add("S16LE", RATE, 1, s16(command)[index : index + 1600].tobytes(), stamp)
         assert [utterance.reason for utterance in utterances] == ["silence"]
 
-    def test_nobody_speaking_nothing_is_completed(self, stream, command):
+    def test_without_speech_no_utterance_is_completed(self, stream, command):
         play(stream, s16(command))
         assert stream.time_passed(START + 60 * 10**9) == []
 
@@ -182,7 +182,7 @@ class TestEndOfTheStream:
 
 
 class TestErrors:
-    def test_a_piece_that_cannot_be_read_drops_the_utterance_and_the_next_one_is_heard(self, stream, command):
+    def test_an_unreadable_piece_drops_its_utterance_but_not_the_next(self, stream, command):
         play(stream, s16(command)[: 2 * RATE])
         with pytest.raises(ValueError, match=r"3 bytes, .*; the utterance that it interrupts is dropped"):
             stream.add("S16LE", RATE, 1, b"123", 0)
@@ -190,7 +190,7 @@ class TestErrors:
             stream.add("S16LE", 0, 1, b"12", 0)
         assert len(play(stream, s16(command))) == 1
 
-    def test_a_rate_that_changes_is_an_error_once_and_then_the_new_one_counts(self, stream, command):
+    def test_a_change_of_rate_is_one_error_and_then_the_new_rate_applies(self, stream, command):
         play(stream, s16(command)[:RATE])
         low = s16(soxr.resample(command, RATE, 8000))
         with pytest.raises(
@@ -204,7 +204,7 @@ class TestErrors:
             stream.add("S16LE", RATE, 1, bytes(2 * 600 * RATE), 0)
 
 
-def test_what_came_before_does_not_change_an_utterance(voice, stream, command):
+def test_an_utterance_does_not_depend_on_earlier_sound(voice, stream, command):
     (first,) = play(stream, s16(command))
     stream.drop()
     (again,) = play(stream, s16(command))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where utterances begin and end, with a detector that follows a script: one character for each 32 ms."""
+"""Begin and end of utterances, with a scripted detector: one character per 32 ms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Script:
 
 
 def cut(script: str, settings: UtteranceSettings = SETTINGS, piece: int = 1000):
-    """(first frame, frames, reason) of each utterance, and the cutter after the stream."""
+    """Return (first frame, frames, reason) of each utterance, and the cutter."""
     cutter = UtteranceCutter(Script(script), settings)
     samples = np.arange(len(script) * FRAME, dtype=np.float32)
     cuts = [c for start in range(0, len(samples), piece) for c in cutter.add(samples[start : start + piece])]
@@ -49,7 +49,7 @@ def test_speech_at_the_very_start_has_no_sound_before_it():
     assert cuts == [(0, 6, "silence")]
 
 
-def test_silence_shorter_than_the_hang_over_does_not_end_it():
+def test_silence_shorter_than_the_hang_over_does_not_end_an_utterance():
     cuts, cutter = cut("___##____##____")
     assert cuts == []
     assert cutter.speaking
@@ -68,7 +68,7 @@ def test_too_little_speech_is_a_noise_and_is_counted():
     assert cutter.dropped == 1
 
 
-def test_the_longest_utterance_is_not_longer_than_the_maximum_and_what_follows_is_skipped():
+def test_an_utterance_ends_at_the_maximum_and_the_rest_is_skipped():
     endless = "__" + 100 * "#"
     cuts, _ = cut(endless)
     assert cuts == [(0, 31, "max_length")]
@@ -89,7 +89,7 @@ def test_silence_has_no_utterance():
     assert len(cutter._frames) == 2  # nothing but the pre-roll is kept
 
 
-def test_in_long_silence_the_detector_starts_afresh_every_four_seconds():
+def test_the_detector_is_reset_after_every_four_seconds_of_silence():
     script = Script(300 * "_")
     cutter = UtteranceCutter(script, SETTINGS)
     before = script.resets
@@ -100,7 +100,7 @@ def test_in_long_silence_the_detector_starts_afresh_every_four_seconds():
 
 
 @pytest.mark.parametrize("piece", [1, 37, FRAME, FRAME + 1, 10**6])
-def test_the_cutting_into_pieces_does_not_matter(piece):
+def test_utterances_do_not_depend_on_the_size_of_pieces(piece):
     script = "_____###_###_____###---____#______####_________"
     assert cut(script, piece=piece)[0] == cut(script)[0]
 
@@ -129,7 +129,7 @@ class TestEnd:
         assert cutter.dropped == 1
 
 
-def test_drop_tells_whether_somebody_was_speaking():
+def test_drop_returns_whether_speech_was_dropped():
     cutter = UtteranceCutter(Script("__##"), SETTINGS)
     cutter.add(np.zeros(2 * FRAME, np.float32))
     assert not cutter.drop()

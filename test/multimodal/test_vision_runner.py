@@ -19,7 +19,7 @@ def runner(device, tiny_engine) -> VisionRunner:
 
 @pytest.fixture(scope="module")
 def encode(device, runner):
-    """Image -> rows of embeddings, then those of each deepstack level."""
+    """Function: image -> rows of embeddings, then of each deepstack level."""
 
     def run(image) -> list[np.ndarray]:
         rows, columns = runner.token_grid(image)
@@ -56,7 +56,7 @@ def test_positions_of_recent_grids_are_kept(runner, encode, monkeypatch):
     wide, tall, narrow = make_image(48, 64), make_image(64, 48), make_image(20, 150)
     for image in (wide, tall, wide, narrow, wide, tall):
         encode(image)
-    assert len(made) == 4  # the second `tall` had been displaced by `narrow`
+    assert len(made) == 4  # `narrow` had evicted `tall`
 
 
 def test_an_image_of_too_many_tokens_is_an_error_that_names_both(device, tiny_engine):

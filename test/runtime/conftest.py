@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A runtime on the tiny engine, and engines like it with something changed.
+"""Runtimes on the tiny engine and on a variant that triggers trajectories.
 
-These runtimes compute every prompt anew; test_prefix_reuse.py is about those that do not.
+The runtimes have no prefix cache; test_prefix_reuse.py is about runtimes that have one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ def runtime(tiny_engine, device):
 
 @pytest.fixture(scope="session")
 def words(runtime) -> list[int]:
-    """The greedy answer to `request(images=(IMAGE,))`: what random weights babble."""
+    """Token ids of the greedy answer to `request(images=(IMAGE,))`."""
     return runtime.handle_request(request(images=(IMAGE,), max_tokens=30)).token_ids
 
 
 @pytest.fixture(scope="session")
-def announcing(words) -> int:
-    """Index of a token of `words` that occurs there for the first time: it plays the future-start token."""
+def trigger_index(words) -> int:
+    """Index in `words` of the token that `acting_engine` uses as future-start token.
+
+    The token occurs at no earlier index.
+    """
     return next(i for i in range(5, len(words)) if words[i] not in words[:i])
 
 
 @pytest.fixture(scope="session")
-def acting_engine(tiny_engine, words, announcing, tmp_path_factory) -> Path:
-    """An engine directory whose model announces a trajectory after `announcing` tokens."""
+def acting_engine(tiny_engine, words, trigger_index, tmp_path_factory) -> Path:
+    """Engine directory whose model triggers a trajectory after `trigger_index` tokens."""
     directory = tmp_path_factory.mktemp("acting") / "engine"
     shutil.copytree(tiny_engine, directory)
     config = EngineConfig.load(directory)
-    action = dataclasses.replace(config.action, future_start_token_id=words[announcing])
-    stops = (*config.stop_token_ids, words[announcing])
+    action = dataclasses.replace(config.action, future_start_token_id=words[trigger_index])
+    stops = (*config.stop_token_ids, words[trigger_index])
     dataclasses.replace(config, action=action, stop_token_ids=stops).save(directory)
     return directory
 

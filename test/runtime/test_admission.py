@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that is admitted into a running batch gets the answer that it gets alone."""
+"""A request admitted into a running batch gets the same answer as alone."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LATE = [
 
 
 def run(runtime, first, late):
-    """Answer `first`, and admit `late` when a sequence has left; (request, its finished sequence)."""
+    """Answer `first`, admit `late` when a sequence has left; return the finished sequences."""
     pipeline = runtime.pipeline
     waiting, done = [late], []
     sequences = pipeline.prepare(first, 0)
@@ -38,12 +38,12 @@ def run(runtime, first, late):
 
 @pytest.fixture
 def answers(acting_runtime):
-    """Answers by request, first and admitted ones."""
+    """Answers to the first and the admitted requests, by the id of the request."""
     from edgellm_ros.runtime.inference_runtime import response_of
 
     return {id(sequence.request): response_of(sequence, {}) for sequence in run(acting_runtime, FIRST, LATE)}
 
 
 @pytest.mark.parametrize("one", [*FIRST, *LATE], ids=["running", "leaving", "words", "trajectory"])
-def test_the_answer_has_the_bits_of_one_alone(acting_runtime, answers, one):
+def test_an_admitted_request_gets_the_same_bits_as_alone(acting_runtime, answers, one):
     assert_same_answer(answers[id(one)], acting_runtime.handle_request(one))

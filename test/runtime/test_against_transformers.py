@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole way through the runtime against transformers' own: prompt, image, greedy tokens,
-log-probabilities.
-"""
+"""Answers of the runtime against transformers: prompt, image, tokens, log-probabilities."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that does its work when somebody waits for it gives the answers of one that does it at once."""
+"""A device that runs queued work only when the host waits gives the answers of the CPU."""
 
 import dataclasses
 import threading
@@ -19,7 +19,7 @@ from fixtures.random_requests import cancelled_at, random_request
 from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, request
 from fixtures.tiny_adapter import write_adapter
 
-pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
+pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +39,7 @@ def recording(acting_engine):
 
 @pytest.fixture(scope="module")
 def plain(acting_engine):
-    """One whose steps are not."""
+    """A runtime on a deferred device whose decode steps are not recorded."""
     with LLMInferenceRuntime(acting_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime:
         runtime.pipeline.device.synchronize()
         yield runtime
@@ -47,20 +47,20 @@ def plain(acting_engine):
 
 @pytest.fixture(params=["plain", "recording"])
 def deferred(request):
-    """Both, with nothing left to do from the test before."""
+    """Each of the two runtimes, with an empty queue and counters at 0."""
     runtime = request.getfixturevalue(request.param)
     device = runtime.pipeline.device
     assert device.waiting() == 0
     device.calls.clear()
-    device.readings = device.most_readings = 0
+    device.host_copies = device.most_host_copies = 0
     return runtime
 
 
 @contextmanager
 def evictions(runtime):
-    """The committed KV rows of each sequence that leaves the batch meanwhile.
+    """Collect the committed KV length of each sequence that is evicted inside the block.
 
-    Where the action head has read them, the device's number is the same.
+    For sequences with actions the length on the device must be the same.
     """
     pipeline, lengths = runtime.pipeline, []
     evict = pipeline.batch.evict
@@ -139,7 +139,7 @@ def test_adapters_of_one_batch_answer_as_on_the_cpu(tiny_lora_engine, tiny_check
         assert_same_answer(one, other)
 
 
-def test_ids_are_all_that_a_step_reads_and_it_sends_nothing(deferred):
+def test_a_step_downloads_only_token_ids_and_uploads_nothing(deferred):
     uploads = []
     device = deferred.pipeline.device
 
@@ -154,24 +154,24 @@ def test_ids_are_all_that_a_step_reads_and_it_sends_nothing(deferred):
     assert uploads == [uploads[0]] * 20
 
 
-def test_log_probabilities_are_read_where_they_are_wanted(deferred):
+def test_log_probabilities_are_downloaded_only_on_request(deferred):
     deferred.handle_request(request(max_tokens=8, repetition_penalty=1.3, logprobs=2))
     assert calls(deferred)["copy_to_host"] == 3 * 8
 
 
 def test_the_next_step_is_queued_before_the_tokens_of_the_last_are_read(deferred):
     deferred.handle_request(request(max_tokens=12, repetition_penalty=1.3))
-    assert deferred.pipeline.device.most_readings == 2
+    assert deferred.pipeline.device.most_host_copies == 2
 
 
-def test_no_step_is_queued_that_no_answer_has_a_place_for(deferred):
+def test_no_step_is_queued_beyond_max_tokens(deferred):
     runs = deferred.generation_metrics.total_runs
     deferred.handle_request(request(max_tokens=6, repetition_penalty=1.3))
     assert deferred.generation_metrics.total_runs == runs + 5
     assert deferred.pipeline.device.waiting() == 0
 
 
-def test_a_stop_that_is_found_late_costs_one_step(acting_runtime, deferred):
+def test_a_stop_found_after_queueing_costs_one_step(acting_runtime, deferred):
     one = request(images=(IMAGE,), max_tokens=30)  # ends with a stop token
     expected = acting_runtime.handle_request(one)
     runs = deferred.generation_metrics.total_runs
@@ -180,15 +180,15 @@ def test_a_stop_that_is_found_late_costs_one_step(acting_runtime, deferred):
     assert deferred.generation_metrics.total_runs == runs + len(expected.token_ids)
 
 
-def test_rows_written_after_the_end_are_not_counted(acting_runtime, deferred, announcing):
-    """Whatever ended the sequence: a stop token, a stop string, a trajectory, one at the limit."""
+def test_rows_written_after_the_end_are_not_committed(acting_runtime, deferred, trigger_index):
+    """Ends: a stop token, a stop string, a trajectory, a trajectory at max_tokens."""
     acting = {"images": (IMAGE,), "action_samples": 1}
     rules = {"max_tokens": 15, "repetition_penalty": 1.3}
     stop = acting_runtime.handle_request(request(**rules)).text[4]
     batch = [
         request(images=(IMAGE,), max_tokens=30),
         request(stop=(stop,), **rules),
-        request(max_tokens=announcing + 1, **acting),
+        request(max_tokens=trigger_index + 1, **acting),
         request(max_tokens=30, **acting),
     ]
     rows = []
@@ -219,7 +219,7 @@ def test_answers_may_fill_the_cache_to_its_last_row(acting_runtime, deferred, ac
     assert rows == deferred.config.builder.max_kv_cache_capacity
 
 
-def test_a_trajectory_may_be_announced_in_the_last_row(
+def test_a_trajectory_may_be_triggered_in_the_last_row(
     acting_runtime, acting_engine, tiny_checkpoint, tmp_path
 ):
     one = request(images=(IMAGE,), max_tokens=30, action_samples=2)
@@ -239,8 +239,8 @@ def test_a_trajectory_may_be_announced_in_the_last_row(
                 assert_same_answer(answer, expected)
 
 
-class TestWhatGoesWrong:
-    def test_an_error_between_two_steps_leaves_nothing_behind(self, acting_runtime, deferred):
+class TestErrors:
+    def test_an_error_between_two_steps_does_not_affect_the_next_request(self, acting_runtime, deferred):
         def fail(progress):
             if (progress.stage, progress.step) == ("decode", 3):
                 raise RuntimeError("the client is gone")
@@ -253,10 +253,8 @@ class TestWhatGoesWrong:
         one = request(images=(IMAGE,), audio=(SOUND,), max_tokens=20, action_samples=1)
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
 
-    def test_logits_that_are_not_finite_fail_at_the_token_they_would_have_drawn(
-        self, acting_runtime, deferred
-    ):
-        """They are so from the fourth step on; by the time this is known the fifth is queued."""
+    def test_non_finite_logits_fail_at_the_token_sampled_from_them(self, acting_runtime, deferred):
+        """Logits are NaN from the fourth step on; the fifth is queued before the host sees the error."""
         pipeline = deferred.pipeline
         device, table = pipeline.device, pipeline.embedder.table
         weights = device.download(table)
@@ -271,8 +269,8 @@ class TestWhatGoesWrong:
         device.upload(table, weights)
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
 
-    def test_what_a_sequence_computes_after_its_end_may_be_anything(self, acting_runtime, deferred):
-        """A stop string ends one sequence; the step queued by then is not finite for it."""
+    def test_non_finite_logits_after_the_end_of_a_sequence_are_ignored(self, acting_runtime, deferred):
+        """A stop string ends one sequence; its logits of the step queued by then are NaN."""
         pipeline = deferred.pipeline
         talking, ending = (
             request("what do you see?", max_tokens=9, repetition_penalty=1.3, logprobs=1),
@@ -285,13 +283,13 @@ class TestWhatGoesWrong:
         step = pipeline.sampling.sample
 
         def spoil_last_row(logits, rows=None):
-            if logits.shape[0] == 2 and len(drawn) == len(expected[1].token_ids):
+            if logits.shape[0] == 2 and len(sampled_rows) == len(expected[1].token_ids):
                 device = pipeline.device
                 device.copy(logits.rows(1, 2), not_finite)
-            drawn.append(logits.shape[0])
+            sampled_rows.append(logits.shape[0])
             step(logits, rows)
 
-        drawn = []
+        sampled_rows = []
         not_finite = pipeline.device.empty((1, 1, deferred.config.llm.output_vocab_size), np.float32)
         pipeline.device.upload(not_finite, np.full(not_finite.shape, np.nan, np.float32))
         with pytest.MonkeyPatch.context() as patch:
@@ -299,12 +297,12 @@ class TestWhatGoesWrong:
             patch.setattr(pipeline.method.recorded, "_recorded", {})
             patch.setattr(pipeline.method.recorded, "_recording", False)
             answers = deferred.handle_request([talking, ending])
-        assert drawn[len(expected[1].token_ids)] == 2
+        assert sampled_rows[len(expected[1].token_ids)] == 2
         for one, other in zip(answers, expected, strict=True):
             assert_same_answer(one, other)
 
 
-def test_a_request_cancelled_between_tokens_keeps_what_it_had(acting_runtime, deferred):
+def test_a_request_cancelled_between_tokens_keeps_its_tokens(acting_runtime, deferred):
     one = request(max_tokens=20, repetition_penalty=1.3)
     for step in (0, 1, 5):
         expected = acting_runtime.handle_request(cancelled_at(one, "decode", step))
@@ -312,8 +310,8 @@ def test_a_request_cancelled_between_tokens_keeps_what_it_had(acting_runtime, de
         assert len(expected.token_ids) == step + 1
 
 
-def test_the_time_of_a_stage_is_that_of_the_work_it_queued(deferred, monkeypatch):
-    """Vision, whose rows nobody reads before the prefill."""
+def test_the_time_of_a_stage_includes_the_work_it_queued(deferred, monkeypatch):
+    """The vision stage only queues work: the host waits for none of its results."""
     runner = deferred.pipeline.vision
     encode, device = runner.encode, deferred.pipeline.device
 
@@ -326,7 +324,7 @@ def test_the_time_of_a_stage_is_that_of_the_work_it_queued(deferred, monkeypatch
     assert metrics["vision_s"] > 0.3 > metrics["prefill_s"]
 
 
-def test_a_request_that_is_cancelled_already_computes_nothing(deferred):
+def test_a_request_cancelled_before_it_starts_computes_nothing(deferred):
     cancel = threading.Event()
     cancel.set()
     answer = deferred.handle_request(request(cancel=cancel))

@@ -9,7 +9,7 @@ from edgellm_ros.runtime.batch.batch import Batch
 
 
 class Names:
-    """A RowState that holds each sequence's name."""
+    """A RowState that stores the name of the sequence of each row."""
 
     def __init__(self) -> None:
         self.rows: dict[int, str] = {}
@@ -48,7 +48,7 @@ def order(batch) -> str:
 
 
 @pytest.mark.parametrize("leaving", ["", "a", "b", "d", "ad", "bc", "abd", "abcd"])
-def test_rows_after_those_that_leave_move_up_in_every_state(batch, states, leaving):
+def test_rows_behind_evicted_ones_move_up_in_every_state(batch, states, leaving):
     members = sequences("abcd")
     batch.admit(members)
     batch.evict([sequence for sequence in members if sequence.name in leaving])
@@ -81,7 +81,7 @@ def test_a_batch_that_does_not_fit_is_an_error_and_nothing_changes(batch, states
     assert states[0].rows == dict(enumerate("abc"))
 
 
-def test_a_sequence_that_is_not_in_the_batch_cannot_leave(batch):
+def test_evicting_a_sequence_that_is_not_in_the_batch_is_an_error(batch):
     batch.admit(sequences("ab"))
     with pytest.raises(ValueError, match="not in the batch"):
         batch.evict(sequences("a"))

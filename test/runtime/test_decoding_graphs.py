@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps that are recorded as graphs give the answers of those that are not, and are used."""
+"""Decode steps recorded as graphs are replayed, and answers are the same as without."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recorded(acting_engine, device, launches):
         request("what do you see?", temperature=1.2, top_k=40, seed=3, **LONG),
         request("stop", logprobs=3, **LONG),
     ],
-    ids=["trajectory", "drawn", "log-probabilities"],
+    ids=["trajectory", "sampled", "log-probabilities"],
 )
 def test_an_answer_has_the_bits_of_one_without_graphs(recorded, acting_runtime, one):
     assert_same_bits(recorded.handle_request(one), acting_runtime.handle_request(one))
@@ -72,14 +72,12 @@ def test_every_step_of_every_batch_size_is_a_launch(recorded, launches, batch):
     launches.clear()
     answers = recorded.handle_request([request(**LONG)] * batch)
     assert [len(answer.token_ids) for answer in answers] == [20] * batch
-    assert len(launches) == 19  # the first token comes out of the prefill
+    assert len(launches) == 19  # the prefill samples the first token
     assert len(set(launches)) == 1
 
 
-def test_adapters_and_an_exchanged_matrix_are_what_the_steps_compute_with(
-    device, tiny_checkpoint, tmp_path_factory
-):
-    """Also those that came after the recording."""
+def test_recorded_steps_use_later_adapters_and_a_replaced_lm_head(device, tiny_checkpoint, tmp_path_factory):
+    """The adapter and the LM head are changed after the capture."""
     engine = tmp_path_factory.mktemp("extras")
     export(tiny_checkpoint, engine, max_lora_rank=8, lm_head_input=True)
     adapters = {name: write_adapter(engine / name, tiny_checkpoint, seed=ord(name), r=4) for name in "abc"}

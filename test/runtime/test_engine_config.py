@@ -27,7 +27,7 @@ def edit(engine):
     return edit
 
 
-def test_what_is_saved_is_loaded(engine):
+def test_a_saved_config_loads_unchanged(engine):
     config = EngineConfig.load(engine)
     config.save(engine)
     assert EngineConfig.load(engine) == config
@@ -38,7 +38,7 @@ def test_a_directory_without_config_says_what_is_missing(tmp_path):
         EngineConfig.load(tmp_path)
 
 
-def test_a_config_that_is_no_json_is_an_error_that_names_the_file(engine):
+def test_a_config_that_is_not_json_is_an_error_that_names_the_file(engine):
     (engine / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
         EngineConfig.load(engine)

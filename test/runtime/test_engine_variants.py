@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime gives an engine the inputs that it has: a mask or lengths in its place, the embedding table."""
+"""The runtime binds what a graph has as inputs: attention mask or lengths, embedding table."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module", params=["own head", "embedding table as head"])
 def engines(request, tmp_path_factory):
-    """One model as two engine directories: of the second the CPU takes the graph that CUDA devices take."""
+    """Two engine directories of one model; in the second the CPU loads the CUDA graph."""
     root = tmp_path_factory.mktemp("variants")
     checkpoint = write_tiny_checkpoint(root / "checkpoint", shards=1)
     if request.param != "own head":
@@ -48,7 +48,7 @@ def engines(request, tmp_path_factory):
     return root / "mask", root / "lengths"
 
 
-def test_an_engine_that_takes_lengths_reads_each_prompt_in_a_run_of_its_own(engines, monkeypatch):
+def test_an_engine_with_lengths_prefills_one_prompt_per_run(engines, monkeypatch):
     with LLMInferenceRuntime(engines[1], "cpu") as runtime:
         runs = []
         executor = runtime.pipeline.runner._prefill

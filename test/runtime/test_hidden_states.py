@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client may learn about the inside of the language model, and how long it may look."""
+"""Hidden states, token ids and embedding table of the last request."""
 
 import threading
 
@@ -12,12 +12,12 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.on_device import assert_same_up_to_rounding
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
-LAST = 3  # of the tiny model's layers
+LAST = 3  # number of layers of the tiny model
 
 
 @pytest.fixture(scope="module")
 def open_runtime(tiny_checkpoint, tmp_path_factory, device):
-    """A runtime whose engine puts out hidden states of the first and the last layer."""
+    """A runtime whose engine has the hidden states of layers 1 and LAST as outputs."""
     engine = tmp_path_factory.mktemp("hidden_states")
     export(tiny_checkpoint, engine, hidden_state_layers=(1, LAST))
     with LLMInferenceRuntime(engine, device) as runtime:
@@ -31,14 +31,14 @@ def checkpoint_tensor(checkpoint, name) -> np.ndarray:
     return tensor.astype(np.float32)
 
 
-def test_layer_0_of_words_is_their_embedding(open_runtime, device):
+def test_layer_0_of_text_is_its_embedding(open_runtime, device):
     open_runtime.handle_request(request("what do you see?"), output_thinker_embeddings=True)
     (token_ids,) = open_runtime.base_model_input_token_ids
     found = device.download(open_runtime.base_model_hidden_states(0))
     np.testing.assert_array_equal(found, device.download(open_runtime.embedding_table)[token_ids][None])
 
 
-def test_layer_0_of_an_image_is_what_the_encoder_made_of_it(open_runtime, device):
+def test_layer_0_of_an_image_is_the_encoder_s_output(open_runtime, device):
     seen = []
     for image in (IMAGE, OTHER_IMAGE):
         open_runtime.handle_request(request(images=(image,)), output_thinker_embeddings=True)
@@ -52,7 +52,7 @@ def test_layer_0_of_an_image_is_what_the_encoder_made_of_it(open_runtime, device
     assert np.abs(seen[0][:12] - seen[1][:12]).min() > 0
 
 
-def test_the_last_layer_s_hidden_states_make_the_logits(open_runtime, tiny_checkpoint, device):
+def test_the_last_layer_s_hidden_states_give_the_logits(open_runtime, tiny_checkpoint, device):
     one = request(images=(IMAGE,), logprobs=50)
     answer = open_runtime.handle_request(one, output_thinker_embeddings=True)
     last = device.download(open_runtime.base_model_hidden_states(LAST))[0, -1]
@@ -62,14 +62,14 @@ def test_the_last_layer_s_hidden_states_make_the_logits(open_runtime, tiny_check
         assert value == pytest.approx(expected[token], abs=1e-5)
 
 
-def test_hidden_states_change_no_answer(open_runtime, runtime):
+def test_hidden_states_do_not_change_answers(open_runtime, runtime):
     for one in (request(images=(IMAGE,)), request("stop", temperature=1.3, seed=5, logprobs=2)):
         expected = runtime.handle_request(one)
         assert_same_answer(open_runtime.handle_request(one), expected)
         assert_same_answer(open_runtime.handle_request(one, output_thinker_embeddings=True), expected)
 
 
-def test_they_stay_as_they_were_while_the_answer_is_decoded(open_runtime, device):
+def test_hidden_states_do_not_change_during_decoding(open_runtime, device):
     kept = {}
 
     def keep(progress):
@@ -87,7 +87,7 @@ def test_they_stay_as_they_were_while_the_answer_is_decoded(open_runtime, device
         )
 
 
-def test_a_row_for_each_prompt_of_a_batch(open_runtime, device):
+def test_hidden_states_have_a_row_for_each_prompt_of_a_batch(open_runtime, device):
     prompts = [request("hello there"), request(images=(IMAGE,))]
     alone = []
     for one in prompts:
@@ -103,7 +103,7 @@ def test_a_row_for_each_prompt_of_a_batch(open_runtime, device):
         assert_same_up_to_rounding(together[row, : len(ids)], states)
 
 
-def test_there_are_none_unless_the_last_request_asked(open_runtime):
+def test_hidden_states_are_none_unless_the_last_request_kept_them(open_runtime):
     open_runtime.handle_request(request(), output_thinker_embeddings=True)
     assert open_runtime.base_model_hidden_states(1) is not None
     open_runtime.handle_request(request("hello"))
@@ -113,7 +113,7 @@ def test_there_are_none_unless_the_last_request_asked(open_runtime):
     assert len(open_runtime.base_model_input_token_ids) == 1
 
 
-def test_a_request_that_is_refused_or_cancelled_leaves_none_behind(open_runtime):
+def test_a_refused_or_cancelled_request_leaves_no_hidden_states(open_runtime):
     cancel = threading.Event()
     cancel.set()
     for bad in (request("word " * 1000), request(cancel=cancel)):
@@ -126,20 +126,20 @@ def test_a_request_that_is_refused_or_cancelled_leaves_none_behind(open_runtime)
         assert open_runtime.base_model_input_token_ids == []
 
 
-def test_an_engine_without_hidden_states_has_its_input_only(runtime):
+def test_an_engine_without_hidden_state_outputs_has_layer_0_only(runtime):
     runtime.handle_request(request(), output_thinker_embeddings=True)
     assert runtime.base_model_hidden_states(0) is not None
     assert runtime.base_model_hidden_states(1) is None
     assert not any(name.startswith("hidden_states") for name in runtime.pipeline.runner._prefill.bindings)
 
 
-def test_a_layer_that_is_not_put_out_is_none(open_runtime):
+def test_hidden_states_of_a_layer_without_output_are_none(open_runtime):
     open_runtime.handle_request(request(), output_thinker_embeddings=True)
     assert open_runtime.base_model_hidden_states(2) is None
     assert open_runtime.base_model_hidden_states(-1) is None
 
 
-def test_an_engine_with_places_for_adapters_has_the_same_hidden_states(
+def test_an_engine_with_lora_inputs_has_the_same_hidden_states(
     open_runtime, tiny_checkpoint, tmp_path, device
 ):
     options = {"hidden_state_layers": (1, LAST), "max_lora_rank": 4, "lm_head_input": True}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests in, answers out: what a client of the runtime may rely on."""
+"""LLMInferenceRuntime: answers, actions, cancellation, errors and metrics."""
 
 import dataclasses
 import itertools
@@ -61,45 +61,45 @@ def test_a_new_runtime_gives_the_same_answer(acting_runtime, acting_engine, runt
             assert_same_answer(other.handle_request(one), acting_runtime.handle_request(one))
 
 
-def test_a_batch_of_one_is_a_list(runtime):
+def test_a_batch_of_one_returns_a_list(runtime):
     (answer,) = runtime.handle_request([request()])
     assert_same_answer(answer, runtime.handle_request(request()))
 
 
-def test_images_matter(runtime):
+def test_other_images_give_other_answers(runtime):
     answers = [runtime.handle_request(request(images=images)) for images in [(), (IMAGE,), (OTHER_IMAGE,)]]
     assert len({tuple(answer.token_ids) for answer in answers}) == 3
 
 
-def test_sounds_and_their_order_matter(runtime):
+def test_other_sounds_or_another_order_give_other_answers(runtime):
     choices = [(), (SOUND,), (OTHER_SOUND,), (SOUND, OTHER_SOUND), (OTHER_SOUND, SOUND)]
     answers = [runtime.handle_request(request("", audio=sounds, logprobs=1)) for sounds in choices]
     assert len({str(answer.logprobs) for answer in answers}) == len(choices)
 
 
-def test_a_sound_after_an_image_is_heard_as_without_any_request_before(tiny_engine, runtime, runtime_device):
-    """Rows and deepstack features of earlier images must not reach the rows of a sound."""
+def test_rows_of_earlier_images_do_not_reach_a_later_sound(tiny_engine, runtime, runtime_device):
+    """Neither embeddings nor deepstack features of earlier images reach a sound."""
     spoken = request("", images=(IMAGE,), audio=(SOUND,), logprobs=1)
     runtime.handle_request([request(images=(OTHER_IMAGE, IMAGE))] * 4)
     with LLMInferenceRuntime(tiny_engine, runtime_device) as other:
         assert_same_answer(runtime.handle_request(spoken), other.handle_request(spoken))
 
 
-def test_seeds_matter_if_the_temperature_does(runtime):
-    draws = [runtime.handle_request(request(temperature=1.5, seed=seed)).token_ids for seed in (1, 1, 2)]
-    assert draws[0] == draws[1] != draws[2]
+def test_seeds_change_answers_only_with_a_temperature(runtime):
+    sampled = [runtime.handle_request(request(temperature=1.5, seed=seed)).token_ids for seed in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2]
     greedy = [runtime.handle_request(request(seed=seed)).token_ids for seed in (1, 2)]
     assert greedy[0] == greedy[1]
 
 
-def test_max_tokens_ends_with_length(runtime, words):
+def test_max_tokens_ends_an_answer_with_length(runtime, words):
     answer = runtime.handle_request(request(images=(IMAGE,), max_tokens=4))
     assert answer.token_ids == words[:4]
     assert answer.finish_reason == "length"
 
 
 @pytest.mark.slow
-def test_the_cache_s_capacity_ends_with_length(runtime):
+def test_the_cache_s_capacity_ends_an_answer_with_length(runtime):
     never = request("x" * 100, max_tokens=10_000, temperature=2.0)
     config = runtime.config
     for seed in range(20):
@@ -111,16 +111,16 @@ def test_the_cache_s_capacity_ends_with_length(runtime):
     pytest.fail("no answer was long enough")
 
 
-def test_a_stop_token_ends_the_answer_and_is_no_text(acting_runtime, runtime, words, announcing):
+def test_a_stop_token_ends_the_answer_and_is_not_in_the_text(acting_runtime, runtime, words, trigger_index):
     answer = acting_runtime.handle_request(request(images=(IMAGE,), max_tokens=30))
     assert answer.finish_reason == "stop"
-    assert answer.token_ids == words[: announcing + 1]
-    before = runtime.handle_request(request(images=(IMAGE,), max_tokens=announcing))
+    assert answer.token_ids == words[: trigger_index + 1]
+    before = runtime.handle_request(request(images=(IMAGE,), max_tokens=trigger_index))
     assert answer.text == before.text
-    assert answer.actions is None  # none were asked for
+    assert answer.actions is None  # none were requested
 
 
-def test_a_stop_string_ends_the_answer_and_is_no_text(runtime):
+def test_a_stop_string_ends_the_answer_and_is_not_in_the_text(runtime):
     whole = runtime.handle_request(request("what do you see?", max_tokens=30)).text
     stop = whole[5:8]
     answer = runtime.handle_request(request("what do you see?", max_tokens=30, stop=("never there", stop)))
@@ -128,7 +128,7 @@ def test_a_stop_string_ends_the_answer_and_is_no_text(runtime):
     assert answer.text == whole[: whole.index(stop)]
 
 
-def test_progress_shows_growing_text_that_is_never_taken_back(runtime):
+def test_progress_text_only_grows(runtime):
     whole = runtime.handle_request(request("what do you see?", max_tokens=30)).text
     seen = []
     answer = runtime.handle_request(
@@ -155,7 +155,7 @@ def test_progress_names_the_stages_in_order(acting_runtime):
     assert stages[:4] == [("vision", 0), ("audio", 0), ("audio", 1), ("prefill", 0)]
 
 
-def test_log_probabilities_come_with_every_token(runtime):
+def test_every_token_has_log_probabilities(runtime):
     answer = runtime.handle_request(request(logprobs=3, temperature=1.5, seed=1))
     assert len(answer.logprobs) == len(answer.token_ids)
     for token, entries in zip(answer.token_ids, answer.logprobs, strict=True):
@@ -167,7 +167,7 @@ def test_log_probabilities_come_with_every_token(runtime):
     assert runtime.handle_request(request()).logprobs is None
 
 
-def test_a_repetition_penalty_avoids_what_was_said_and_asked(runtime):
+def test_a_repetition_penalty_avoids_tokens_of_prompt_and_answer(runtime):
     answer = runtime.handle_request(request("abc", repetition_penalty=1e6, max_tokens=40))
     assert len(set(answer.token_ids)) == len(answer.token_ids)
 
@@ -176,7 +176,7 @@ class TestActions:
     def act(self, runtime, **parameters):
         return runtime.handle_request(request(images=(IMAGE,), max_tokens=30, **parameters))
 
-    def test_trajectories_come_with_their_paths(self, acting_runtime):
+    def test_trajectories_have_paths(self, acting_runtime):
         answer = self.act(acting_runtime, action_samples=3)
         space = acting_runtime.config.action.action_space
         assert answer.actions.shape == (3, space.horizon, 2)
@@ -184,16 +184,16 @@ class TestActions:
         assert answer.actions.dtype == answer.paths.dtype == np.float32
         assert (answer.actions >= space.low).all()
         assert (answer.actions <= space.high).all()
-        assert not answer.paths[:, 0].any()  # from the origin, standing still
+        assert not answer.paths[:, 0].any()  # from the origin, at speed 0
 
-    def test_the_noise_seed_decides_and_is_reported(self, acting_runtime):
+    def test_the_noise_seed_determines_the_trajectory_and_is_reported(self, acting_runtime):
         first, again, other = (self.act(acting_runtime, action_samples=1, noise_seed=s) for s in (1, 1, 2))
         assert (first.noise_seed, other.noise_seed) == (1, 2)
         assert_same_answer(first, again)
         assert np.abs(first.actions - other.actions).max() > 0.01
         assert first.token_ids == other.token_ids
 
-    def test_the_runtime_s_noise_seed_is_for_requests_that_bring_none(self, acting_runtime):
+    def test_requests_without_noise_seed_use_the_runtime_s(self, acting_runtime):
         acting_runtime.set_action_noise_seed(77)
         try:
             default = self.act(acting_runtime, action_samples=1)
@@ -203,23 +203,23 @@ class TestActions:
         with pytest.raises(ValueError, match="noise seed must be from 0"):
             acting_runtime.set_action_noise_seed(-1)
 
-    def test_speed_comes_from_the_request_or_else_from_the_history(self, acting_runtime):
+    def test_speed_is_the_request_s_or_follows_from_the_history(self, acting_runtime):
         history = np.stack([np.linspace(-0.15, 0, 4), np.zeros(4), np.zeros(4)], axis=1)
         given = self.act(acting_runtime, action_samples=1, speed=0.7)
         assert given.paths[0, 0, 3] == np.float32(0.7)
-        # another history is another prompt: the model may babble something else before it announces
+        # another history is another prompt: the answer may have other tokens before the trigger
         points = acting_runtime.handle_request(request(images=(IMAGE,), history=history, action_samples=1))
         if points.paths is not None:
             assert points.paths[0, 0, 3] == pytest.approx(0.5)
 
-    def test_the_number_of_steps_is_the_client_s(self, acting_runtime):
+    def test_the_client_sets_the_number_of_denoising_steps(self, acting_runtime):
         default, same, more = (
             self.act(acting_runtime, action_samples=1, denoise_steps=n) for n in (None, 4, 50)
         )
         assert_same_answer(default, same)
         assert 0 < np.abs(more.actions - same.actions).max() < 1.5
 
-    def test_an_answer_that_announces_nothing_has_no_actions(self, acting_runtime):
+    def test_an_answer_without_trigger_token_has_no_actions(self, acting_runtime):
         answer = acting_runtime.handle_request(request(images=(IMAGE,), max_tokens=2, action_samples=1))
         assert answer.finish_reason == "length"
         assert answer.actions is None
@@ -285,7 +285,7 @@ class TestCancel:
         assert [answer.token_ids for answer in answers] == [[], []]
         assert_same_answer(runtime.handle_request(request()), runtime.handle_request(request()))
 
-    def test_an_error_in_a_client_s_callback_reaches_the_caller_and_harms_nobody_else(self, runtime):
+    def test_an_error_in_a_callback_reaches_the_caller_and_harms_no_other_request(self, runtime):
         before = runtime.handle_request(request())
 
         def fail(progress):
@@ -331,7 +331,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match=f"a batch of {count} requests; this engine takes 1 to 4"):
             runtime.handle_request([request()] * count)
 
-    def test_a_closed_runtime_says_so(self, tiny_engine, runtime_device):
+    def test_using_a_closed_runtime_is_an_error(self, tiny_engine, runtime_device):
         runtime = LLMInferenceRuntime(tiny_engine, runtime_device)
         runtime.close()
         runtime.close()
@@ -346,7 +346,7 @@ class TestRefusals:
                 call()
 
 
-class TestEnginesWithoutSomething:
+class TestEnginesWithoutEncoders:
     @pytest.fixture
     def engine(self, tiny_engine, tmp_path):
         shutil.copytree(tiny_engine, tmp_path / "engine")
@@ -365,15 +365,15 @@ class TestEnginesWithoutSomething:
                 with pytest.raises(ValueError, match="no action head"):
                     runtime.handle_request(request(**parameters))
 
-    def test_without_an_audio_encoder_sounds_are_refused(self, deaf_engine, runtime_device):
-        with LLMInferenceRuntime(deaf_engine, runtime_device) as runtime:
+    def test_without_an_audio_encoder_sounds_are_refused(self, engine_without_audio, runtime_device):
+        with LLMInferenceRuntime(engine_without_audio, runtime_device) as runtime:
             assert runtime.config.audio is None
             assert runtime.handle_request(request()).token_ids
             with pytest.raises(ValueError, match="this engine has no audio encoder"):
                 runtime.handle_request(request(audio=(SOUND,)))
 
-    @pytest.mark.only_on("cpu", reason="half precision rounds other sums to other words")
-    def test_in_half_precision_answers_are_as_independent_of_the_batch(
+    @pytest.mark.only_on("cpu", reason="in half precision sums in another order give other tokens")
+    def test_half_precision_answers_do_not_depend_on_the_batch(
         self, tiny_checkpoint, tmp_path, runtime_device
     ):
         from edgellm_ros.builder import export
@@ -403,7 +403,7 @@ class TestEnginesWithoutSomething:
         with pytest.raises(ValueError, match="unknown key 'colour'"):
             LLMInferenceRuntime(engine, runtime_device)
 
-    def test_numbers_that_are_not_finite_are_an_error_and_the_next_request_is_none_the_worse(
+    def test_non_finite_numbers_are_an_error_and_do_not_affect_the_next_request(
         self, engine, runtime, runtime_device
     ):
         table = load_file(engine / "embedding.safetensors")["embedding"]
@@ -421,7 +421,7 @@ class TestEnginesWithoutSomething:
             assert_same_answer(broken.handle_request(request()), runtime.handle_request(request()))
 
 
-def test_what_is_raised_when_the_device_is_lost_is_what_lost_it(tiny_engine, monkeypatch):
+def test_a_lost_device_raises_the_first_error(tiny_engine, monkeypatch):
     with LLMInferenceRuntime(tiny_engine) as runtime:
         pipeline = runtime.pipeline
 
@@ -437,7 +437,7 @@ def test_what_is_raised_when_the_device_is_lost_is_what_lost_it(tiny_engine, mon
             runtime.handle_request(request())
 
 
-def test_metrics_count_what_was_done(tiny_engine, runtime_device):
+def test_metrics_count_tokens_runs_and_encoded_rows(tiny_engine, runtime_device):
     with LLMInferenceRuntime(tiny_engine, runtime_device) as runtime:
         requests = [request(images=(IMAGE,)), request("hello", audio=(SOUND,))]
         answers = runtime.handle_request(requests)
@@ -472,17 +472,17 @@ def test_threads_take_turns(runtime):
         assert_same_answer(answers[prompt], answer)
 
 
-def test_there_are_no_adapters_where_there_is_no_place_for_them(runtime):
+def test_an_engine_without_lora_inputs_has_no_adapters(runtime):
     assert runtime.lora_names() == []
 
 
-@pytest.mark.only_on("cpu", reason="others may have graphs")
-def test_there_are_no_graphs_on_the_cpu(runtime):
+@pytest.mark.only_on("cpu", reason="GPUs have graphs")
+def test_the_cpu_captures_no_graphs(runtime):
     assert runtime.capture_decoding_cuda_graph() is False
 
 
 @pytest.mark.slow
-def test_a_device_that_is_not_here_says_so(tiny_engine):
+def test_an_unavailable_device_is_an_error_that_says_so(tiny_engine):
     program = (
         "from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime\n"
         f"LLMInferenceRuntime({str(tiny_engine)!r}, device='cuda')"
@@ -490,6 +490,6 @@ def test_a_device_that_is_not_here_says_so(tiny_engine):
     assert "EngineError: device 'cuda' is not available: " in error_without_gpu("-c", program)
 
 
-def test_a_device_can_be_handed_in_or_named(tiny_engine, runtime, runtime_device):
+def test_a_device_can_be_passed_or_named(tiny_engine, runtime, runtime_device):
     with LLMInferenceRuntime(tiny_engine, runtime_device) as other:
         assert_same_answer(other.handle_request(request()), runtime.handle_request(request()))

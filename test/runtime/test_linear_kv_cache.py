@@ -33,7 +33,7 @@ def test_a_commit_of_some_rows_leaves_the_others(device, cache):
     assert device.download(cache.lengths(range(3))).tolist() == [1, 12, 13]
 
 
-def test_what_an_engine_reads_and_writes_is_the_same_memory(cache):
+def test_cache_inputs_and_outputs_share_memory(cache):
     bindings = cache.bindings(range(2))
     assert set(bindings) == {
         f"{name}_{layer}"

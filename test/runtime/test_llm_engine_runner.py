@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two phases agree: what decoding computes token by token is what prefill computes at once."""
+"""LLMEngineRunner: decode steps compute what one prefill of all tokens computes."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def opened() -> list:
 
 @pytest.fixture(scope="module")
 def prefill(device, runner, opened):
-    """Logits [B, V] after prompts of the given lengths, inputs [B, S, H]."""
+    """Function that prefills inputs [B, S, H] of the given lengths; returns logits [B, V]."""
 
     def run(inputs, lengths) -> np.ndarray:
         batch, tokens, _ = inputs.shape
@@ -58,7 +58,7 @@ def prefill(device, runner, opened):
 
 @pytest.fixture(scope="module")
 def decode(device, runner, opened):
-    """Logits [B, V] after one more token for each sequence, inputs [B, H]."""
+    """Function that decodes one token per sequence, inputs [B, H]; returns logits [B, V]."""
 
     def run(inputs) -> np.ndarray:
         logits = device.empty((len(inputs), 1, VOCABULARY), np.float32)
@@ -88,7 +88,7 @@ def test_prompts_of_different_lengths_do_not_see_padding_or_each_other(prefill, 
 
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
-def test_when_one_sequence_ends_the_others_go_on_as_if_alone(runner, opened, prefill, decode, embeds, ended):
+def test_evicting_a_sequence_does_not_change_the_others(runner, opened, prefill, decode, embeds, ended):
     lengths = [8, 6, 7]
     prefill(embeds[:3, :8], lengths)
     decode(embeds[:3, 8])
@@ -115,7 +115,7 @@ def test_an_engine_of_another_capacity_is_an_error_that_names_both(device, kerne
         LLMEngineRunner(executor, other, device, kernels)
 
 
-def test_the_runner_tells_what_it_was_made_for(runner, tiny_engine):
+def test_the_runner_has_the_engine_s_config(runner, tiny_engine):
     config = EngineConfig.load(tiny_engine)
     assert runner.config.rope_config == config.llm.rope
     assert runner.config.use_context_dependent_rope

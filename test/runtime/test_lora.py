@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters in the runtime: answered with, mixed in a batch, switched, added and removed."""
+"""Adapters in the runtime: answers, mixed batches, switches, addition and removal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG = {"max_tokens": 30, "images": (IMAGE,)}
 
 @pytest.fixture(scope="module")
 def directories(tiny_checkpoint, tmp_path_factory):
-    """Adapters of several ranks and modules; `b` has two ranks in one."""
+    """Adapters of several ranks and modules; `b` has modules of two ranks."""
     root = tmp_path_factory.mktemp("adapters")
     return {
         "a": write_adapter(root / "a", tiny_checkpoint, seed=1, r=3),
@@ -45,39 +45,39 @@ def directories(tiny_checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_lora_engine, words, announcing, tmp_path_factory):
-    """The tiny engine with LoRA inputs, whose base model announces a trajectory (`acting_engine`)."""
+def engine(tiny_lora_engine, words, trigger_index, tmp_path_factory):
+    """The tiny engine with LoRA inputs; its base model triggers as that of `acting_engine`."""
     directory = tmp_path_factory.mktemp("acting_lora") / "engine"
     shutil.copytree(tiny_lora_engine, directory)
     data = json.loads((directory / "config.json").read_text())
-    data["action"]["future_start_token_id"] = words[announcing]
-    data["stop_token_ids"] = [*data["stop_token_ids"], words[announcing]]
+    data["action"]["future_start_token_id"] = words[trigger_index]
+    data["stop_token_ids"] = [*data["stop_token_ids"], words[trigger_index]]
     (directory / "config.json").write_text(json.dumps(data))
     return directory
 
 
 @pytest.fixture(scope="module")
 def loaded(engine, directories, runtime_device):
-    """A runtime with the adapters a, b and c, and the base model active. Tests leave it so."""
+    """A runtime with the adapters a, b and c, the base model active; tests do not change it."""
     with LLMInferenceRuntime(engine, runtime_device, lora_dirs=directories, prefix_cache_bytes=0) as runtime:
         yield runtime
 
 
 @pytest.fixture
 def fresh(engine, directories, runtime_device):
-    """A runtime with the adapters a and b, to change."""
+    """A runtime with the adapters a and b, which a test may change."""
     chosen = {name: directories[name] for name in "ab"}
     with LLMInferenceRuntime(engine, runtime_device, lora_dirs=chosen) as runtime:
         yield runtime
 
 
 class TestAnswers:
-    def test_each_adapter_answers_in_its_own_way_and_says_so(self, loaded):
+    def test_each_adapter_changes_the_answer_and_is_reported(self, loaded):
         answers = {name: loaded.handle_request(request(lora=name, **LONG)) for name in ("", "a", "b", "c")}
         assert [answer.lora for answer in answers.values()] == ["", "a", "b", "c"]
         assert len({tuple(answer.token_ids) for answer in answers.values()}) == 4
 
-    def test_the_base_model_has_the_bits_of_an_engine_that_takes_no_adapters(self, loaded, acting_runtime):
+    def test_the_base_model_has_the_bits_of_an_engine_without_lora_inputs(self, loaded, acting_runtime):
         one = request(action_samples=2, logprobs=5, **LONG)
         answer = loaded.handle_request(one)
         assert answer.actions is not None
@@ -114,8 +114,10 @@ class TestAnswers:
             for index, answer in zip(chosen, answers, strict=True):
                 assert_same_answer(answer, alone[index])
 
-    @pytest.mark.only_on("cpu", reason="half precision rounds other sums to other words")
-    def test_in_half_precision_too(self, tiny_checkpoint, directories, tmp_path, runtime_device):
+    @pytest.mark.only_on("cpu", reason="in half precision sums in another order give other tokens")
+    def test_a_batch_in_half_precision_equals_single_requests(
+        self, tiny_checkpoint, directories, tmp_path, runtime_device
+    ):
         from edgellm_ros.builder import export
 
         export(tiny_checkpoint, tmp_path, precision="fp16", max_lora_rank=8)
@@ -127,14 +129,16 @@ class TestAnswers:
             assert alone[0].token_ids != alone[1].token_ids
 
     @pytest.mark.only_on("cpu", reason="threads of the CPU")
-    def test_the_number_of_threads_does_not_matter(self, engine, directories, loaded, runtime_device):
+    def test_answers_do_not_depend_on_the_number_of_threads(
+        self, engine, directories, loaded, runtime_device
+    ):
         one = request(lora="b", logprobs=5, **LONG)
         with LLMInferenceRuntime(engine, runtime_device, threads=1, lora_dirs=directories) as runtime:
             assert_same_answer(runtime.handle_request(one), loaded.handle_request(one))
 
 
 class TestActive:
-    def test_requests_that_name_none_get_the_active_one(self, fresh):
+    def test_requests_without_adapter_name_use_the_active_adapter(self, fresh):
         expected = {name: fresh.handle_request(request(lora=name, **LONG)) for name in ("", "a", "b")}
         assert fresh.active_lora == ""
         for name in ("a", "b", ""):
@@ -144,7 +148,7 @@ class TestActive:
             assert answer.lora == name
             assert_same_answer(answer, expected[name])
 
-    def test_the_base_model_has_a_name_also_while_another_is_active(self, fresh):
+    def test_the_base_model_can_be_named_while_an_adapter_is_active(self, fresh):
         expected = fresh.handle_request(request(**LONG))
         fresh.switch_lora_weights("a")
         answer = fresh.handle_request(request(lora="base", **LONG))
@@ -154,13 +158,13 @@ class TestActive:
         assert fresh.active_lora == ""
         assert_same_answer(fresh.handle_request(request(**LONG)), expected)
 
-    def test_a_failed_switch_leaves_the_old_one_active(self, fresh):
+    def test_a_failed_switch_leaves_the_old_adapter_active(self, fresh):
         fresh.switch_lora_weights("a")
         with pytest.raises(ValueError, match="unknown LoRA adapter 'z'; loaded: a, b"):
             fresh.switch_lora_weights("z")
         assert fresh.active_lora == "a"
 
-    def test_a_switch_while_a_batch_runs_is_for_the_next(self, fresh):
+    def test_a_switch_during_a_batch_applies_to_the_next(self, fresh):
         expected = fresh.handle_request(request(**LONG))
 
         def switch(progress):
@@ -170,9 +174,9 @@ class TestActive:
         assert fresh.handle_request(request(**LONG)).lora == "a"
 
     @pytest.mark.alone
-    @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="a double is not made for speed")
+    @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="the double's speed says nothing")
     def test_a_switch_costs_less_than_a_millisecond(self, fresh):
-        """The call itself, and what the next request takes longer because other addresses are bound."""
+        """The cost of the call, plus the longer next request, which binds other addresses."""
         one = request(max_tokens=2)
 
         def seconds(names):
@@ -188,7 +192,7 @@ class TestActive:
 
         seconds(["a", "b"] * 5)
         same, other = [], []
-        for _ in range(10):  # in turns, so that a busy machine is busy for both
+        for _ in range(10):  # alternating, so that other load affects both alike
             same += seconds(["a"] * 10)[1]
             switches, requests = seconds(["b", "a"] * 5)
             other += requests
@@ -196,7 +200,7 @@ class TestActive:
         assert statistics.median(other) - statistics.median(same) < 1e-3
 
     @pytest.mark.slow
-    @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="what a double keeps is not what an engine keeps")
+    @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="the double's memory is not an engine's")
     def test_memory_does_not_grow_in_a_thousand_switches(self, fresh):
         def resident_bytes():
             with open("/proc/self/statm") as file:
@@ -223,8 +227,8 @@ class TestAddAndRemove:
         one = request(lora="c", **LONG)
         assert_same_answer(fresh.handle_request(one), loaded.handle_request(one))
 
-    @pytest.mark.only_on("cpu", reason="about what is asked of a device, whichever it is")
-    def test_adding_an_adapter_reads_nothing_back_and_waits_for_nothing(self, engine, directories):
+    @pytest.mark.only_on("cpu", reason="the calls are the same on every device")
+    def test_adding_an_adapter_downloads_nothing_and_does_not_wait(self, engine, directories):
         class WriteOnlyDevice(CpuDevice):
             def download(self, source):
                 raise AssertionError("read back")
@@ -246,7 +250,7 @@ class TestAddAndRemove:
         fresh.add_lora("a", directories["a"])
         assert fresh.handle_request(request(lora="a")).lora == "a"
 
-    def test_the_active_one_cannot_be_removed_nor_the_base_model(self, fresh):
+    def test_neither_the_active_adapter_nor_the_base_model_can_be_removed(self, fresh):
         fresh.switch_lora_weights("a")
         with pytest.raises(ValueError, match="adapter 'a' is active: switch to another before"):
             fresh.remove_lora("a")
@@ -258,9 +262,7 @@ class TestAddAndRemove:
         assert fresh.lora_names() == ["a", "b"]
         assert fresh.handle_request(request()).lora == "a"
 
-    def test_a_batch_ends_with_the_adapter_it_began_with_when_it_is_removed_meanwhile(
-        self, fresh, directories
-    ):
+    def test_a_batch_keeps_an_adapter_that_is_removed_meanwhile(self, fresh, directories):
         expected = fresh.handle_request(request(lora="a", **LONG))
 
         def remove(progress):
@@ -272,7 +274,7 @@ class TestAddAndRemove:
         assert_same_answer(answer, expected)
         assert fresh.handle_request(request(lora="a", **LONG)).token_ids != expected.token_ids
 
-    def test_another_thread_adds_while_a_batch_runs(self, fresh, directories):
+    def test_another_thread_can_add_an_adapter_during_a_batch(self, fresh, directories):
         added = threading.Event()
 
         def wait(progress):
@@ -294,7 +296,7 @@ class TestAddAndRemove:
         thread.join()
         assert "c" in fresh.lora_names()
 
-    def test_a_broken_one_is_refused_and_the_old_one_goes_on(self, fresh, directories, tmp_path):
+    def test_a_broken_adapter_is_refused_and_the_active_one_stays(self, fresh, directories, tmp_path):
         fresh.switch_lora_weights("a")
         before = fresh.handle_request(request(**LONG))
         broken = shutil.copytree(directories["b"], tmp_path / "broken")
@@ -307,16 +309,16 @@ class TestAddAndRemove:
         assert (fresh.lora_names(), fresh.active_lora) == (["a", "b"], "a")
         assert_same_answer(fresh.handle_request(request(**LONG)), before)
 
-    def test_a_name_is_used_once(self, fresh, directories):
+    def test_a_second_adapter_of_the_same_name_is_refused(self, fresh, directories):
         with pytest.raises(ValueError, match="adapter 'a' is loaded already, remove it first"):
             fresh.add_lora("a", directories["b"])
 
     @pytest.mark.parametrize("name", ["", "a/b", "../a", " a", "a\n", "ä"])
-    def test_a_name_can_stand_in_a_path(self, fresh, directories, name):
+    def test_a_name_that_cannot_be_in_a_path_is_refused(self, fresh, directories, name):
         with pytest.raises(ValueError, match="an adapter's name must consist of letters, digits"):
             fresh.add_lora(name, directories["a"])
 
-    def test_no_adapter_has_the_name_of_the_base_model(self, fresh, directories):
+    def test_the_name_of_the_base_model_is_refused(self, fresh, directories):
         with pytest.raises(ValueError, match="'base' is the name of the base model"):
             fresh.add_lora("base", directories["a"])
 
@@ -338,7 +340,7 @@ class TestAddAndRemove:
         ):
             runtime.add_lora("large", large)
 
-    def test_a_closed_runtime_says_so(self, tiny_lora_engine, directories, runtime_device):
+    def test_using_a_closed_runtime_is_an_error(self, tiny_lora_engine, directories, runtime_device):
         runtime = LLMInferenceRuntime(tiny_lora_engine, runtime_device)
         runtime.close()
         for call in (
@@ -353,7 +355,7 @@ class TestAddAndRemove:
 
 
 class TestEngineDirectory:
-    def test_adapters_that_lie_in_it_are_loaded(
+    def test_adapters_in_the_engine_directory_are_loaded(
         self, tiny_lora_engine, directories, tmp_path, runtime_device
     ):
         engine = shutil.copytree(tiny_lora_engine, tmp_path / "engine")
@@ -367,7 +369,7 @@ class TestEngineDirectory:
         with LLMInferenceRuntime(engine, runtime_device, lora_dirs={}) as runtime:
             assert runtime.lora_names() == []
 
-    def test_one_that_is_broken_is_named_at_loading(
+    def test_a_broken_adapter_is_named_at_loading(
         self, tiny_lora_engine, directories, tmp_path, runtime_device
     ):
         engine = shutil.copytree(tiny_lora_engine, tmp_path / "engine")
@@ -386,7 +388,7 @@ class TestEngineDirectory:
 
 
 class TestDigest:
-    def test_it_tells_contents_apart_not_names(self, fresh, directories):
+    def test_the_digest_depends_on_contents_not_names(self, fresh, directories):
         loras = fresh.pipeline.loras
         loras.add("copy", directories["a"])
         digests = {name: loras.get(name).digest for name in ("", "a", "b", "copy")}
@@ -395,7 +397,7 @@ class TestDigest:
         assert digests[""] == ""
         assert len(digests["a"]) == 64
 
-    def test_it_covers_the_scaling(self, fresh, tiny_checkpoint, tmp_path, directories):
+    def test_the_digest_covers_the_scaling(self, fresh, tiny_checkpoint, tmp_path, directories):
         other = shutil.copytree(directories["a"], tmp_path / "other")
         config = json.loads((other / "adapter_config.json").read_text())
         (other / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 9}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are odd but valid leave their neighbours in a batch alone; bad ones are refused before."""
+"""Unusual valid requests do not change their neighbours in a batch; invalid ones are refused."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_neighbours_of_odd_requests_get_the_answer_they_get_alone(runtime, name)
 
 
 def bare_engine(directory, template: str):
-    """An engine without action head, and with another chat template."""
+    """Export an engine with this chat template, without action head and audio encoder."""
     checkpoint = write_tiny_checkpoint(directory / "checkpoint", action_expert=False, audio_weights=False)
     (checkpoint / "chat_template.jinja").write_text(template)
     export(checkpoint, directory / "engine")
@@ -53,7 +53,7 @@ def bare_engine(directory, template: str):
 
 @pytest.fixture(scope="module")
 def bare(runtime_device, tmp_path_factory):
-    """A runtime whose prompts are the text alone."""
+    """A runtime whose chat template is the text of the prompt alone."""
     source = "{% for m in messages %}{{ m.content[-1].text }}{% endfor %}"
     engine = bare_engine(tmp_path_factory.mktemp("bare"), source)
     with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime:
@@ -70,7 +70,7 @@ def test_a_prompt_of_no_tokens_is_refused_before_any_work(bare):
     assert_same_bits(bare.handle_request(request("go")), alone)
 
 
-def test_prompts_of_one_token_leave_their_neighbours_alone(bare):
+def test_prompts_of_one_token_do_not_change_their_neighbours(bare):
     requests = [request("a"), request("what do you see in front of you?"), request("b", temperature=1.0)]
     alone = [bare.handle_request(one) for one in requests]
     assert [answer.prompt_tokens for answer in alone][::2] == [1, 1]
@@ -78,7 +78,7 @@ def test_prompts_of_one_token_leave_their_neighbours_alone(bare):
         assert_same_answer(one, other)
 
 
-def test_a_system_prompt_with_which_no_prompt_begins_is_refused(runtime_device, tmp_path):
+def test_a_system_prompt_that_is_no_prefix_of_prompts_is_refused(runtime_device, tmp_path):
     source = "{{ messages[-1].content[-1].text }}{{ messages[0].content }}"
     engine = bare_engine(tmp_path, source)
     with LLMInferenceRuntime(engine, runtime_device) as runtime:

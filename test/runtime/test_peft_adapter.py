@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read of a PEFT adapter directory, and what is refused. (Against PEFT itself: test/parity.)"""
+"""Loading PEFT adapter directories; test/parity compares with PEFT itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def targets(tiny_checkpoint):
 
 @pytest.fixture
 def write(tiny_checkpoint, tmp_path):
-    """Writes an adapter, its tensors changed by a function."""
+    """Function that writes an adapter, its tensors changed by a function."""
 
     def write(change=lambda tensors: None, **arguments):
         directory = write_adapter(tmp_path / "adapter", tiny_checkpoint, **arguments)
@@ -96,7 +96,7 @@ def test_the_decoder_is_found_in_every_model_that_peft_may_have_wrapped(write, t
     np.testing.assert_array_equal(a, tensor(directory, DOWN, "A", prefix).T)
 
 
-def test_modules_that_the_adapter_leaves_alone_are_left_out(write, targets):
+def test_modules_without_lora_weights_are_left_out(write, targets):
     adapter = read_peft_adapter(write(modules=("q_proj", "up_proj")), targets, max_rank=8)
     assert {name.rpartition(".")[2] for name in adapter.weights} == {"q_proj", "up_proj"}
 
@@ -140,7 +140,7 @@ BAD_TENSORS = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_TENSORS.values(), ids=BAD_TENSORS)
-def test_tensors_that_are_no_plain_lora_of_this_model_are_named(write, targets, change, message):
+def test_tensors_that_are_not_plain_lora_of_this_model_are_named(write, targets, change, message):
     with pytest.raises(ValueError, match=rf"adapter_model\.safetensors: .*{message}"):
         read_peft_adapter(write(change), targets, max_rank=8)
 
@@ -154,7 +154,7 @@ def test_tensors_that_are_no_plain_lora_of_this_model_are_named(write, targets, 
         ("talker.model.layers.0.mlp.up_proj", r"talker\.model\.layers\.0\.mlp\.up_proj"),
     ],
 )
-def test_modules_that_the_engine_lacks_are_named_and_those_it_has(write, targets, module, named):
+def test_modules_without_lora_inputs_are_named_beside_those_with(write, targets, module, named):
     def change(tensors):
         for matrix in "AB":
             tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = np.ones((4, 4), np.float32)
@@ -190,7 +190,7 @@ BAD_CONFIGS = {
     "PiSSA": ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa': it changes the base model's"),
     "rank 0": ({"r": 0}, "r 0: expected a positive integer"),
     "rank with a point": ({"r": 4.0}, r"r 4\.0: expected a positive integer"),
-    "alpha of words": ({"lora_alpha": "8"}, "lora_alpha '8': expected a positive number"),
+    "alpha as text": ({"lora_alpha": "8"}, "lora_alpha '8': expected a positive number"),
     "infinite alpha": ({"lora_alpha": float("inf")}, "lora_alpha inf: expected a positive number"),
     "rslora of words": ({"use_rslora": "yes"}, "use_rslora 'yes': expected true or false"),
     "pattern of words": (
@@ -210,7 +210,7 @@ def test_another_kind_of_adapter_is_refused_by_key_and_value(write, targets, con
         read_peft_adapter(directory, targets, max_rank=8)
 
 
-def test_keys_about_training_and_empty_ones_do_not_matter(write, targets):
+def test_training_keys_and_empty_keys_are_ignored(write, targets):
     config = {"lora_dropout": 0.1, "target_modules": "all-linear", "inference_mode": True, "use_quux": None}
     assert read_peft_adapter(write(**config), targets, max_rank=8).rank == 4
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the prefix cache keeps, finds again and gives up; rows hold numbers that tell where they come from."""
+"""PrefixCache: insertion, matching, eviction and files.
+
+The KV row of a token is a number that follows from the tokens up to it.
+"""
 
 import dataclasses
 import json
@@ -21,7 +24,7 @@ PAGE_BYTES = 2 * LAYERS * KV_HEADS * PAGE * HEAD_DIM * 4
 
 @pytest.fixture
 def make_cache(device, kernels):
-    """A prefix cache of so many pages."""
+    """Function that makes a prefix cache of so many pages."""
 
     def make(pages: int = 12) -> PrefixCache:
         return PrefixCache(device, kernels, **SHAPE, capacity_bytes=pages * PAGE_BYTES)
@@ -36,18 +39,18 @@ def cache(make_cache) -> PrefixCache:
 
 @pytest.fixture
 def slots(device, kernels) -> LinearKVCache:
-    """The KV cache: prompts are computed in slot 0, prefixes are loaded into slot 1."""
+    """The KV cache: prompts are computed in row 0, prefixes are loaded into row 1."""
     return LinearKVCache(device, kernels, **SHAPE, max_batch_size=2, capacity=CAPACITY)
 
 
 def row(keys, token) -> float:
-    """What stands in a token's row: a number that follows from all tokens up to it, as in a real model."""
+    """Return the KV value of a token, which depends on all tokens up to it, as in a model."""
     return float(hash(tuple(keys[: token + 1])) % 1_000_003)
 
 
 @pytest.fixture
 def compute(device, slots):
-    """Slot 0 as after the prefill of a prompt."""
+    """Function that fills row 0 as the prefill of a prompt does."""
 
     def run(keys):
         sequence = slots.sequence(0)
@@ -64,7 +67,7 @@ def compute(device, slots):
 
 @pytest.fixture
 def assert_loads(device, slots):
-    """The prompt is found in a cache up to `length`, and its rows are what they were."""
+    """Function that checks that a prompt matches up to `length` and loads its KV rows."""
 
     def check(cache, keys, length, adapter="") -> None:
         prefix = cache.match(adapter, keys)
@@ -85,7 +88,7 @@ def assert_loads(device, slots):
 
 
 def prompt(*parts) -> list:
-    """Tokens of a prompt: ("s", 40) stands for 40 tokens of their own, the same for every "s"."""
+    """Return the tokens of a prompt: ("s", 40) means 40 tokens, the same for every "s"."""
     return [f"{name}{i}" for name, count in parts for i in range(count)]
 
 
@@ -93,7 +96,7 @@ SYSTEM = ("s", 75)
 
 
 @pytest.mark.parametrize("length", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 150])
-def test_a_prompt_is_found_again_but_for_its_last_token(cache, length, compute, assert_loads):
+def test_a_stored_prompt_matches_up_to_its_last_token(cache, length, compute, assert_loads):
     keys = prompt(("a", length))
     cache.insert("", keys, compute(keys))
     assert_loads(cache, keys, length - 1)
@@ -101,20 +104,20 @@ def test_a_prompt_is_found_again_but_for_its_last_token(cache, length, compute, 
 
 
 @pytest.mark.parametrize("common", [0, 1, PAGE - 1, PAGE, PAGE + 1, 75, 100])
-def test_the_longest_common_beginning_is_found(cache, common, compute, assert_loads):
+def test_the_longest_common_prefix_is_found(cache, common, compute, assert_loads):
     first = prompt(("common", common), ("a", 40))
     cache.insert("", first, compute(first))
     assert_loads(cache, prompt(("common", common), ("b", 50)), common)
 
 
-def test_of_several_prompts_the_one_that_shares_most_is_found(cache, compute, assert_loads):
+def test_the_prompt_with_the_longest_common_prefix_is_found(cache, compute, assert_loads):
     for tail in (3, 20, 9):
         keys = prompt(SYSTEM, ("t", tail), (f"end{tail}", 10))
         cache.insert("", keys, compute(keys))
     assert_loads(cache, prompt(SYSTEM, ("t", 17), ("other", 5)), 75 + 17)
 
 
-def test_what_prompts_have_in_common_is_kept_once(cache, compute):
+def test_a_common_prefix_is_stored_once(cache, compute):
     for frame in range(4):
         keys = prompt(("s", 2 * PAGE), (f"frame{frame}", 20))
         cache.insert("", keys, compute(keys))
@@ -132,14 +135,14 @@ def test_a_longer_prompt_fills_up_the_page_of_a_shorter_one(cache, compute, asse
     assert_loads(cache, [*short, "other"], 10)
 
 
-def test_adapters_are_kept_apart(cache, compute, assert_loads):
+def test_adapters_share_no_pages(cache, compute, assert_loads):
     keys = prompt(SYSTEM)
     cache.insert("one", keys, compute(keys))
     assert cache.match("", keys).length == cache.match("two", keys).length == 0
     assert_loads(cache, keys, 74, adapter="one")
 
 
-def test_the_page_used_least_recently_makes_room(make_cache, compute, assert_loads):
+def test_the_least_recently_used_page_is_evicted(make_cache, compute, assert_loads):
     cache = make_cache(pages=4)
     prompts = [prompt(("s", PAGE), (f"frame{i}", PAGE)) for i in range(5)]
     for keys in prompts[:3]:
@@ -153,7 +156,7 @@ def test_the_page_used_least_recently_makes_room(make_cache, compute, assert_loa
         assert_loads(cache, keys, length)
 
 
-def test_a_prompt_that_is_too_long_is_kept_as_far_as_there_is_room(make_cache, compute, assert_loads):
+def test_a_prompt_that_is_too_long_is_stored_up_to_the_capacity(make_cache, compute, assert_loads):
     cache = make_cache(pages=2)
     old, long = prompt(("old", 20)), prompt(("long", 120))
     cache.insert("", old, compute(old))
@@ -163,7 +166,7 @@ def test_a_prompt_that_is_too_long_is_kept_as_far_as_there_is_room(make_cache, c
     assert cache.used_bytes == cache.capacity_bytes == 2 * PAGE_BYTES
 
 
-def test_thousands_of_prompts_stay_within_the_budget_and_true(make_cache, compute, assert_loads):
+def test_thousands_of_prompts_stay_correct_and_within_the_budget(make_cache, compute, assert_loads):
     cache = make_cache(pages=7)
     rng = np.random.default_rng(0)
     for _ in range(400):
@@ -175,7 +178,7 @@ def test_thousands_of_prompts_stay_within_the_budget_and_true(make_cache, comput
         assert len(list(cache.pages())) * PAGE_BYTES == cache.used_bytes
 
 
-def test_without_memory_nothing_is_kept(make_cache, compute):
+def test_nothing_is_stored_without_memory(make_cache, compute):
     cache = make_cache(pages=0)
     keys = prompt(SYSTEM)
     cache.insert("", keys, compute(keys))
@@ -189,7 +192,7 @@ def test_a_budget_without_room_for_a_page_is_an_error_that_names_both(size, devi
         PrefixCache(device, kernels, **SHAPE, capacity_bytes=size)
 
 
-def test_clearing_forgets_everything(cache, compute):
+def test_clearing_drops_everything(cache, compute):
     keys = prompt(SYSTEM)
     cache.insert("", keys, compute(keys))
     cache.clear()
@@ -197,7 +200,7 @@ def test_clearing_forgets_everything(cache, compute):
     assert cache.match("", keys).length == 0
 
 
-def test_an_adapter_that_is_removed_frees_its_pages_and_no_others(cache, compute, assert_loads):
+def test_removing_an_adapter_frees_its_pages_only(cache, compute, assert_loads):
     for adapter, parts in [("", [SYSTEM]), ("lora", [SYSTEM, ("a", 30)])]:
         keys = prompt(*parts)
         cache.insert(adapter, keys, compute(keys))
@@ -210,7 +213,7 @@ def test_an_adapter_that_is_removed_frees_its_pages_and_no_others(cache, compute
     assert_loads(cache, [*prompt(SYSTEM), "x"], len(prompt(SYSTEM)))
 
 
-def test_an_adapter_whose_last_page_made_room_leaves_nothing(make_cache, compute, assert_loads):
+def test_an_adapter_whose_last_page_was_evicted_is_dropped(make_cache, compute, assert_loads):
     cache = make_cache(pages=1)
     keys = prompt(("a", 20))
     sequence = compute(keys)
@@ -222,7 +225,7 @@ def test_an_adapter_whose_last_page_made_room_leaves_nothing(make_cache, compute
 
 
 def rewrite(path, damage) -> None:
-    """Save a file again after `damage(metadata, tensors)`."""
+    """Save a file again after `damage(metadata, tensors)` changed its contents."""
     with safe_open(path, framework="numpy") as file:
         metadata = json.loads(file.metadata()["prefix_cache"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -238,7 +241,7 @@ class TestOnDisk:
             cache.insert(adapter, keys, compute(keys))
         return cache
 
-    def test_what_was_saved_is_found_again(self, filled, tmp_path, device, make_cache, assert_loads):
+    def test_saved_prompts_match_after_loading(self, filled, tmp_path, device, make_cache, assert_loads):
         save_prefix_cache(tmp_path / "cache", filled, device, "engine")
         other = make_cache()
         assert load_prefix_cache(tmp_path / "cache", other, device, "engine") == 8
@@ -252,7 +255,7 @@ class TestOnDisk:
             save_prefix_cache(tmp_path / "cache", make_cache(pages), device, "engine")
             assert load_prefix_cache(tmp_path / "cache", make_cache(5), device, "engine") == 0
 
-    def test_a_smaller_cache_takes_what_was_used_last(
+    def test_a_smaller_cache_loads_the_most_recently_used_pages(
         self, filled, tmp_path, device, make_cache, assert_loads
     ):
         filled.match("", prompt(SYSTEM, ("a", 30)))
@@ -262,7 +265,7 @@ class TestOnDisk:
         assert_loads(small, prompt(SYSTEM, ("a", 30)), 104)
         assert small.match("lora", prompt(("c", 50))).length == 0
 
-    def test_pages_that_were_loaded_make_room_in_the_same_order(
+    def test_loaded_pages_are_evicted_in_the_same_order(
         self, filled, tmp_path, device, make_cache, compute, assert_loads
     ):
         save_prefix_cache(tmp_path / "cache", filled, device, "engine")
@@ -335,11 +338,11 @@ class TestOnDisk:
                 load_prefix_cache(tmp_path / "cache", filled, device, "engine")
             assert_loads(filled, prompt(SYSTEM, ("a", 30)), 104)
 
-    def test_a_folder_that_is_missing_is_an_os_error(self, filled, tmp_path, device):
+    def test_a_missing_folder_is_an_os_error(self, filled, tmp_path, device):
         with pytest.raises(OSError, match="cache"):
             save_prefix_cache(tmp_path / "missing" / "cache", filled, device, "engine")
 
-    def test_the_fingerprint_follows_the_files(self, tiny_engine):
+    def test_the_fingerprint_depends_on_the_files(self, tiny_engine):
         config = EngineConfig.load(tiny_engine)
         other = dataclasses.replace(config.files[0], sha256="0" * 64)
         changed = dataclasses.replace(config, files=(other, *config.files[1:]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that begin like earlier ones: computed in part, answered to the bit as if computed in whole."""
+"""Answers with a reused prefix have the bits of answers without a prefix cache."""
 
 import dataclasses
 import json
@@ -21,13 +21,13 @@ from fixtures.tiny_adapter import write_adapter
 
 
 @pytest.fixture(scope="module")
-def lora_engine(tiny_lora_engine, tiny_checkpoint, words, announcing, tmp_path_factory):
-    """An engine with two adapters, whose base model announces a trajectory (`acting_engine`)."""
+def lora_engine(tiny_lora_engine, tiny_checkpoint, words, trigger_index, tmp_path_factory):
+    """An engine with two adapters; its base model triggers as that of `acting_engine`."""
     directory = tmp_path_factory.mktemp("reuse") / "engine"
     shutil.copytree(tiny_lora_engine, directory)
     data = json.loads((directory / "config.json").read_text())
-    data["action"]["future_start_token_id"] = words[announcing]
-    data["stop_token_ids"] = [*data["stop_token_ids"], words[announcing]]
+    data["action"]["future_start_token_id"] = words[trigger_index]
+    data["stop_token_ids"] = [*data["stop_token_ids"], words[trigger_index]]
     (directory / "config.json").write_text(json.dumps(data))
     for seed, name in enumerate(("one", "two")):
         write_adapter(directory / "lora" / name, tiny_checkpoint, seed=seed, r=4)
@@ -35,27 +35,27 @@ def lora_engine(tiny_lora_engine, tiny_checkpoint, words, announcing, tmp_path_f
 
 
 @pytest.fixture(scope="module")
-def anew(lora_engine, device):
-    """A runtime that computes every prompt anew."""
+def recomputing(lora_engine, device):
+    """A runtime without prefix cache: it computes every prompt."""
     with LLMInferenceRuntime(lora_engine, device, prefix_cache_bytes=0) as runtime:
         yield runtime
 
 
 @pytest.fixture(scope="module")
-def kept_runtime(lora_engine, device):
+def caching_runtime(lora_engine, device):
     with LLMInferenceRuntime(lora_engine, device) as runtime:
         yield runtime
 
 
 @pytest.fixture
-def reusing(kept_runtime):
-    """A runtime that keeps prompts, and has none yet."""
-    kept_runtime.clear_prefix_cache()
-    return kept_runtime
+def reusing(caching_runtime):
+    """A runtime with an empty prefix cache."""
+    caching_runtime.clear_prefix_cache()
+    return caching_runtime
 
 
 def prefix_of(runtime, one, other) -> int:
-    """How many tokens two prompts of words have in common at their beginning."""
+    """Return the length of the common prefix of two text prompts in tokens."""
     ids = []
     for prompt in (one, other):
         runtime.handle_request(dataclasses.replace(prompt, sampling=request(max_tokens=1).sampling))
@@ -65,19 +65,19 @@ def prefix_of(runtime, one, other) -> int:
 
 
 class TestAnswersAreTheSame:
-    def test_when_a_request_is_repeated(self, reusing, anew):
+    def test_when_a_request_is_repeated(self, reusing, recomputing):
         for one in REQUESTS:
-            expected = anew.handle_request(one)
+            expected = recomputing.handle_request(one)
             for _ in range(3):
                 answer = reusing.handle_request(one)
                 assert_same_answer(answer, expected)
             assert answer.reused_tokens == answer.prompt_tokens - 1
-        assert anew.handle_request(REQUESTS[2]).actions is not None
+        assert recomputing.handle_request(REQUESTS[2]).actions is not None
 
     @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(5))
     def test_for_random_batches_of_random_adapters_in_a_cache_that_is_too_small(
-        self, lora_engine, anew, seed, runtime_device
+        self, lora_engine, recomputing, seed, runtime_device
     ):
         rng = np.random.default_rng(seed)
         requests = [dataclasses.replace(one, lora=name) for one in REQUESTS for name in ("", "one", "two")]
@@ -89,12 +89,12 @@ class TestAnswersAreTheSame:
                 answers = runtime.handle_request([requests[index] for index in chosen])
                 for index, answer in zip(chosen, answers, strict=True):
                     if index not in expected:
-                        expected[index] = anew.handle_request(requests[index])
+                        expected[index] = recomputing.handle_request(requests[index])
                     assert_same_answer(answer, expected[index])
                     reused += answer.reused_tokens
         assert reused > 500
 
-    def test_after_an_answer_that_was_cancelled(self, reusing, anew):
+    def test_after_an_answer_that_was_cancelled(self, reusing, recomputing):
         cancel = threading.Event()
 
         def on_progress(progress):
@@ -104,9 +104,9 @@ class TestAnswersAreTheSame:
         reusing.handle_request(dataclasses.replace(REQUESTS[2], cancel=cancel, on_progress=on_progress))
         answer = reusing.handle_request(REQUESTS[2])
         assert answer.reused_tokens > 0
-        assert_same_answer(answer, anew.handle_request(REQUESTS[2]))
+        assert_same_answer(answer, recomputing.handle_request(REQUESTS[2]))
 
-    def test_after_a_client_s_callback_failed(self, reusing, anew):
+    def test_after_a_client_s_callback_failed(self, reusing, recomputing):
         def fail(progress):
             if progress.stage == "decode":
                 raise RuntimeError("client bug")
@@ -116,9 +116,9 @@ class TestAnswersAreTheSame:
             reusing.handle_request(dataclasses.replace(REQUESTS[1], on_progress=fail))
         answer = reusing.handle_request(REQUESTS[1])
         assert answer.reused_tokens > 0
-        assert_same_answer(answer, anew.handle_request(REQUESTS[1]))
+        assert_same_answer(answer, recomputing.handle_request(REQUESTS[1]))
 
-    def test_where_a_long_rest_leaves_less_room_for_what_could_be_reused(self, reusing, anew):
+    def test_when_a_long_remainder_limits_the_reused_prefix(self, reusing, recomputing):
         long, other = request("x" * 280, max_tokens=4), request("y" * 285, max_tokens=4)
         reusing.handle_request(long)
         answers = reusing.handle_request([long, other])
@@ -126,18 +126,18 @@ class TestAnswersAreTheSame:
         room -= answers[1].prompt_tokens - answers[1].reused_tokens
         assert answers[0].reused_tokens == room < answers[0].prompt_tokens - 1
         for answer, one in zip(answers, (long, other), strict=True):
-            assert_same_answer(answer, anew.handle_request(one))
+            assert_same_answer(answer, recomputing.handle_request(one))
 
 
 class TestWhatIsReused:
-    def test_the_longest_common_beginning_of_two_prompts(self, reusing):
+    def test_the_longest_common_prefix_of_two_prompts(self, reusing):
         common = prefix_of(reusing, *REQUESTS[:2])
         assert common > len(SYSTEM)
         reusing.clear_prefix_cache()
         assert reusing.handle_request(REQUESTS[0]).reused_tokens == 0
         assert reusing.handle_request(REQUESTS[1]).reused_tokens == common
 
-    def test_an_image_that_was_seen_before_is_not_encoded_again(self, reusing):
+    def test_a_repeated_image_is_not_encoded_again(self, reusing):
         one = request("what?", images=(IMAGE,))
         other = request("stop", images=(IMAGE.copy(),))
         reusing.handle_request(one)
@@ -148,7 +148,7 @@ class TestWhatIsReused:
         assert reusing.handle_request(request("what?", images=(OTHER_IMAGE,))).reused_tokens < 12
         assert reusing.multimodal_metrics.total_images == before.total_images + 1
 
-    def test_one_pixel_makes_another_image(self, reusing):
+    def test_another_pixel_is_another_image(self, reusing):
         changed = IMAGE.copy()
         changed[0, 0, 0] ^= 1
         first = reusing.handle_request(request(images=(IMAGE,)))
@@ -156,7 +156,7 @@ class TestWhatIsReused:
         assert first.reused_tokens == 0
         assert other.reused_tokens < 12
 
-    def test_a_sound_that_was_heard_before_is_not_encoded_again(self, reusing):
+    def test_a_repeated_sound_is_not_encoded_again(self, reusing):
         reusing.handle_request(request("what?", audio=(SOUND,)))
         before = reusing.multimodal_metrics.total_sounds
         again = Sound(SOUND.samples.copy(), SOUND.sample_rate)
@@ -169,14 +169,14 @@ class TestWhatIsReused:
         reused = reusing.handle_request(request("what?", audio=(faster,))).reused_tokens
         assert reused == reusing.handle_request(request("what?", audio=(OTHER_SOUND,))).reused_tokens
 
-    def test_adapters_do_not_share(self, reusing):
+    def test_adapters_share_no_prefix(self, reusing):
         one = dataclasses.replace(REQUESTS[0], lora="one")
         reusing.handle_request(one)
         assert reusing.handle_request(REQUESTS[0]).reused_tokens == 0
         assert reusing.handle_request(dataclasses.replace(one, lora="two")).reused_tokens == 0
         assert reusing.handle_request(one).reused_tokens > 0
 
-    def test_an_adapter_of_the_same_name_with_other_contents_does_not_share(
+    def test_an_adapter_of_the_same_name_with_other_weights_shares_no_prefix(
         self, lora_engine, tiny_checkpoint, tmp_path, runtime_device
     ):
         one = dataclasses.replace(REQUESTS[0], lora="new")
@@ -188,13 +188,13 @@ class TestWhatIsReused:
                 runtime.remove_lora("new")
                 shutil.rmtree(tmp_path / str(seed))
 
-    def test_prompts_of_an_adapter_that_was_removed_make_room(self, lora_engine, tmp_path, runtime_device):
+    def test_pages_of_a_removed_adapter_are_freed(self, lora_engine, tmp_path, runtime_device):
         with LLMInferenceRuntime(lora_engine, runtime_device) as runtime:
             prefixes = runtime.pipeline.prefixes
             runtime.handle_request(REQUESTS[0])
             kept = prefixes.used_bytes
 
-            def remove(progress):  # while the batch runs that keeps a prompt of it at its end
+            def remove(progress):  # during the batch that stores a prompt of this adapter at its end
                 if progress.stage == "decode" and "one" in runtime.lora_names():
                     runtime.remove_lora("one")
 
@@ -205,28 +205,28 @@ class TestWhatIsReused:
             answer = runtime.handle_request(REQUESTS[0])
             assert answer.reused_tokens == answer.prompt_tokens - 1
 
-    def test_prompts_of_one_batch_are_there_for_the_next(self, reusing):
+    def test_prompts_of_one_batch_are_reused_by_the_next(self, reusing):
         reusing.handle_request(REQUESTS[:4])
         answers = reusing.handle_request(REQUESTS[:4])
         for answer in answers:
             assert answer.reused_tokens == answer.prompt_tokens - 1
 
-    def test_nothing_of_an_answer_is(self, reusing):
+    def test_tokens_of_an_answer_are_not_reused(self, reusing):
         answer = reusing.handle_request(REQUESTS[2])
         pages = [page for _, page in reusing.pipeline.prefixes.pages()]
         assert sum(len(page.keys) for page in pages) == answer.prompt_tokens
 
-    def test_hidden_states_are_those_of_the_whole_prompt(self, reusing, anew, device):
+    def test_hidden_states_are_those_of_the_whole_prompt(self, reusing, recomputing, device):
         for _ in range(2):
             answer = reusing.handle_request(REQUESTS[0], output_thinker_embeddings=True)
             assert answer.reused_tokens == 0
-        anew.handle_request(REQUESTS[0], output_thinker_embeddings=True)
+        recomputing.handle_request(REQUESTS[0], output_thinker_embeddings=True)
         np.testing.assert_array_equal(
             device.download(reusing.base_model_hidden_states(0)),
-            device.download(anew.base_model_hidden_states(0)),
+            device.download(recomputing.base_model_hidden_states(0)),
         )
 
-    def test_metrics_tell_reused_and_computed_tokens(self, reusing):
+    def test_metrics_count_reused_and_computed_tokens(self, reusing):
         before = dataclasses.replace(reusing.prefill_metrics)
         answers = [reusing.handle_request(one) for one in REQUESTS[:2]]
         reused = reusing.prefill_metrics.reused_tokens - before.reused_tokens
@@ -241,22 +241,22 @@ class TestWhatIsReused:
 
 
 class TestSystemPrompt:
-    def test_a_saved_system_prompt_is_reused_by_every_request_with_it(self, reusing, anew):
+    def test_a_saved_system_prompt_is_reused_by_every_request_with_it(self, reusing, recomputing):
         tokens = reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
         assert tokens > len(SYSTEM)
         for index in (0, 1, 3, 5):
             answer = reusing.handle_request(REQUESTS[index])
             assert answer.reused_tokens >= tokens
-            assert_same_answer(answer, anew.handle_request(REQUESTS[index]))
+            assert_same_answer(answer, recomputing.handle_request(REQUESTS[index]))
 
-    def test_it_is_for_the_adapter_that_it_was_saved_for(self, reusing, anew):
+    def test_a_saved_system_prompt_is_reused_only_with_its_adapter(self, reusing, recomputing):
         tokens = reusing.gen_and_save_system_prompt_kv_cache(SYSTEM, "one")
         assert reusing.handle_request(REQUESTS[0]).reused_tokens == 0
         answer = reusing.handle_request(dataclasses.replace(REQUESTS[0], lora="one"))
         assert answer.reused_tokens == tokens
-        assert_same_answer(answer, anew.handle_request(dataclasses.replace(REQUESTS[0], lora="one")))
+        assert_same_answer(answer, recomputing.handle_request(dataclasses.replace(REQUESTS[0], lora="one")))
 
-    def test_saving_it_again_computes_next_to_nothing(self, reusing):
+    def test_saving_a_system_prompt_again_computes_one_token(self, reusing):
         first = reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
         before = reusing.prefill_metrics.computed_tokens
         assert reusing.gen_and_save_system_prompt_kv_cache(SYSTEM) == first
@@ -267,16 +267,18 @@ class TestSystemPrompt:
         [
             ("", "", "the system prompt is empty"),
             ("word " * 100, "", r"the prompt has \d{3} tokens; this engine takes at most 320"),
-            (SYSTEM, "nobody", "unknown LoRA adapter 'nobody'"),
+            (SYSTEM, "missing", "unknown LoRA adapter 'missing'"),
         ],
     )
-    def test_what_cannot_be_saved_is_an_error(self, reusing, system_prompt, lora, message):
+    def test_a_system_prompt_that_cannot_be_saved_is_an_error(self, reusing, system_prompt, lora, message):
         with pytest.raises(ValueError, match=message):
             reusing.gen_and_save_system_prompt_kv_cache(system_prompt, lora)
 
-    def test_a_cache_without_room_for_it_is_an_error(self, lora_engine, anew, runtime_device):
+    def test_a_cache_without_room_for_a_system_prompt_is_an_error(
+        self, lora_engine, recomputing, runtime_device
+    ):
         with pytest.raises(ValueError, match=r"the prefix cache of 0 bytes has room for 0 of \d+ tokens"):
-            anew.gen_and_save_system_prompt_kv_cache(SYSTEM)
+            recomputing.gen_and_save_system_prompt_kv_cache(SYSTEM)
         with (
             LLMInferenceRuntime(lora_engine, runtime_device, prefix_cache_bytes=2 * 24576) as runtime,
             pytest.raises(ValueError, match=r"49152 bytes has room for 64 of \d+ tokens"),
@@ -285,8 +287,8 @@ class TestSystemPrompt:
 
 
 class TestOnDisk:
-    def test_another_process_goes_on_where_one_ended(
-        self, reusing, lora_engine, anew, tmp_path, runtime_device
+    def test_another_process_reuses_saved_prompts(
+        self, reusing, lora_engine, recomputing, tmp_path, runtime_device
     ):
         reusing.handle_request(REQUESTS[3])
         reusing.gen_and_save_system_prompt_kv_cache(SYSTEM, "two")
@@ -296,9 +298,11 @@ class TestOnDisk:
             for one in (REQUESTS[3], REQUESTS[5], dataclasses.replace(REQUESTS[0], lora="two")):
                 answer = runtime.handle_request(one)
                 assert answer.reused_tokens > len(SYSTEM)
-                assert_same_answer(answer, anew.handle_request(one))
+                assert_same_answer(answer, recomputing.handle_request(one))
 
-    def test_what_another_engine_saved_is_refused(self, reusing, tiny_checkpoint, tmp_path, runtime_device):
+    def test_prompts_saved_by_another_engine_are_refused(
+        self, reusing, tiny_checkpoint, tmp_path, runtime_device
+    ):
         reusing.handle_request(REQUESTS[0])
         reusing.save_prefix_cache(tmp_path / "prompts")
         export(tiny_checkpoint, tmp_path / "other", max_lora_rank=8, max_batch_size=2)
@@ -311,7 +315,7 @@ class TestOnDisk:
             assert_same_answer(answer, before)
 
 
-def test_rows_that_are_not_finite_fail_one_request_and_are_forgotten(lora_engine, anew, device):
+def test_non_finite_rows_fail_one_request_and_are_dropped(lora_engine, recomputing, device):
     with LLMInferenceRuntime(lora_engine, device) as runtime:
         runtime.handle_request(REQUESTS[0])
         with edited(device, runtime.pipeline.prefixes.pool) as rows:
@@ -320,11 +324,11 @@ def test_rows_that_are_not_finite_fail_one_request_and_are_forgotten(lora_engine
             runtime.handle_request(REQUESTS[0])
         answer = runtime.handle_request(REQUESTS[0])
         assert answer.reused_tokens == 0
-        assert_same_answer(answer, anew.handle_request(REQUESTS[0]))
+        assert_same_answer(answer, recomputing.handle_request(REQUESTS[0]))
 
 
 class FailingCopies:
-    """Kernels and device of a prefix cache when the GPU fails."""
+    """Kernels and device of a prefix cache whose copies fail."""
 
     def copy_cache_rows(self, *arguments):
         raise EngineError("the copy failed")
@@ -332,7 +336,7 @@ class FailingCopies:
     upload = copy_cache_rows
 
 
-def test_a_system_prompt_whose_rows_were_not_copied_is_not_kept(lora_engine, device, monkeypatch):
+def test_a_system_prompt_whose_copy_failed_is_not_stored(lora_engine, device, monkeypatch):
     with LLMInferenceRuntime(lora_engine, device) as runtime:
         prefixes = runtime.pipeline.prefixes
         monkeypatch.setattr(prefixes, "_kernels", FailingCopies())
@@ -341,7 +345,7 @@ def test_a_system_prompt_whose_rows_were_not_copied_is_not_kept(lora_engine, dev
         assert prefixes.used_bytes == 0
 
 
-def test_pages_of_a_file_whose_rows_were_not_copied_are_not_kept(reusing, tmp_path):
+def test_pages_of_a_file_whose_copy_failed_are_not_stored(reusing, tmp_path):
     pipeline = reusing.pipeline
     reusing.gen_and_save_system_prompt_kv_cache(SYSTEM)
     reusing.save_prefix_cache(tmp_path / "prompts")
@@ -359,25 +363,29 @@ def test_the_time_to_save_a_system_prompt_counts_as_prefill(reusing):
 
 
 @pytest.mark.slow
-@pytest.mark.only_on("cpu", reason="half precision rounds other sums to other words")
-def test_an_engine_in_half_precision_reuses_too(tiny_checkpoint, tmp_path, runtime_device):
+@pytest.mark.only_on("cpu", reason="in half precision sums in another order give other tokens")
+def test_half_precision_answers_are_the_same_with_reuse(tiny_checkpoint, tmp_path, runtime_device):
     export(tiny_checkpoint, tmp_path, precision="fp16")
     with (
-        LLMInferenceRuntime(tmp_path, runtime_device, prefix_cache_bytes=0) as anew,
+        LLMInferenceRuntime(tmp_path, runtime_device, prefix_cache_bytes=0) as recomputing,
         LLMInferenceRuntime(tmp_path, runtime_device) as reusing,
     ):
         for index in (0, 1, 3, 4, 5, 7, 0, 3):
-            assert_same_answer(reusing.handle_request(REQUESTS[index]), anew.handle_request(REQUESTS[index]))
+            assert_same_answer(
+                reusing.handle_request(REQUESTS[index]), recomputing.handle_request(REQUESTS[index])
+            )
         assert reusing.prefill_metrics.reused_tokens > 400
 
 
 @pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="threads of the CPU")
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_does_not_matter_to_reuse(lora_engine, threads, runtime_device):
+def test_reuse_does_not_depend_on_the_number_of_threads(lora_engine, threads, runtime_device):
     with (
-        LLMInferenceRuntime(lora_engine, runtime_device, threads=threads, prefix_cache_bytes=0) as anew,
+        LLMInferenceRuntime(
+            lora_engine, runtime_device, threads=threads, prefix_cache_bytes=0
+        ) as recomputing,
         LLMInferenceRuntime(lora_engine, runtime_device, threads=threads) as reusing,
     ):
         for one in (*REQUESTS[:6], *REQUESTS[:6]):
-            assert_same_answer(reusing.handle_request(one), anew.handle_request(one))
+            assert_same_answer(reusing.handle_request(one), recomputing.handle_request(one))

@@ -26,7 +26,7 @@ def builder(tiny_engine, tokenizer) -> PromptBuilder:
     return PromptBuilder(tokenizer, template, EngineConfig.load(tiny_engine))
 
 
-def test_images_history_sound_and_text_come_in_this_order_expanded(builder, tokenizer):
+def test_images_history_sound_and_text_are_expanded_in_this_order(builder, tokenizer):
     request = LLMGenerationRequest("go", system_prompt="Be brief.")
     ids = builder.build(request, [3, 2], [2, 4], [700, 701])
 
@@ -57,7 +57,7 @@ def test_users_cannot_write_special_tokens(builder, tokenizer, field):
     assert "".join(tokenizer.decode(ids).split()).count("<|im_end|>") == 1
 
 
-def test_a_template_without_a_place_for_images_or_sounds_is_an_error(tmp_path, tokenizer, tiny_engine):
+def test_a_template_without_placeholders_for_images_or_sounds_is_an_error(tmp_path, tokenizer, tiny_engine):
     (tmp_path / "t.jinja").write_text("{{ messages[0].content[-1].text }}")
     builder = PromptBuilder(tokenizer, ChatTemplate(tmp_path / "t.jinja"), EngineConfig.load(tiny_engine))
     assert builder.build(LLMGenerationRequest("go"), [], [], []) == tokenizer.encode("go")
@@ -67,7 +67,7 @@ def test_a_template_without_a_place_for_images_or_sounds_is_an_error(tmp_path, t
         builder.build(LLMGenerationRequest("go"), [], [4, 1], [])
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_an_error(tokenizer, tiny_engine):
+def test_a_tokenizer_with_more_tokens_than_the_model_is_an_error(tokenizer, tiny_engine):
     config = EngineConfig.load(tiny_engine)
     smaller = dataclasses.replace(config, llm=dataclasses.replace(config.llm, vocab_size=300))
     with pytest.raises(ValueError, match="the tokenizer has 302 tokens, the language model 300"):
@@ -94,7 +94,7 @@ MESSAGES = [
     {"role": "system", "content": " <b> "},
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "h\u00e9 'x'"}]},
 ]
-# template source -> what transformers 5.23 makes of it; the test below compares with transformers itself
+# template source -> the prompt by transformers 5.23; the test below compares with transformers itself
 RENDERED = {
     "{{ bos_token }}a{{ eos_token }}{{ pad_token }}": "<s>a</s><p>",
     "{{ unk_token }}|{{ unk_token is defined }}": "|False",
@@ -143,7 +143,7 @@ def test_a_special_token_that_is_not_a_string_is_named(tmp_path):
         ChatTemplate(tmp_path / "t.jinja")
 
 
-def test_an_exported_template_knows_the_tokens_of_the_checkpoint(tiny_checkpoint, tmp_path):
+def test_an_exported_template_has_the_special_tokens_of_the_checkpoint(tiny_checkpoint, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(tiny_checkpoint, checkpoint)
     added = {"__type": "AddedToken", "content": "<|im_end|>", "special": True}
@@ -160,7 +160,7 @@ def test_an_exported_template_knows_the_tokens_of_the_checkpoint(tiny_checkpoint
 
 
 @pytest.mark.parity
-def test_an_exported_template_knows_the_tokens_that_transformers_passes(tiny_checkpoint, tmp_path):
+def test_an_exported_template_has_the_tokens_that_transformers_passes(tiny_checkpoint, tmp_path):
     transformers = pytest.importorskip("transformers")
     for decoder in ({}, {"added_tokens_decoder": {}}):
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_end|>", "sep_token": None}

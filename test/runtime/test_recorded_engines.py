@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vision tower and the action head are recorded where they run alike again; Euler steps send nothing."""
+"""Graphs of the vision tower and the action head; Euler steps upload nothing."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
-pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
+pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 ACTING = request(images=(IMAGE,), max_tokens=30, action_samples=2, denoise_steps=4)
 
 
@@ -26,7 +26,7 @@ def deferred(acting_engine):
         yield runtime
 
 
-def test_the_action_head_is_recorded_after_its_first_step_with_these_tensors(deferred):
+def test_the_action_head_is_recorded_after_the_first_run_of_a_binding(deferred):
     assert used(deferred, ACTING) == (3, 1)
     assert used(deferred, ACTING) == (4, 1)  # the same frame again: the vision tower
     assert used(deferred, ACTING) == (1 + 4, 0)
@@ -44,7 +44,7 @@ def test_recorded_engines_answer_as_on_the_cpu(acting_runtime, deferred):
             assert_same_answer(answer, expected)
 
 
-def test_euler_steps_send_nothing(acting_runtime, deferred):
+def test_euler_steps_upload_nothing(acting_runtime, deferred):
     sent = []
     deferred.handle_request(ACTING)
     for steps in (1, 4, 40):
@@ -55,14 +55,14 @@ def test_euler_steps_send_nothing(acting_runtime, deferred):
     assert sent == sent[:1] * 3
 
 
-def test_a_frame_of_another_size_is_not_recorded_before_it_comes_twice(deferred):
+def test_a_frame_size_is_recorded_when_it_is_encoded_twice_in_a_row(deferred):
     looking = [request(images=(image,), max_tokens=1) for image in (IMAGE, OTHER_IMAGE)]
     assert [used(deferred, looking[i]) for i in (0, 1, 0, 0, 0, 1, 0)] == [
         *[(0, 0), (0, 0), (0, 0), (0, 1), (1, 0), (0, 0), (1, 0)]
     ]
 
 
-def test_an_engine_that_cannot_be_recorded_runs_without_and_the_log_says_why_once(
+def test_an_engine_that_cannot_be_recorded_runs_without_a_graph_and_logs_why_once(
     acting_engine, acting_runtime, caplog
 ):
     class Refusing(WatchedDevice):

@@ -67,7 +67,7 @@ def test_wrong_requests_are_errors_that_name_the_value(parameters, message):
         LLMGenerationRequest(**parameters)
 
 
-def test_lists_are_taken_where_tuples_are_kept():
+def test_lists_are_accepted_and_stored_as_tuples():
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert LLMGenerationRequest("x", images=[]).images == ()
 
@@ -86,6 +86,6 @@ def test_every_accepted_bound_is_a_normal_float32(name):
         assert bound == 0 or np.float32(bound) >= np.finfo(np.float32).tiny
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numbers_of_numpy_are_accepted():
     sampling = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.9))
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.9)

@@ -14,7 +14,7 @@ REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_refe
 
 
 @pytest.mark.parametrize("reference", REFERENCES["rope"], ids=lambda r: str(r["grids"]))
-def test_positions_are_those_that_transformers_computed(reference):
+def test_positions_equal_those_of_transformers(reference):
     ids = prompt_ids(reference["texts"], reference["grids"])
     positions, delta = get_rope_index(ids, reference["grids"], IMAGE_TOKEN, VISION_START)
     assert positions.tolist() == reference["positions"]

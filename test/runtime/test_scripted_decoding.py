@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode method of this test's own: it yields the tokens of known answers, several per step, some wrong.
+"""A decode method of the test: tokens of known answers, several per step, some wrong.
 
-It runs through the real loop, batch and sampling rows, so what holds here holds for every method.
+The real loop, batch and sampling rows run it, as they run every decode method.
 """
 
 import numpy as np
@@ -51,7 +51,7 @@ class ScriptedDecoding:
 
 @pytest.fixture(scope="module")
 def scripted(acting_engine, acting_runtime, device):
-    """A runtime that decodes by script what the other one answers."""
+    """A runtime that decodes the answers of `acting_runtime` by script."""
     script = {}
     for one in (TALKING, DRAWING, ACTING):
         script[one["prompt"]] = acting_runtime.handle_request(request(**one, max_tokens=40)).token_ids
@@ -67,7 +67,7 @@ def assert_same_words(one, other) -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 9, 30])
 def test_limits_stop_tokens_and_wrong_tokens_in_a_batch(scripted, acting_runtime, max_tokens):
-    """The future-start token of ACTING stands in the middle of a step; sequences leave one by one."""
+    """The future-start token of ACTING is in the middle of a step; sequences leave one by one."""
     batch = [request(**one, max_tokens=max_tokens) for one in (TALKING, DRAWING, ACTING)]
     for one, other in zip(
         scripted.handle_request(batch), map(acting_runtime.handle_request, batch), strict=True
@@ -82,7 +82,7 @@ def test_steps_yield_several_tokens(scripted):
     assert scripted.generation_metrics.total_runs - before < len(answer.token_ids) / 2
 
 
-def test_a_trigger_in_the_middle_of_a_step_commits_its_row(scripted, announcing):
+def test_a_trigger_in_the_middle_of_a_step_commits_its_row(scripted, trigger_index):
     lengths, execute = [], scripted.pipeline.action.execute
 
     def watched(cache, *rest):
@@ -93,7 +93,7 @@ def test_a_trigger_in_the_middle_of_a_step_commits_its_row(scripted, announcing)
         patch.setattr(scripted.pipeline.action, "execute", watched)
         answer = scripted.handle_request(request(**ACTING, max_tokens=30))
     assert answer.actions is not None
-    assert lengths == [answer.prompt_tokens + announcing + 1]
+    assert lengths == [answer.prompt_tokens + trigger_index + 1]
 
 
 def test_stop_strings_streaming_and_log_probabilities(scripted, acting_runtime):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences that end leave the batch, and nobody can tell from the answers."""
+"""Finished sequences leave the batch without any effect on the other answers."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_the_random_requests_cover_every_way_to_end(acting_runtime):
     assert len({len(answer.token_ids) for answer in answers}) > 12
 
 
-def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypatch):
+def test_a_step_computes_only_active_sequences(acting_runtime, monkeypatch):
     sizes = []
     runner = acting_runtime.pipeline.runner
     step = runner.execute_vanilla_decoding_step
@@ -45,8 +45,8 @@ def test_a_step_computes_only_the_sequences_that_go_on(acting_runtime, monkeypat
         [request(max_tokens=n, repetition_penalty=1.3) for n in (3, 10, 6)]
         + [cancelled_at(request(max_tokens=12, repetition_penalty=1.3), "decode", 4)]
     )
-    # First tokens come out of the prefill; the second, fifth and ninth step are the last of a sequence each.
-    # That one is cancelled after the fourth is known only when the fifth is queued, where steps run ahead.
+    # The prefill samples the first tokens; a sequence ends with each of the steps 2, 5 and 9.
+    # On a device with queued steps, the cancellation after step 4 is seen when step 5 is queued.
     fifth = 3 if acting_runtime.pipeline.device.max_queued_steps else 2
     assert sizes == [4, 4, 3, 3, fifth, 1, 1, 1, 1]
 

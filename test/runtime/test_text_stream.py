@@ -9,12 +9,12 @@ from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_checkpoint) -> Tokenizer:
-    """One token per byte: every character beyond ASCII, and every stop string, is spread over tokens."""
+    """A tokenizer of bytes: characters beyond ASCII and stop strings span several tokens."""
     return Tokenizer(tiny_checkpoint / "tokenizer.json")
 
 
 def stream(tokenizer, text, stop=()) -> tuple[TextStream, list[str]]:
-    """Push a text token by token; what was visible after each."""
+    """Push a text token by token; return the visible text after each."""
     result, visible = TextStream(tokenizer, stop), []
     for token in tokenizer.encode(text):
         result.push(token)
@@ -34,7 +34,7 @@ def test_characters_appear_when_they_are_complete(tokenizer):
     ]
 
 
-def test_bytes_that_never_become_a_character_are_shown_at_the_end(tokenizer):
+def test_incomplete_bytes_are_shown_at_the_end(tokenizer):
     result = TextStream(tokenizer, ())
     for token in [*tokenizer.encode("a"), *tokenizer.encode("\u4e2d")[:2]]:
         result.push(token)
@@ -50,12 +50,12 @@ def test_the_text_is_cut_before_a_stop_string_that_is_spread_over_tokens(tokeniz
     assert visible == ["t", "th", "th", "the ", "the ", "the ", "the "]  # "th": the "e" might begin an "end"
 
 
-def test_what_might_have_become_a_stop_string_is_shown_when_it_did_not(tokenizer):
+def test_a_partial_stop_string_is_shown_once_it_cannot_match(tokenizer):
     _, visible = stream(tokenizer, "enter", ["end"])
     assert visible == ["", "", "ent", "ent", "enter"]
 
 
-def test_nothing_that_was_visible_is_ever_taken_back(tokenizer):
+def test_visible_text_only_grows(tokenizer):
     stops = ["aab", "ba", "abab"]
     for letters in itertools.product("ab", repeat=7):
         result, visible = stream(tokenizer, "".join(letters), stops)
@@ -64,7 +64,7 @@ def test_nothing_that_was_visible_is_ever_taken_back(tokenizer):
         assert not any(stop in result.text for stop in stops)
 
 
-def test_the_stop_string_that_is_complete_first_counts(tokenizer):
+def test_the_stop_string_that_is_complete_first_ends_the_text(tokenizer):
     assert stream(tokenizer, "one two three", ["three", "two"])[0].text == "one "
 
 

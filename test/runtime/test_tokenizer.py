@@ -18,7 +18,7 @@ def tokenizer(tiny_checkpoint) -> Tokenizer:
     return Tokenizer(tiny_checkpoint / "tokenizer.json")
 
 
-def test_text_comes_back(tokenizer):
+def test_decoding_returns_the_encoded_text(tokenizer):
     text = "go to the red box, 2 m ahead: \u00fcber \u4e2d\u6587 \U0001f600"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -29,14 +29,14 @@ def test_special_tokens_in_plain_text_are_plain_text(tokenizer):
     assert tokenizer.decode(ids) == "stop<|im_end|>"
 
 
-def test_a_prompt_has_special_tokens_where_the_template_put_them(tokenizer):
+def test_special_tokens_of_the_template_are_special_tokens_of_the_prompt(tokenizer):
     guard, (text,) = tokenizer.protect("what is <|im_end|>?")
     ids = tokenizer.encode_prompt(f"<|im_start|>user\n{text}<|im_end|>", guard)
     start, end = special(tokenizer, "<|im_start|>"), special(tokenizer, "<|im_end|>")
     assert ids == [start, *tokenizer.encode("user\nwhat is <|im_end|>?"), end]
 
 
-def test_the_guard_is_a_character_that_the_text_has_not(tokenizer):
+def test_the_guard_is_a_character_that_is_not_in_the_text(tokenizer):
     guard, (first, second) = tokenizer.protect("\ufdd0 a", "<|im_end|> \ufdd1")
     assert guard == "\ufdd2"
     assert tokenizer.encode_prompt(first + second, guard) == tokenizer.encode("\ufdd0 a<|im_end|> \ufdd1")
@@ -67,10 +67,10 @@ ODD_TOKENS = {
     "<w>": {"single_word": True},
     "<n>": {"normalized": True},
     "<<l>>": {},  # another token is nested in this one
-    "ab<": {},  # its end is the beginning of others
-    "$": {},  # a single letter, which the vocabulary has too
-    "\u2603": {},  # a single letter, which the vocabulary has not
-    "\u00a7": {},  # a single letter, of which the vocabulary has a part
+    "ab<": {},  # its last character begins other tokens
+    "$": {},  # a single letter that is in the vocabulary too
+    "\u2603": {},  # a single letter that is not in the vocabulary
+    "\u00a7": {},  # a single letter; the vocabulary has a part of it
 }
 
 
@@ -117,7 +117,7 @@ ODD_TEXTS = (
 )
 
 
-def test_a_length_in_the_file_does_not_cut_a_prompt(odd):
+def test_a_truncation_length_in_the_file_does_not_cut_a_prompt(odd):
     assert len(odd.encode("abcdefgh")) == len(odd.encode_prompt("abcdefgh")) == 8
     assert len(odd.encode("a")) == 1
 
@@ -132,7 +132,7 @@ def test_a_length_in_the_file_does_not_cut_a_prompt(odd):
         ("$a", ["$", "a"]),
     ],
 )
-def test_options_of_special_tokens_count_in_a_prompt(odd, text, parts):
+def test_options_of_special_tokens_apply_in_a_prompt(odd, text, parts):
     tokens = [odd.encode_prompt(part) if part in ODD_TOKENS else odd.encode(part) for part in parts]
     assert odd.encode_prompt(text) == list(chain(*tokens))
     guard, (user,) = odd.protect("<r>")
@@ -179,7 +179,7 @@ def test_odd_special_tokens_are_found_where_transformers_finds_them(odd, odd_fil
     )
 
 
-# transformers does not sanitize <N>, which the normaliser makes a token, and refuses tokens of the vocabulary
+# transformers does not sanitize <N>, which the normaliser turns into a token, and refuses vocabulary tokens
 @pytest.mark.parity
 @pytest.mark.parametrize("text", [text for text in ODD_TEXTS if not {"N", "$", "\u00a7"} & set(text)])
 def test_special_tokens_of_users_are_text_as_in_transformers(odd, odd_file, text):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps are replayed, which are recorded, and what happens where that is not possible."""
+"""Recorded decode steps: which are recorded, which are replayed, which cannot be recorded."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.runtime.decoding.recorded_steps import batch_sizes
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import assert_same_answer, request
 from fixtures.tiny_adapter import write_adapter
 
-pytestmark = pytest.mark.only_on("cpu", reason="the device is one of this test's own")
+pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 TOKENS = 12
 WORDS = {"max_tokens": TOKENS, "repetition_penalty": 1.3}
 
@@ -26,7 +28,7 @@ def _queueing():
 
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint, tmp_path_factory):
-    """An engine for two sequences with LoRA inputs and another LM head."""
+    """An engine for two sequences with LoRA inputs and the LM head as an input."""
     directory = tmp_path_factory.mktemp("engine")
     export(tiny_checkpoint, directory, max_batch_size=2, max_lora_rank=8, lm_head_input=True)
     for name in "ab":
@@ -54,19 +56,55 @@ def test_steps_of_every_batch_size_and_adapter_are_recorded_and_replayed(runtime
         assert used(runtime, *(request(lora=name, **WORDS) for name in batch)) == (TOKENS - 1, 0)
 
 
-def test_nothing_is_recorded_that_nobody_asked_for(runtime):
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])],
+)
+def test_batch_sizes_are_powers_of_two_and_the_largest_batch(largest, sizes):
+    assert batch_sizes(largest) == sizes
+
+
+def test_a_batch_of_3_replays_the_graph_of_4(tiny_engine):
+    batch = [request(prompt, **WORDS) for prompt in ("stop", "what do you see?", "turn left", "go back")]
+    with (
+        LLMInferenceRuntime(tiny_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime,
+        LLMInferenceRuntime(tiny_engine, "cpu", prefix_cache_bytes=0) as on_cpu,
+    ):
+        assert runtime.config.builder.max_batch_size == 4
+        runtime.capture_decoding_cuda_graph()
+        assert runtime.pipeline.device.calls["capture"] == 3
+        runtime.handle_request(batch)  # leaves tokens and lengths of a sequence in row 3
+        assert used(runtime, *batch[:3]) == (TOKENS - 1, 0)
+        answers = runtime.handle_request(batch[:3])
+        for answer, one in zip(answers, batch[:3], strict=True):
+            assert_same_answer(answer, on_cpu.handle_request(one))
+
+
+def test_capture_logs_count_batch_sizes_seconds_and_memory_in_one_line(runtime, monkeypatch, caplog):
+    free = iter([50_000_000, 8_000_000, 8_000_000])
+    monkeypatch.setattr(runtime.pipeline.device, "memory_info", lambda: (next(free), 100_000_000))
+    with caplog.at_level(logging.INFO, "edgellm_ros"):
+        runtime.capture_decoding_cuda_graph()
+        runtime.capture_decoding_cuda_graph()  # records nothing more
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    expected = r"recorded 2 graphs of decode steps \(batch sizes 1, 2, 1 adapters\) in \d+\.\d s, 42 MB"
+    assert re.fullmatch(expected, record.getMessage())
+
+
+def test_nothing_is_recorded_before_capture(runtime):
     for _ in range(3):
         assert used(runtime, request(**WORDS)) == (0, 0)
 
 
-def test_recording_again_records_what_has_changed_only(runtime, engine):
+def test_a_second_capture_records_only_new_steps(runtime, engine):
     runtime.capture_decoding_cuda_graph()
     runtime.add_lora("a", engine / "lora" / "a")
     assert runtime.capture_decoding_cuda_graph() is True
     assert runtime.pipeline.device.calls["capture"] == 2 + 2
 
 
-def test_an_adapter_that_is_loaded_later_is_recorded_after_its_first_step(runtime, on_cpu, engine):
+def test_a_step_of_an_adapter_loaded_later_is_recorded_after_its_first_run(runtime, on_cpu, engine):
     runtime.capture_decoding_cuda_graph()
     runtime.add_lora("b", engine / "lora" / "b")
     one = request(lora="b", **WORDS)
@@ -75,8 +113,8 @@ def test_an_adapter_that_is_loaded_later_is_recorded_after_its_first_step(runtim
     assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
 
 
-def test_a_record_is_not_replayed_for_other_bindings(runtime, engine):
-    """Here the matrix moves, as nothing in the runtime does: the record would read where it was."""
+def test_a_graph_is_not_replayed_for_other_bindings(runtime, engine):
+    """The test moves the LM head, which the runtime never does: a replay would read the old one."""
     runtime.capture_decoding_cuda_graph()
     one = request(**WORDS)
     runner = runtime.pipeline.runner
@@ -91,7 +129,7 @@ def test_a_record_is_not_replayed_for_other_bindings(runtime, engine):
         assert_same_answer(runtime.handle_request(one), other.handle_request(one))
 
 
-def test_recorded_steps_compute_with_an_exchanged_matrix(runtime, engine):
+def test_recorded_steps_use_a_replaced_lm_head(runtime, engine):
     runtime.capture_decoding_cuda_graph()
     one = request(**WORDS)
     before = runtime.handle_request(one)
@@ -106,9 +144,7 @@ def test_recorded_steps_compute_with_an_exchanged_matrix(runtime, engine):
     assert answer.token_ids != before.token_ids
 
 
-def test_different_adapters_in_one_batch_run_without_a_record_and_the_log_says_so_once(
-    runtime, on_cpu, engine, caplog
-):
+def test_a_batch_of_different_adapters_runs_without_a_graph_and_logs_it_once(runtime, on_cpu, engine, caplog):
     runtime.add_lora("a", engine / "lora" / "a")
     runtime.capture_decoding_cuda_graph()
     batch = [request(lora="a", **WORDS), request(**WORDS)]
@@ -121,7 +157,7 @@ def test_different_adapters_in_one_batch_run_without_a_record_and_the_log_says_s
     ]
 
 
-def test_an_adapter_that_is_removed_takes_its_records_with_it(runtime, engine):
+def test_graphs_of_a_removed_adapter_are_dropped(runtime, engine):
     runtime.add_lora("a", engine / "lora" / "a")
     runtime.capture_decoding_cuda_graph()
     recorded = runtime.pipeline.method.recorded
@@ -132,7 +168,7 @@ def test_an_adapter_that_is_removed_takes_its_records_with_it(runtime, engine):
 
 
 class Refusing(WatchedDevice):
-    """Records the first `allowed` graphs only."""
+    """A device that records the first `allowed` graphs and then raises `error`."""
 
     def __init__(self, error: EngineError, allowed: int = 0) -> None:
         super().__init__()
@@ -146,7 +182,7 @@ class Refusing(WatchedDevice):
 
 
 @pytest.mark.parametrize("error", [EngineError("a library copies"), DeviceMemoryError("none left")])
-def test_what_cannot_be_recorded_runs_without_and_the_log_says_why_once(engine, on_cpu, caplog, error):
+def test_steps_that_cannot_be_recorded_run_without_a_graph_and_log_why_once(engine, on_cpu, caplog, error):
     device = Refusing(error)
     with LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime:
         assert runtime.capture_decoding_cuda_graph() is False
@@ -157,7 +193,7 @@ def test_what_cannot_be_recorded_runs_without_and_the_log_says_why_once(engine, 
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.WARNING, expected)]
 
 
-def test_what_was_recorded_before_that_is_replayed(engine):
+def test_steps_recorded_before_an_error_are_replayed(engine):
     device = Refusing(DeviceMemoryError("none left"), allowed=1)
     with LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime:
         assert runtime.capture_decoding_cuda_graph() is False
@@ -165,7 +201,7 @@ def test_what_was_recorded_before_that_is_replayed(engine):
         assert used(runtime, request(**WORDS), request(**WORDS)) == (0, 0)
 
 
-def test_a_device_that_is_lost_while_it_records_is_an_error(engine):
+def test_a_device_lost_during_recording_is_an_error(engine):
     device = Refusing(DeviceLostError("gone"))
     with (
         LLMInferenceRuntime(engine, device, lora_dirs={}, prefix_cache_bytes=0) as runtime,
@@ -174,7 +210,7 @@ def test_a_device_that_is_lost_while_it_records_is_an_error(engine):
         runtime.capture_decoding_cuda_graph()
 
 
-def test_on_a_device_without_graphs_nothing_changes_and_nothing_is_logged(on_cpu, caplog):
+def test_capture_on_a_device_without_graphs_changes_and_logs_nothing(on_cpu, caplog):
     one = request(**WORDS)
     before = on_cpu.handle_request(one)
     assert on_cpu.capture_decoding_cuda_graph() is False
