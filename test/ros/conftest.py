@@ -44,7 +44,7 @@ class Scene:
 
 
 @pytest.fixture(scope="session")
-def sight() -> Scene:
+def scene() -> Scene:
     from edgellm_ros.arena.episode import make_episode
     from edgellm_ros.arena.renderer import render
 

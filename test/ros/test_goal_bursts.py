@@ -53,10 +53,10 @@ def ask_until_answered(peer, questions: list[Callable[[], Any]]) -> list[Any]:
     return [future.result() for future in futures]
 
 
-def test_every_client_of_a_burst_gets_its_result(peer, clients, sight):
-    peer.frame(sight.pixels)
+def test_every_client_of_a_burst_gets_its_result(peer, clients, scene):
+    peer.frame(scene.pixels)
     peer.wait(lambda: peer.metrics()["frames_received"], "frame")
-    goal = Plan.Goal(prompt=sight.command, action_samples=0)
+    goal = Plan.Goal(prompt=scene.command, action_samples=0)
     goal.sampling.max_tokens = 1
     handles = ask_until_answered(peer, [lambda c=client: c.send_goal_async(goal) for client in clients])
     ask_until_answered(peer, [handle.get_result_async for handle in handles])

@@ -47,8 +47,8 @@ def active(unconfigured, peer, arena_engine):
 
 
 @pytest.fixture
-def goal(sight):
-    return Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+def goal(scene):
+    return Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)])
 
 
 def remove_weights(directory):
@@ -193,7 +193,7 @@ class TestParameters:
 class TestImageTransport:
     @pytest.mark.parametrize("extension", ["png", "jpeg"])
     def test_compressed_frames_are_planned_on(
-        self, unconfigured, peer, domain, arena_engine, sight, extension
+        self, unconfigured, peer, domain, arena_engine, scene, extension
     ):
         peer.set_parameter("engine_dir", str(arena_engine))
         peer.set_parameter("image_transport", "compressed")
@@ -201,9 +201,9 @@ class TestImageTransport:
         assert peer.transition("configure")
         assert peer.transition("activate")
         camera.connect()
-        data = cv2.imencode(f".{extension}", sight.pixels[..., ::-1])[1].tobytes()
+        data = cv2.imencode(f".{extension}", scene.pixels[..., ::-1])[1].tobytes()
         camera.compressed_frame(data, extension)
-        camera.command(sight.command)
+        camera.command(scene.command)
         camera.wait(lambda: camera.received["generation"], "plan")
         camera.close()
         assert peer.transition("deactivate")

@@ -69,10 +69,10 @@ def fresh(node, peer, engine, directories):
 
 
 @pytest.fixture(scope="module")
-def texts(engine, directories, sight):
+def texts(engine, directories, scene):
     """What each adapter answers in process; "" is the base model."""
     one = LLMGenerationRequest(
-        sight.command, images=(sight.pixels,), sampling=SamplingParams(max_tokens=MAX_TOKENS)
+        scene.command, images=(scene.pixels,), sampling=SamplingParams(max_tokens=MAX_TOKENS)
     )
     names = {name: directories[name] for name in ("wild", "odd", "late")}
     with LLMInferenceRuntime(engine, lora_dirs=names) as runtime:
@@ -84,8 +84,8 @@ def texts(engine, directories, sight):
 
 
 @pytest.fixture
-def goal(sight):
-    goal = Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)], action_samples=0)
+def goal(scene):
+    goal = Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)], action_samples=0)
     goal.sampling.max_tokens = MAX_TOKENS
     return goal
 
@@ -114,15 +114,15 @@ def test_goals_get_the_adapter_they_name_or_the_active_one(fresh, peer, goal, te
     assert answer(peer, goal) == (texts["odd"], "odd")
 
 
-def test_a_switch_counts_for_goals_and_commands(fresh, peer, goal, texts, sight):
+def test_a_switch_counts_for_goals_and_commands(fresh, peer, goal, texts, scene):
     for name in ("wild", "", "odd"):
         assert peer.call(SwitchLora, "switch_lora", name=name).success
         assert listed(peer)[1] == name
         assert answer(peer, goal) == (texts[name], name)
     peer.call(SwitchLora, "switch_lora", name="wild")
     peer.clear()
-    peer.frame(sight.pixels)
-    peer.command(sight.command)
+    peer.frame(scene.pixels)
+    peer.command(scene.command)
     generation = peer.wait(lambda: peer.received["generation"], "generation")[0]
     assert generation.lora == "wild"
     assert generation.text.startswith(texts["wild"][:20])
