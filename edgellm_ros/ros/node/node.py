@@ -29,7 +29,8 @@ from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.node.diagnostics import engine_status, input_status, make_array, plan_status
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.loras import change_loras, parse_loras
-from edgellm_ros.ros.node.parameters import Parameters, check_parameters, declare_parameters
+from edgellm_ros.ros.node.parameter_checks import check_parameters, declare_parameters
+from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.parts import Parts
 from edgellm_ros.ros.node.runtime_opening import close_runtime, open_runtime
 from edgellm_ros.ros.node.speech_input import audio_type
@@ -60,8 +61,7 @@ class EdgeLLMNode(LifecycleNode):
         super().__init__("edgellm", **kwargs)
         self._parts: Parts | None = None
         self._problem = NOT_CONFIGURED
-        declare_parameters(self)
-        self._live_parameters = LiveParameters(Parameters.read(self))
+        self._live_parameters = LiveParameters(declare_parameters(self))
         self.add_on_set_parameters_callback(self._before_parameters_set)
         self.add_post_set_parameters_callback(self._on_parameters_set)
         self._refuse_impossible_transitions()
@@ -174,7 +174,7 @@ class EdgeLLMNode(LifecycleNode):
     # Parameters
 
     def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
-        result = check_parameters(changes, self._parts is None)
+        result = check_parameters(changes, self.parameters, configured=self._parts is not None)
         loras = [change.value for change in changes if change.name == "loras"]
         if result.successful and loras and self._parts is not None:
             try:
