@@ -147,7 +147,7 @@ def test_calls_that_wait_when_the_services_are_taken_down_are_answered_first(pee
     executor.add_node(node)
     worker = PlanWorker(plan, queue_size=8)
     services = Services(
-        node, LiveParameters(SimpleNamespace(plan_timeout=30.0, service_depth=10)), None, worker, None
+        node, LiveParameters(SimpleNamespace(plan_timeout=30.0, service_depth=10)), None, worker, None, None
     )
     client = peer.node.create_client(SaveSystemPrompt, "/closing/save_system_prompt")
 
@@ -166,7 +166,7 @@ def test_calls_that_wait_when_the_services_are_taken_down_are_answered_first(pee
         wait(lambda: all(one.done() for one in calls), "answers")
         for one in calls:
             assert (one.result().success, one.result().message) == (False, "the node shuts down")
-        wait(lambda: services._saving not in list(node.services), "end of the service")
+        wait(lambda: services._services[0] not in list(node.services), "end of the service")
     finally:
         worker.close()
         executor.shutdown()

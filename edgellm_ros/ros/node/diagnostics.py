@@ -33,7 +33,7 @@ INPUT_VALUES = (
 def engine_status(state: str, problem: str, parameters: Parameters) -> DiagnosticStatus:
     """Report the lifecycle state, the engines and memory.
 
-    `problem`: why the engines are not loaded.
+    `problem`: why the engines, or new adapters, are not loaded; empty if nothing is wrong.
     """
     values = {
         "state": state,

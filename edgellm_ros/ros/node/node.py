@@ -28,7 +28,6 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.node.diagnostics import engine_status, input_status, make_array, plan_status
 from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.loras import change_loras, parse_loras
 from edgellm_ros.ros.node.parameter_checks import check_parameters, declare_parameters
 from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.parts import Parts
@@ -178,20 +177,22 @@ class EdgeLLMNode(LifecycleNode):
         loras = [change.value for change in changes if change.name == "loras"]
         if result.successful and loras and self._parts is not None:
             try:
-                runtime, before = self._parts.runtime, self.parameters.loras
-                change_loras(runtime, parse_loras(before), parse_loras(loras[-1]))
-            except (OSError, ValueError, EngineError) as error:
+                self._parts.loras.check(loras[-1])
+            except (ValueError, EngineError) as error:
                 return SetParametersResult(successful=False, reason=str(error))
         return result
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:
         self._live_parameters.update(Parameters.read(self))
+        if self._parts is not None and any(parameter.name == "loras" for parameter in changed):
+            self._parts.loras.submit(self.parameters.loras)
 
     # Diagnostics
 
     def _every_second(self) -> None:
         parts, parameters = self._parts, self.parameters
-        statuses = [engine_status(self.state, self._problem, parameters)]
+        problem = self._problem if parts is None else parts.loras.problem
+        statuses = [engine_status(self.state, problem, parameters)]
         if parts is not None:
             parts.worker.expire()
             values = parts.metrics.values()

@@ -51,8 +51,8 @@ SPECS: dict[str, Spec] = {
     ),
     "loras": Spec(
         [""],
-        "LoRA adapters to load besides those in engine_dir/lora, as NAME=DIR. A new list loads the adapters "
-        "that were added and unloads those that were removed.",
+        "LoRA adapters to load besides those in engine_dir/lora, as NAME=DIR. A new list loads and removes "
+        "adapters after the plans that already wait; if one cannot be loaded, the parameter is set back.",
     ),
     "lora": Spec(
         "",

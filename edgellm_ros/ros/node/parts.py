@@ -10,6 +10,7 @@ from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.inputs import Inputs
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.lora_changes import LoraChanges
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.outputs import Outputs
@@ -45,12 +46,13 @@ class Parts:
         self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
         self.outputs = Outputs(node, self.metrics)
         self.jobs = JobFactory(node, parameters, self.worker, self.outputs, self.metrics)
-        # What asks for plans
+        self.loras = LoraChanges(node, parameters, runtime, self.worker)
+        # Sources of requests
         self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
         self.inputs = Inputs(
             node, parameters, self.worker, self.jobs, self.odometry, self.trigger, self.speech, self.metrics
         )
-        self.services = Services(node, parameters, runtime, self.worker, self.metrics)
+        self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
         self.plan_server = PlanServer(node, parameters, self.worker, self.jobs, self.metrics)
         self.metrics.gauges = {
             "utterances_dropped": lambda: self.speech.dropped,
@@ -82,6 +84,7 @@ class Parts:
     def destroy(self) -> None:
         """End the planning thread and remove topics, services and the action; the runtime stays open."""
         self.worker.close()
+        self.loras.destroy()
         self.plan_server.destroy()
         self.services.destroy()
         self.outputs.destroy()

@@ -50,14 +50,6 @@ class PlanRequest:
     denoise_steps: int | None  # None = the checkpoint's default
 
 
-@dataclass(frozen=True)
-class SystemPrompt:
-    """A system prompt to compute ahead of its first use."""
-
-    text: str
-    lora: str  # "" = the adapter that is active when the work starts
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A finished plan as messages, and what the overlay is drawn from."""
@@ -70,7 +62,7 @@ class Plan:
 
 
 class Planner:
-    """Runs jobs whose request is a `PlanRequest` or a `SystemPrompt`."""
+    """Runs jobs whose request is a `PlanRequest`, or a function for other work with the runtime."""
 
     def __init__(
         self,
@@ -94,17 +86,17 @@ class Planner:
             return self._plan(job)
         except StaleInputError as error:
             return Outcome(STALE_INPUT, str(error))
-        except (ValueError, EngineError) as error:
+        except (ValueError, OSError, EngineError) as error:
             return Outcome(ERROR, str(error))
         except Exception as error:
             self._logger.error(traceback.format_exc())
             return Outcome(ERROR, f"internal error, see the node's log: {type(error).__name__}: {error}")
 
     def _plan(self, job: Job) -> Outcome:
-        if isinstance(job.request, SystemPrompt):
-            self._runtime.gen_and_save_system_prompt_kv_cache(job.request.text, job.request.lora)
+        if not isinstance(job.request, PlanRequest):
+            job.request()
             return Outcome(COMPLETED)
-        request: PlanRequest = job.request
+        request = job.request
         sampling = request.sampling()
         sounds = self._sounds(request)
         frames = self._frames(request)

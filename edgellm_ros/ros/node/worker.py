@@ -38,6 +38,7 @@ class Job:
     on_progress: Callable[[Any], None] = lambda progress: None
     arrival: float = field(default_factory=time.monotonic)
     started: float = 0.0
+    is_plan: bool = True  # False for other work in the queue, which `stop_all` leaves there
     cancel: threading.Event = field(default_factory=threading.Event)
     stopped: Outcome | None = None  # why it was asked to stop
 
@@ -79,7 +80,8 @@ class PlanWorker:
     @property
     def waiting(self) -> int:
         """Number of goals in the queue."""
-        return len(self._goals)
+        with self._changed:
+            return sum(job.is_plan for job in self._goals)
 
     @property
     def pending(self) -> int:
@@ -89,10 +91,14 @@ class PlanWorker:
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue has no room for another goal. A goal that can start at once needs no room."""
+        """Whether the queue has no room for another goal.
+
+        A goal with no plan before it needs no room.
+        """
         with self._changed:
-            idle = self._running is None and not self._goals
-            return not idle and len(self._goals) >= self._queue_size
+            waiting = self.waiting
+            idle = waiting == 0 and (self._running is None or not self._running.is_plan)
+            return not idle and waiting >= self._queue_size
 
     @property
     def closed(self) -> bool:
@@ -141,17 +147,24 @@ class PlanWorker:
             job.on_done(Outcome(reason, message))
 
     def stop_all(self, reason: str, message: str, timeout_s: float) -> bool:
-        """End every job and wait until none runs. False if the running job did not end in time."""
+        """End every plan and wait until none runs; after `close`, end every job.
+
+        False if the running job did not end in time.
+        """
         with self._changed:
-            dropped = [*self._goals, *([self._topic] if self._topic is not None else [])]
-            self._goals.clear()
-            self._topic = None
-            if self._running is not None:
+            dropped = [job for job in self._goals if job.is_plan or self._closed]
+            self._goals = deque(job for job in self._goals if job not in dropped)
+            if self._topic is not None:
+                dropped.append(self._topic)
+                self._topic = None
+            if self._running is not None and self._running.is_plan:
                 self._running.stop(reason, message)
         for job in dropped:
             job.on_done(Outcome(reason, message))
         with self._changed:
-            return self._changed.wait_for(lambda: self._running is None, timeout_s)
+            return self._changed.wait_for(
+                lambda: self._running is None or not self._running.is_plan, timeout_s
+            )
 
     def close(self) -> None:
         """End every job and the thread. Blocks until the next token or Euler step of the running job."""
