@@ -277,6 +277,12 @@ class TestEnd:
         "name, value, reason",
         [
             ("plan_on", "whistle", "plan_on must be one of command, image, got 'whistle'"),
+            (
+                "temperature",
+                '"\\e[31mred"',
+                "Trying to set parameter 'temperature' to '\\x1b[31mred' of type 'STRING', "
+                "expecting type 'DOUBLE': temperature",
+            ),
             ("temperature", "1.0e-9", "temperature must be 0 or a number from 1e-06 to 1e+06, got 1e-09"),
         ],
     )

@@ -34,6 +34,7 @@ from std_msgs.msg import String
 
 from edgellm_ros.arena.closed_loop import Plan
 from edgellm_ros.arena.unicycle import DT, State
+from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
 from edgellm_ros.srv import SetNoiseSeed
@@ -268,7 +269,7 @@ def to_actions(chunk: ActionChunk) -> NDArray[np.float64]:
     names = list(chunk.names)
     if any(name not in names for name in COLUMNS) or abs(chunk.dt - DT) > 1e-6:
         raise LinkError(
-            f"a chunk of {names} every {chunk.dt} s: this robot takes {', '.join(COLUMNS)} every {DT} s"
+            f"a chunk of {quoted(names)} every {chunk.dt} s: this robot takes {', '.join(COLUMNS)} every {DT} s"
         )
     values = np.asarray(chunk.values, np.float64)
     if values.size != chunk.horizon * len(names) or not np.isfinite(values).all():

@@ -19,6 +19,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.signals import SignalHandlerOptions
 
+from edgellm_ros.echo import escaped
 from edgellm_ros.ros.node.node import EdgeLLMNode
 from edgellm_ros.ros.signals import call_on_signal
 
@@ -37,8 +38,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         try:
             node = EdgeLLMNode()
-        except Exception as error:  # a parameter of the wrong type or out of range has one of many classes
-            print(f"edgellm_node: error: {error}", file=sys.stderr)
+        except Exception as error:  # rclpy has many classes for a parameter that it refuses
+            print(f"edgellm_node: error: {escaped(str(error))}", file=sys.stderr)
             return 2
         executor = SingleThreadedExecutor()
         executor.add_node(node)

@@ -24,6 +24,7 @@ from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
+from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.node.diagnostics import engine_status, input_status, make_array, plan_status
@@ -99,7 +100,7 @@ class EdgeLLMNode(LifecycleNode):
             return TransitionCallbackReturn.FAILURE
         self._parts = Parts(self, runtime, voice, self._live_parameters)
         self._problem = ""
-        self.get_logger().info(f"engines of {parameters.engine_dir} loaded on {parameters.device}")
+        self.get_logger().info(f"engines of {printable(parameters.engine_dir)} loaded on {parameters.device}")
         return super().on_configure(state)
 
     @_logged

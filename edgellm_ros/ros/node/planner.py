@@ -16,6 +16,7 @@ from nav_msgs.msg import Path
 from rclpy.node import Node
 from std_msgs.msg import Header
 
+from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.multimodal.sound import Sound
@@ -90,7 +91,8 @@ class Planner:
             return Outcome(ERROR, str(error))
         except Exception as error:
             self._logger.error(traceback.format_exc())
-            return Outcome(ERROR, f"internal error, see the node's log: {type(error).__name__}: {error}")
+            text = printable(f"{type(error).__name__}: {error}")
+            return Outcome(ERROR, f"internal error, see the node's log: {text}")
 
     def _plan(self, job: Job) -> Outcome:
         if not isinstance(job.request, PlanRequest):

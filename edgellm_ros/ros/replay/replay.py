@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgellm_ros.echo import printable
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
@@ -284,8 +285,8 @@ def _parameters_file(path: Path) -> Path:
         raise ValueError(f"{path}: not a file of ROS parameters: expected NODE: ros__parameters: ...")
     if not any(name in content for name in NODE_KEYS):
         raise ValueError(
-            f"{path}: parameters of {', '.join(map(str, content)) or 'no node'}, expected some of "
-            f"{' or '.join(NODE_KEYS)}"
+            f"{path}: parameters of {printable(', '.join(map(str, content))) or 'no node'}, expected some "
+            f"of {' or '.join(NODE_KEYS)}"
         )
     return path
 
