@@ -35,7 +35,7 @@ def outcome_of(error: Exception) -> Outcome:
         (EngineError("failed"), ERROR),
     ],
 )
-def test_an_expected_error_is_told_in_its_own_words(error, reason):
+def test_an_expected_error_keeps_its_own_words(error, reason):
     assert outcome_of(error) == Outcome(reason, str(error))
 
 

@@ -269,7 +269,8 @@ def to_actions(chunk: ActionChunk) -> NDArray[np.float64]:
     names = list(chunk.names)
     if any(name not in names for name in COLUMNS) or abs(chunk.dt - DT) > 1e-6:
         raise LinkError(
-            f"a chunk of {quoted(names)} every {chunk.dt} s: this robot takes {', '.join(COLUMNS)} every {DT} s"
+            f"a chunk of {quoted(names)} every {chunk.dt} s: this robot takes {', '.join(COLUMNS)} "
+            f"every {DT} s"
         )
     values = np.asarray(chunk.values, np.float64)
     if values.size != chunk.horizon * len(names) or not np.isfinite(values).all():
