@@ -133,4 +133,4 @@ def test_the_oldest_trajectories_are_dropped_when_too_many_are_kept(serve, monke
     assert counts == [0, 2, 2]
     result = server.result(first).result
     assert (result.termination_reason, len(result.action_chunks)) == (COMPLETED, 0)
-    assert result.message == "the trajectories are no longer kept: too many newer results"
+    assert result.message == "the trajectories were dropped: too many newer results"

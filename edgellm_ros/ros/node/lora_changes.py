@@ -51,7 +51,10 @@ class LoraChanges:
         return self._waiting[-1] if self._waiting else None
 
     def check(self, values: list[str]) -> None:
-        """Raise ValueError for a new value that cannot be loaded. Takes no time: reads no file."""
+        """Raise ValueError for a new value that cannot be loaded.
+
+        Quick enough for a callback: reads no file of an adapter.
+        """
         if values == self._requested:
             return
         if self._worker.closed:
@@ -83,7 +86,7 @@ class LoraChanges:
         self._ended.trigger()
 
     def _finish(self) -> None:
-        """Report the changes that ended; set the parameter back if the newest change failed."""
+        """Report ended changes; set the parameter back if the newest one failed."""
         while self._outcomes:
             outcome, future = self._outcomes.popleft(), self._waiting.popleft()
             if outcome.reason == COMPLETED:

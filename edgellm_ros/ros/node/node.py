@@ -7,7 +7,7 @@
     ~/plan (action) --> PlanServer --------+
 
 Configure loads the engines, activate opens the subscriptions, deactivate stops planning, cleanup frees the
-engines. Callbacks only move messages; the planning thread does the work. parts.py connects the parts.
+engines. Callbacks only move messages; the planning thread runs the engines. parts.py connects the parts.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from edgellm_ros.ros.node.parts import Parts
 from edgellm_ros.ros.node.runtime_opening import close_runtime, open_runtime
 from edgellm_ros.ros.node.speech_input import audio_type
 
-STOP_TIMEOUT_S = 5.0  # how long deactivate waits for the next token of the running plan
+STOP_TIMEOUT_S = 5.0  # for the running plan to end at its next token
 NOT_CONFIGURED = "not configured"
 
 
 def _logged(transition: Callable) -> Callable:
-    """Log the exception of a transition, which rclpy does not show."""
+    """Log the exception of a transition, which rclpy would hide."""
 
     @functools.wraps(transition)
     def wrapper(self: EdgeLLMNode, state: LifecycleState) -> TransitionCallbackReturn:
@@ -54,10 +54,10 @@ def _logged(transition: Callable) -> Callable:
 
 
 class EdgeLLMNode(LifecycleNode):
-    """Topics, services, the action and parameters are listed in docs/ros_interfaces.md."""
+    """The node; docs/ros_interfaces.md lists its interfaces and parameters."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Declare the parameters and start /diagnostics. Keyword arguments are those of LifecycleNode."""
+        """Declare the parameters and start /diagnostics; `kwargs` are for LifecycleNode."""
         super().__init__("edgellm", **kwargs)
         self._parts: Parts | None = None
         self._problem = NOT_CONFIGURED
@@ -66,7 +66,7 @@ class EdgeLLMNode(LifecycleNode):
         self.add_post_set_parameters_callback(self._on_parameters_set)
         self._refuse_impossible_transitions()
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        # Not the node's clock: diagnostics also have to come while simulated time stands still.
+        # Not the node's clock: diagnostics are published while simulated time is paused, too.
         self.create_timer(1.0, self._every_second, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     @property
@@ -111,7 +111,7 @@ class EdgeLLMNode(LifecycleNode):
 
     @_logged
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Stop planning: goals end as preempted, commands and old input are dropped."""
+        """Stop planning; end goals as preempted, drop commands and old input."""
         self.stop_planning("the node was deactivated")
         return super().on_deactivate(state)
 
@@ -123,7 +123,10 @@ class EdgeLLMNode(LifecycleNode):
 
     @_logged
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free the engines from any state; the action stays, so that clients still get their results."""
+        """Free the engines from any state.
+
+        The action remains, so that clients can still get results.
+        """
         self.stop_planning("the node shuts down")
         if self._parts is not None:
             self._parts.worker.close()
@@ -132,7 +135,7 @@ class EdgeLLMNode(LifecycleNode):
 
     @_logged
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free everything after a transition that raised; the next state is unconfigured."""
+        """Free everything after a failed transition; the next state is unconfigured."""
         self.stop_planning("the node failed")
         self._release()
         return super().on_error(state)
@@ -143,7 +146,7 @@ class EdgeLLMNode(LifecycleNode):
         super().destroy_node()
 
     def stop_planning(self, message: str) -> None:
-        """End running and waiting plans as preempted, and accept none."""
+        """End running and waiting plans as preempted, and accept no more."""
         if self._parts is not None and not self._parts.stop(message, STOP_TIMEOUT_S):
             self.get_logger().warning(f"the running plan did not end within {STOP_TIMEOUT_S:g} s")
 
@@ -155,9 +158,9 @@ class EdgeLLMNode(LifecycleNode):
             close_runtime(parts.runtime, self.parameters, self.get_logger())
 
     def _refuse_impossible_transitions(self) -> None:
-        """Answer a transition that the present state does not have with success = False.
+        """Answer requests for a transition that the present state does not allow.
 
-        rclpy lets the state machine's exception leave the service callback, which would end the node.
+        rclpy would let the state machine's exception leave the service callback and end the node.
         """
         change_state = self._service_change_state.callback
 

@@ -94,19 +94,19 @@ SPECS: dict[str, Spec] = {
         choices=("command", "image"),
     ),
     "queue_size": Spec(
-        4, "Goals that may wait while another one runs; more end with an error.", 0, 1000, fixed=True
+        4, "Maximum number of waiting goals; further goals end with an error.", 0, 1000, fixed=True
     ),
     "service_depth": Spec(
         SERVICE_DEPTH,
-        "Requests and answers that the queues of the action and of each service hold (QoS depth); with more "
-        "unread ones the oldest are lost. Clients need the same depth.",
+        "QoS depth of the action and of each service: the number of unread requests or answers beyond which "
+        "the oldest are lost. Clients need the same depth.",
         1,
         10_000,
         fixed=True,
     ),
     "result_timeout": Spec(
         900.0,
-        "Time in seconds that the result of a goal is kept after its end for clients that ask late.",
+        "Time in seconds for which a goal's result can be requested after its end.",
         1.0,
         86_400.0,
         fixed=True,
@@ -137,8 +137,10 @@ SPECS: dict[str, Spec] = {
         1_000_000,
         fixed=True,
     ),
-    "prefix_cache_file": Spec("", "File that keeps the prefix cache between runs; empty = none.", fixed=True),
-    "system_prompt": Spec("", "System prompt of requests that have none of their own."),
+    "prefix_cache_file": Spec(
+        "", "File that stores the prefix cache between runs; empty = none.", fixed=True
+    ),
+    "system_prompt": Spec("", "System prompt of requests without their own."),
     "action_samples": Spec(1, "Trajectories sampled per command; 0 = text only.", 0, 1024),
     "denoise_steps": Spec(
         0, "Euler steps of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
@@ -150,9 +152,9 @@ SPECS: dict[str, Spec] = {
         MAX_INT64,
         fixed=True,
     ),
-    "seed": Spec(0, "Seed of token sampling for requests that have none of their own.", 0, MAX_INT64),
+    "seed": Spec(0, "Seed of token sampling for requests without their own.", 0, MAX_INT64),
     "max_tokens": Spec(
-        96, "Maximum answer length in tokens for requests that have no limit of their own.", 1, MAX_INT32
+        96, "Maximum answer length in tokens for requests without their own limit.", 1, MAX_INT32
     ),
     "temperature": Spec(
         0.0,
@@ -171,7 +173,7 @@ SPECS: dict[str, Spec] = {
         0.95,
     ),
     "utterance.pre_roll": Spec(
-        0.3, "Audio kept before and after the speech of an utterance, in seconds.", 0.0, 0.5
+        0.3, "Audio included before and after the speech of an utterance, in seconds.", 0.0, 0.5
     ),
     "utterance.hang_over": Spec(0.8, "Silence that ends an utterance, in seconds.", 0.1, 5.0),
     "utterance.min_speech": Spec(
@@ -179,7 +181,7 @@ SPECS: dict[str, Spec] = {
     ),
     "utterance.max_length": Spec(
         10.0,
-        "Maximum length of an utterance in seconds; the rest is skipped up to the next silence.",
+        "Maximum length of an utterance in seconds; the sound up to the next silence is skipped.",
         1.0,
         60.0,
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a configured node, and how they are connected."""
+"""The parts of a configured node and their connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
 class Parts:
-    """Everything that exists from configure to cleanup. Each part knows only those made before it."""
+    """Everything that exists from configure to cleanup.
+
+    Each part refers only to parts made before it.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Parts:
         voice: VoiceActivity | None,
         parameters: LiveParameters,
     ) -> None:
-        """Make the topics, services and the action of `node`, and start the planning thread.
+        """Make topics, services and the action, and start the planning thread.
 
         `voice` is None for an engine without audio encoder.
         """
@@ -73,16 +76,19 @@ class Parts:
         self.plan_server.accepts = True
 
     def stop(self, message: str, timeout_s: float) -> bool:
-        """End running and waiting plans as preempted, and accept none.
+        """End running and waiting plans as preempted, and accept no more.
 
-        False if the running plan did not end within `timeout_s`; it ends by itself at its next token.
+        False if the running plan did not end within `timeout_s`; it still ends at its next token.
         """
         self.plan_server.accepts = False
         self.inputs.close()
         return self.worker.stop_all(PREEMPTED, message, timeout_s)
 
     def destroy(self) -> None:
-        """End the planning thread and remove topics, services and the action; the runtime stays open."""
+        """End the planning thread and remove topics, services and the action.
+
+        The runtime remains open.
+        """
         self.worker.close()
         self.loras.destroy()
         self.plan_server.destroy()

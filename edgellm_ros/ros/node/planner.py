@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one plan: frame, odometry and command in; text, action chunks and paths out, all as messages.
+"""Makes one plan from messages: from frame, odometry and command to text, action chunks and paths.
 
 Runs on the planning thread, the only thread that blocks.
 """
@@ -34,7 +34,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationRespo
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """What to plan.
+    """The inputs of one plan.
 
     `sampling` and `sound` are called when the plan starts, so that their errors end this plan.
     """
@@ -53,7 +53,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A finished plan as messages, and what the overlay is drawn from."""
+    """A finished plan as messages, with the paths and the frame of the overlay."""
 
     generation: Generation
     action_chunks: list[ActionChunk]
@@ -63,7 +63,10 @@ class Plan:
 
 
 class Planner:
-    """Runs jobs whose request is a `PlanRequest`, or a function for other work with the runtime."""
+    """Runs jobs whose request is a `PlanRequest`, or a function.
+
+    A function does other work with the runtime.
+    """
 
     def __init__(
         self,
@@ -137,14 +140,15 @@ class Planner:
         return (request.sound(),)
 
     def _frames(self, request: PlanRequest) -> tuple[Frame, ...]:
-        """Return the camera frames to plan on. StaleInputError if one is too old or in the future."""
+        """Return the camera frames to plan on.
+
+        StaleInputError for a frame that is missing, too old or stamped in the future.
+        """
         frames = request.frames
         if frames is None:
             newest = self._trigger.frame
             if newest is None and self._runtime.config.vision is not None:
-                raise StaleInputError(
-                    "the request brings no image and no camera frame has arrived on ~/image"
-                )
+                raise StaleInputError("the request has no image, and no camera frame has arrived on ~/image")
             frames = () if newest is None else (newest,)
         parameters, now = self._parameters.current, self._clock.now().nanoseconds
         for frame in frames:
@@ -161,14 +165,17 @@ class Planner:
         return min(headers, key=lambda header: to_nanoseconds(header.stamp))
 
     def _history(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray | None, float | None]:
-        """Return past poses and speed at the time of the oldest frame; (None, None) without action head."""
+        """Return past poses and speed at the time of the oldest frame.
+
+        (None, None) for an engine without action head.
+        """
         action = self._runtime.config.action
         if action is None:
             return None, None
         parameters = self._parameters.current
         points, dt = action.trajectory_history.num_points, action.trajectory_history.dt
         times = [frame.time for frame in frames if frame.time is not None]
-        if not times or len(times) < len(frames):  # no time to align with: where the robot is now
+        if not times or len(times) < len(frames):  # no time to align with: use the newest state
             now = self._clock.now().nanoseconds
             return self._odometry.newest_state(now, points, dt, parameters.max_input_age)
         stamp = min(times) / NANOSECONDS

@@ -25,7 +25,7 @@ from edgellm_ros.srv import GetMetrics, ListLoras, SaveSystemPrompt, SetNoiseSee
 
 
 class Services:
-    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics."""
+    """All services of the node except those of its lifecycle and parameters."""
 
     def __init__(
         self,
