@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end a process: the first in an orderly way, a late second one at once."""
+"""Signals that end a process: the first in order, a late second one at once."""
 
 from __future__ import annotations
 

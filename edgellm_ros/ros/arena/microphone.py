@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The microphone of the robot in the arena: publishes recordings on edgellm/audio, in simulated time."""
+"""The microphone of the robot in the arena: publishes recordings.
+
+They go to edgellm/audio, in simulated time.
+"""
 
 from __future__ import annotations
 

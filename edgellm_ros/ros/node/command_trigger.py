@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs commands with camera frames, in either order of arrival; each pair is planned once."""
+"""Pairs commands with camera frames; each pair is planned once."""
 
 from __future__ import annotations
 

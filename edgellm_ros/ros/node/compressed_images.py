@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts JPEG and PNG files to RGB arrays; checks size and completeness before decoding."""
+"""Converts JPEG and PNG files to RGB arrays.
+
+Size and completeness are checked before decoding.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts camera messages to RGB arrays and back; checks every field of a message before its use.
+"""Converts camera messages to RGB arrays and back.
 
-Encodings are those of sensor_msgs/image_encodings.hpp; OpenCV converts them.
+Every field of a message is checked before its use. Encodings are those of sensor_msgs/image_encodings.hpp;
+OpenCV converts them.
 """
 
 from __future__ import annotations

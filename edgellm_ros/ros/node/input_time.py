@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of an input (ns of the node's clock), and checks that the time is recent."""
+"""The time of an input (ns of the node's clock), and checks of its age."""
 
 from __future__ import annotations
 

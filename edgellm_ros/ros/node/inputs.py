@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input topics of the node. Callbacks store and forward messages; only the newest frame is stored."""
+"""Input topics of the node.
+
+Callbacks store and forward messages; only the newest frame is stored.
+"""
 
 from __future__ import annotations
 

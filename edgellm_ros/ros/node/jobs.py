@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes jobs for the planning thread from commands and goals; routes progress and outcomes."""
+"""Makes jobs for the planning thread from commands and goals.
+
+Routes the progress and the outcome of each job.
+"""
 
 from __future__ import annotations
 

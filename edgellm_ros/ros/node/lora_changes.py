@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New values of the parameter `loras` while the node is configured: checked at once, loaded in turn."""
+"""New values of the parameter `loras` while the node is configured.
+
+Each is checked at once, and loaded in turn with the plans.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The value of the parameter `loras`: adapters as NAME=DIR, and the change from one value to another."""
+"""The value of the parameter `loras`, and the change from one value to another."""
 
 from __future__ import annotations
 

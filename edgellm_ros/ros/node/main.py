@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the node as a process: `edgellm_node`, or `python -m edgellm_ros.ros.node.main`.
+"""Runs the node as a process: `edgellm_node`, or the module itself.
 
 SIGINT and SIGTERM end the node with exit code 0, after the clients of running goals have received their
 results. rclpy's own signal handlers would invalidate the context first, so that no result could be sent.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters, rates and latencies of the node, for ~/get_metrics and /diagnostics. Thread-safe."""
+"""Counters, rates and latencies of the node, for ~/get_metrics and /diagnostics.
+
+Thread-safe.
+"""
 
 from __future__ import annotations
 

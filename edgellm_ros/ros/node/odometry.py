@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectory history from odometry: past poses in the robot's base frame at the time of a frame."""
+"""Trajectory history from odometry: past poses in the robot's base frame."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declares the node's parameters and checks new values: all values that pass make a valid request."""
+"""Declares the node's parameters and checks new values.
+
+All values that pass make a valid request.
+"""
 
 from __future__ import annotations
 

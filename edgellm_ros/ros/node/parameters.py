@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of the node: the table of declarations, and a snapshot of their values."""
+"""Parameters of the node: table of declarations, snapshot of their values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action ~/plan: queues goals for the worker, and returns progress and outcome to the client."""
+"""The action ~/plan: queues goals, returns progress and outcome to the client."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one plan from messages: from frame, odometry and command to text, action chunks and paths.
+"""Makes one plan: from frame, odometry and command to text and trajectories.
 
 Runs on the planning thread, the only thread that blocks.
 """

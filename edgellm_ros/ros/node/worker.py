@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning thread: one request in flight, a bounded queue of goals, and one waiting topic request.
+"""The planning thread and its queue.
 
-Goals run in the order of their arrival. A topic request (from ~/command or ~/image) runs when no goal waits;
-only the newest topic request is stored.
+One job runs; behind it wait a bounded queue of goals and one topic request. Goals run in the order of their
+arrival. A topic request (from ~/command or ~/image) runs when no goal waits; only the newest one is stored.
 """
 
 from __future__ import annotations
