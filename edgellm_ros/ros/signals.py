@@ -33,6 +33,15 @@ def call_on_signal(callback: Callable[[], None]) -> None:
     threading.Thread(target=_watch, args=(reader, writer, callback), name="signals", daemon=True).start()
 
 
+def ignore_signals() -> None:
+    """Ignore SIGINT and SIGTERM for the rest of the process, whose exit code is decided.
+
+    Python restores the default actions while it ends: a late signal would replace the exit code.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _watch(reader: socket.socket, writer: socket.socket, callback: Callable[[], None]) -> None:
     """Read the numbers of arriving signals.
 

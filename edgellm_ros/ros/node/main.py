@@ -21,7 +21,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from edgellm_ros.echo import escaped
 from edgellm_ros.ros.node.node import EdgeLLMNode
-from edgellm_ros.ros.signals import call_on_signal
+from edgellm_ros.ros.signals import call_on_signal, ignore_signals
 
 FAREWELL_S = 1.0  # at most, for running goals to end and get their results
 DELIVERY_S = 0.1  # for the middleware to send these results
@@ -51,6 +51,7 @@ def main(args: Sequence[str] | None = None) -> int:
             node.destroy_node()
     finally:
         rclpy.try_shutdown()
+        ignore_signals()
     return 0
 
 
