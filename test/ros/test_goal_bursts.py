@@ -29,7 +29,7 @@ def node(start_node, peer, arena_engine):
 
 @pytest.fixture
 def clients(node, peer):
-    """Clients with the depth that the documentation asks for, one for each goal of a wave."""
+    """Clients with the documented depth, one for each goal of a wave."""
     made = [ActionClient(peer.node, Plan, "/edgellm/plan", **action_services_qos()) for _ in range(CLIENTS)]
     peer.wait(lambda: all(client.server_is_ready() for client in made), "action server")
     yield made
@@ -38,7 +38,10 @@ def clients(node, peer):
 
 
 def ask_until_answered(peer, questions: list[Callable[[], Any]]) -> list[Any]:
-    """Ask each question again until it is answered: answers to a client not yet discovered are lost."""
+    """Repeat each request until its answer arrives.
+
+    Answers to a client that is not yet discovered are lost.
+    """
     futures = [ask() for ask in questions]
 
     def retry() -> bool:

@@ -108,7 +108,7 @@ class Bench:
             self.executor.spin_once(timeout_sec=0.02)
 
     def call(self, kind, **request: str):
-        """The future of a service call that the node has received."""
+        """The future of a service call."""
         return self._clients[kind].call_async(kind.Request(**request))
 
     def spin(self, seconds: float) -> None:
@@ -117,7 +117,7 @@ class Bench:
             self.executor.spin_once(timeout_sec=0.02)
 
     def names(self) -> list[str]:
-        """The answer of ~/list_loras, which comes after all changes."""
+        """The answer of ~/list_loras, which waits for all changes."""
         future = self.call(ListLoras)
         self.spin_until(future.done)
         return list(future.result().names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of parameters: what a range allows works, what it does not allow is refused in plain words."""
+"""The table of parameters: allowed values work, others are refused with a clear reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(**changes: object) -> Parameters:
 
 
 def check(name: str, value: object) -> str:
-    """Why the node refuses the value; empty if it takes it."""
+    """The reason why the node refuses the value; empty for an accepted value."""
     return check_parameters([Parameter(name, value=value)], read(), configured=False).reason
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action server by itself: what it keeps of a goal that ended, and for how long."""
+"""The action server alone: how long it stores which results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgellm_ros.ros.node.worker import COMPLETED, Job, Outcome, PlanWorker
 
 
 class Server:
-    """A plan server whose plans have the goal's number of trajectories, and a client of it."""
+    """A client, and a plan server whose plans have the goal's number of trajectories."""
 
     def __init__(self, peer, result_timeout: float) -> None:
         parameters = SimpleNamespace(service_depth=100, result_timeout=result_timeout)

@@ -23,7 +23,7 @@ SYSTEM = "you are a polite robot and you answer in one short sentence"
 
 @pytest.fixture(scope="module")
 def node(start_node, peer, arena_engine, tmp_path_factory):
-    """The node, configured but not active; the file in which it keeps its prompts."""
+    """The node, configured but not active; the file of its prefix cache."""
     kept = tmp_path_factory.mktemp("kept") / "prompts"
     start_node(engine_dir=arena_engine, prefix_cache_file=kept, max_input_age=3.0, plan_timeout=30.0)
     peer.wait(lambda: peer.transition("configure"), "configuration")

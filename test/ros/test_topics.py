@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands, frames and odometry on topics: what is planned when, and what is published."""
+"""Commands, frames and odometry on topics: when the node plans, and what it publishes."""
 
 from __future__ import annotations
 
