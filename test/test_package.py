@@ -157,7 +157,7 @@ def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
         for path in (*SOURCES, *PACKAGE.rglob("*.cu"), *PACKAGE.rglob("*.cuh")):
             assert path.relative_to(ROOT).as_posix() in names
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
-        assert "edgellm = edgellm_ros.cli:main" in archive.read(entry_points).decode()
+        assert "edgellm = edgellm_ros.__main__:main" in archive.read(entry_points).decode()
         (metadata,) = (name for name in names if name.endswith("METADATA"))
         assert "rclpy" not in archive.read(metadata).decode()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ROS helpers of every room: times in nanoseconds, QoS of services, and waiting for messages."""
+"""ROS helpers: times in nanoseconds, QoS of services, waiting for messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_TIME, MAX_TIME = -(2**31) * NANOSECONDS, 2**31 * NANOSECONDS - 1
 
 
 def to_time(stamp: int) -> Time:
-    """Convert nanoseconds to a ROS time; beyond what it can hold, the nearest one (its seconds are int32)."""
+    """Convert nanoseconds to the nearest ROS time (whose seconds are int32)."""
     stamp = min(max(stamp, MIN_TIME), MAX_TIME)
     return Time(sec=stamp // NANOSECONDS, nanosec=stamp % NANOSECONDS)
 
@@ -28,21 +28,22 @@ def to_nanoseconds(stamp: Time) -> int:
 
 
 def services_qos(depth: int = SERVICE_DEPTH) -> QoSProfile:
-    """Return the QoS of a service, or of its client, that holds `depth` requests or answers."""
+    """Return the QoS of a service or client for `depth` unread messages."""
     return QoSProfile(depth=depth)
 
 
 def action_services_qos(depth: int = SERVICE_DEPTH) -> dict[str, QoSProfile]:
-    """Return the arguments that give the services of an ActionServer or ActionClient this depth.
+    """Return arguments for an ActionServer or ActionClient: the QoS of its services.
 
-    The clients of a service share one topic for its answers: each one's reader holds the answers to all.
+    The clients of a service share one topic for its answers: the reader of each client receives the answers
+    to all clients.
     """
     names = ("goal", "result", "cancel")
     return {f"{name}_service_qos_profile": services_qos(depth) for name in names}
 
 
 def spin_until(executor: Executor, done: Callable[[], Any], timeout_s: float) -> bool:
-    """Run callbacks on this thread until `done()` or for `timeout_s`; return whether it is done."""
+    """Run callbacks on this thread until `done()` or for `timeout_s`; return `done()`."""
     deadline = time.monotonic() + timeout_s
     while not done():
         left = deadline - time.monotonic()

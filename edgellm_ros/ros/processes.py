@@ -22,16 +22,16 @@ import edgellm_ros
 
 NODE_MODULE = "edgellm_ros.ros.node.main"
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
-# A DDS participant listens at 7400 + 250 * domain and a little above. Above 101 these ports meet those that
-# Linux gives to outgoing connections.
+_LIBC = ctypes.CDLL(None)  # loaded before any fork: between fork and exec, loading may deadlock
+# A DDS participant listens at 7400 + 250 * domain and a little above. Domains above 101 use ports that Linux
+# assigns to outgoing connections.
 _PORT_BASE, _PORT_GAIN, _LAST_DOMAIN = 7400, 250, 101
 
 
 class Child:
     """A Python module run as a process of its own, its output in a log file.
 
-    It gets no Ctrl-C of the terminal (its parent decides when it ends) and is killed by the kernel if the
+    Ctrl-C of the terminal does not reach the child: its parent ends it. The kernel kills the child if the
     parent dies.
     """
 
@@ -68,7 +68,7 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, timeout_s: float = 5.0) -> int:
-        """Ask the child to end as Ctrl-C would, kill it after `timeout_s`; return the exit code."""
+        """End the child as Ctrl-C would, kill it after `timeout_s`; return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
@@ -82,7 +82,7 @@ class Child:
 
 
 def ros_environment(domain: int) -> dict[str, str]:
-    """Return this process's environment with a ROS domain of this computer only."""
+    """Return this process's environment with a ROS domain limited to this computer."""
     source = str(Path(edgellm_ros.__file__).resolve().parents[1])
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
@@ -113,10 +113,10 @@ def ros_arguments(parameters: Mapping[str, str | int | float | bool]) -> list[st
 
 
 def split_ros_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into own arguments and those for rclpy.
+    """Split a command line into the program's arguments and rclpy's.
 
-    Those for rclpy are `--ros-args ... [--]`. rcl also takes `FROM:=TO` outside of `--ros-args` for a
-    remapping rule, with a warning that this is deprecated. The second list is safe to give to `rclpy.init`.
+    rclpy's arguments are `--ros-args ... [--]`; only they may be passed to `rclpy.init`, because rcl reads
+    `FROM:=TO` outside of `--ros-args` as a remapping rule and warns that this is deprecated.
     """
     own: list[str] = []
     ros: list[str] = []
@@ -133,7 +133,7 @@ def split_ros_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM takes the same way out as Ctrl-C."""
+    """Raise KeyboardInterrupt on SIGTERM, as on Ctrl-C, while the context lasts."""
 
     def interrupt(signum, frame) -> None:
         raise KeyboardInterrupt
@@ -153,7 +153,7 @@ def own_domain() -> Iterator[int]:
     """
     for offset in range(_LAST_DOMAIN):
         domain = 1 + (os.getpid() + offset) % _LAST_DOMAIN
-        # The lock keeps out others who ask here; the port tells whether anybody else is there.
+        # The lock excludes other calls of this function; a port in use shows that other nodes are there.
         path = Path(tempfile.gettempdir()) / f"edgellm_domain_{domain}.{os.getuid()}.lock"
         with path.open("w") as lock:
             try:
@@ -179,11 +179,11 @@ def _port_is_free(port: int) -> bool:
 def _begin_child(parent: int) -> None:
     """Prepare the child process before it executes another program.
 
-    SIGINT ends the child, although a shell that runs the parent in the background has it ignored; SIGKILL
-    ends the child when its parent ends (Linux only).
+    SIGINT ends the child, even if the parent ignores SIGINT because a shell runs it in the background. The
+    kernel sends SIGKILL to the child when the parent ends (Linux only).
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the line above
+        if os.getppid() != parent:  # the parent ended before the line above
             os._exit(1)

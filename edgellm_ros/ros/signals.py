@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end a process: orderly at the first, at once at a late second one."""
+"""Signals that end a process: the first in order, a late second one at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A terminal signals the whole process group, and `ros2 launch` or another supervisor its children once more:
-# signals this close together are one request.
+# A terminal signals the whole process group, and `ros2 launch` or another supervisor signals its children
+# again: signals this close together count as one.
 SAME_REQUEST_S = 2.0
 
 
@@ -21,9 +21,9 @@ def call_on_signal(callback: Callable[[], None]) -> None:
     """Call `callback` from another thread at the first SIGINT or SIGTERM.
 
     To be called from the main thread. Signals within the next 2 s are ignored; a later one ends the process
-    at once with exit code 128 + signal. The main thread may be inside the middleware or a library that
-    loads engines, where Python's own handlers do not run. The wakeup file descriptor is written by the C
-    handler, whichever thread gets the signal.
+    at once with exit code 128 + signal. While the main thread is inside the middleware or a library that
+    loads engines, Python's own handlers do not run: a thread reads the wakeup file descriptor, to which the C
+    handler writes on any thread.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -33,10 +33,19 @@ def call_on_signal(callback: Callable[[], None]) -> None:
     threading.Thread(target=_watch, args=(reader, writer, callback), name="signals", daemon=True).start()
 
 
-def _watch(reader: socket.socket, writer: socket.socket, callback: Callable[[], None]) -> None:
-    """Read the numbers of the signals as they come.
+def ignore_signals() -> None:
+    """Ignore SIGINT and SIGTERM for the rest of the process, whose exit code is decided.
 
-    `writer` is held so that it stays open.
+    Python restores the default actions while it ends: a late signal would replace the exit code.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _watch(reader: socket.socket, writer: socket.socket, callback: Callable[[], None]) -> None:
+    """Read the numbers of arriving signals.
+
+    The reference to `writer` prevents its closing.
     """
     with reader, writer:
         _next_signal(reader)
@@ -52,5 +61,5 @@ def _watch(reader: socket.socket, writer: socket.socket, callback: Callable[[], 
 def _next_signal(reader: socket.socket) -> int:
     while True:
         number = reader.recv(1)[0]
-        if number in SIGNALS:  # others with a Python handler wake it too
+        if number in SIGNALS:  # other signals with a Python handler are written too
             return number

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node as a process of its own, a peer that talks to it, and a scene to talk about.
+"""The node as its own process, a peer that talks to the node, and a scene.
 
 Every module has its own ROS domain and its own node, so that modules do not hear each other.
 """
@@ -20,7 +20,7 @@ MISSING = [name for name in ("rclpy", "edgellm_ros.msg") if find_spec(name) is N
 
 
 class ModuleWithoutRos(pytest.Module):
-    """Skipped if it cannot be imported where ROS is missing."""
+    """A test module that is skipped where ROS is missing."""
 
     def collect(self):
         try:
@@ -43,14 +43,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @dataclass(frozen=True)
 class Scene:
-    """What the robot sees, and a command that makes it drive."""
+    """A camera frame, and a command that makes the robot drive."""
 
     pixels: np.ndarray
     command: str
 
 
 @pytest.fixture(scope="session")
-def sight() -> Scene:
+def scene() -> Scene:
     from edgellm_ros.arena.episode import make_episode
     from edgellm_ros.arena.renderer import render
 
@@ -96,7 +96,7 @@ def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
 
 @pytest.fixture(scope="module")
 def node(start_node, peer, arena_engine):
-    """The node, active, with the demo's engines, and patient with a computer that has other things to do."""
+    """The node, active, with the demo's engines, and limits for a busy computer."""
     child = start_node(engine_dir=arena_engine, autostart="true", max_input_age=3.0, plan_timeout=30.0)
     peer.connect()
     return child

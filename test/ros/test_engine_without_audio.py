@@ -22,7 +22,7 @@ def test_sound_on_the_topic_is_counted_and_refused(peer):
     peer.sound(b"\0\0")
     peer.wait(lambda: peer.metrics()["audio_refused"] == before + 1, "refused sound")
     status = peer.status("inputs")
-    assert f"~/audio: {DEAF}, sound is not used" in status.message
+    assert f"~/audio: {DEAF}: sound is ignored" in status.message
     assert "audio_refused" in [pair.key for pair in status.values]
 
 

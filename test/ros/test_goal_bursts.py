@@ -29,7 +29,7 @@ def node(start_node, peer, arena_engine):
 
 @pytest.fixture
 def clients(node, peer):
-    """Clients with the depth that the documentation asks for, one for each goal of a wave."""
+    """Clients with the documented depth, one for each goal of a wave."""
     made = [ActionClient(peer.node, Plan, "/edgellm/plan", **action_services_qos()) for _ in range(CLIENTS)]
     peer.wait(lambda: all(client.server_is_ready() for client in made), "action server")
     yield made
@@ -38,7 +38,10 @@ def clients(node, peer):
 
 
 def ask_until_answered(peer, questions: list[Callable[[], Any]]) -> list[Any]:
-    """Ask each question again until it is answered: answers to a client not yet discovered are lost."""
+    """Repeat each request until its answer arrives.
+
+    Answers to a client that is not yet discovered are lost.
+    """
     futures = [ask() for ask in questions]
 
     def retry() -> bool:
@@ -53,10 +56,10 @@ def ask_until_answered(peer, questions: list[Callable[[], Any]]) -> list[Any]:
     return [future.result() for future in futures]
 
 
-def test_every_client_of_a_burst_gets_its_result(peer, clients, sight):
-    peer.frame(sight.pixels)
+def test_every_client_of_a_burst_gets_its_result(peer, clients, scene):
+    peer.frame(scene.pixels)
     peer.wait(lambda: peer.metrics()["frames_received"], "frame")
-    goal = Plan.Goal(prompt=sight.command, action_samples=0)
+    goal = Plan.Goal(prompt=scene.command, action_samples=0)
     goal.sampling.max_tokens = 1
     handles = ask_until_answered(peer, [lambda c=client: c.send_goal_async(goal) for client in clients])
     ask_until_answered(peer, [handle.get_result_async for handle in handles])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs end with the last one who needs them, and so do the frames and sounds that they carry."""
+"""Jobs are freed after their last use, together with their frames and sounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgellm_ros.runtime.request import Progress
 
 
 def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
-    """A job of the factory; nobody listens to what it tells."""
+    """A job of the factory whose progress and outcome are discarded."""
     parameters = SimpleNamespace(
         system_prompt="", action_samples=1, denoise_steps=0, plan_timeout=plan_timeout
     )
@@ -39,7 +39,7 @@ def no_collection():
     gc.enable()
 
 
-def test_a_job_that_ended_is_freed_with_its_frame_and_sound_without_garbage_collection(no_collection):
+def test_an_ended_job_is_freed_with_its_frame_and_sound_without_gc(no_collection):
     frame, sound = np.zeros((4, 4, 3), np.uint8), Sound(np.zeros(16, np.float32), 16000)
     left = [weakref.ref(frame), weakref.ref(sound)]
     job = job_of(Command(sound=sound), frame)

@@ -27,14 +27,14 @@ def flat(values: dict, prefix: str = "") -> dict:
 
 
 class Recorded:
-    """Stands for any class of `launch` and `launch_ros`: keeps what it was made with."""
+    """Replaces any class of `launch` and `launch_ros`; stores its arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.kind, self.args, self.kwargs = type(self).__name__, args, kwargs
 
 
 class AnyModule(ModuleType):
-    """Stands for a module of `launch` or `launch_ros`: every name in it is a `Recorded`."""
+    """Replaces a module of `launch` or `launch_ros`; every name is a `Recorded`."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

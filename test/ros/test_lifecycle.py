@@ -47,8 +47,8 @@ def active(unconfigured, peer, arena_engine):
 
 
 @pytest.fixture
-def goal(sight):
-    return Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+def goal(scene):
+    return Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)])
 
 
 def remove_weights(directory):
@@ -165,8 +165,9 @@ class TestParameters:
             ("max_input_age", -1.0, "max_input_age"),
             ("max_input_age", float("nan"), "max_input_age out of range"),
             ("queue_size", -1, "queue_size"),
-            ("top_p", 0.0, "top_p out of range Min: 1e-06, Max: 1.0, value: 0.0"),
-            ("temperature", 100.00001, "temperature must be from 0.0 to 100.0, got 100.00001"),
+            ("top_p", 0.0, "top_p out of range Min: 1e-30, Max: 1.0, value: 0.0"),
+            ("temperature", 1000000.1, "temperature must be from 0.0 to 1000000.0, got 1000000.1"),
+            ("temperature", 1e-9, "temperature must be 0 or a number from 1e-06 to 1e+06, got 1e-09"),
             ("frame_id", "/base_link", "frame_id must be a TF frame: not empty, no leading '/'"),
             ("autostart", True, "autostart"),
             ("plan_timeout", 3, "expected 'Type.DOUBLE' got 'Type.INTEGER'"),
@@ -193,7 +194,7 @@ class TestParameters:
 class TestImageTransport:
     @pytest.mark.parametrize("extension", ["png", "jpeg"])
     def test_compressed_frames_are_planned_on(
-        self, unconfigured, peer, domain, arena_engine, sight, extension
+        self, unconfigured, peer, domain, arena_engine, scene, extension
     ):
         peer.set_parameter("engine_dir", str(arena_engine))
         peer.set_parameter("image_transport", "compressed")
@@ -201,9 +202,9 @@ class TestImageTransport:
         assert peer.transition("configure")
         assert peer.transition("activate")
         camera.connect()
-        data = cv2.imencode(f".{extension}", sight.pixels[..., ::-1])[1].tobytes()
+        data = cv2.imencode(f".{extension}", scene.pixels[..., ::-1])[1].tobytes()
         camera.compressed_frame(data, extension)
-        camera.command(sight.command)
+        camera.command(scene.command)
         camera.wait(lambda: camera.received["generation"], "plan")
         camera.close()
         assert peer.transition("deactivate")
@@ -272,9 +273,20 @@ class TestEnd:
         assert child.stop() == 0
         assert "Traceback" not in child.log.read_text()
 
-    def test_a_wrong_parameter_at_start_is_one_line_and_exit_code_2(self, start_node):
-        child = start_node(plan_on="whistle")
+    @pytest.mark.parametrize(
+        "name, value, reason",
+        [
+            ("plan_on", "whistle", "plan_on must be one of command, image, got 'whistle'"),
+            (
+                "temperature",
+                '"\\e[31mred"',
+                "Trying to set parameter 'temperature' to '\\x1b[31mred' of type 'STRING', "
+                "expecting type 'DOUBLE': temperature",
+            ),
+            ("temperature", "1.0e-9", "temperature must be 0 or a number from 1e-06 to 1e+06, got 1e-09"),
+        ],
+    )
+    def test_a_wrong_parameter_at_start_is_one_line_and_exit_code_2(self, start_node, name, value, reason):
+        child = start_node(**{name: value})
         assert child.process.wait(20) == 2
-        assert child.log.read_text().splitlines() == [
-            "edgellm_node: error: plan_on must be one of command, image, got 'whistle'"
-        ]
+        assert child.log.read_text().splitlines() == [f"edgellm_node: error: {reason}"]

@@ -9,6 +9,7 @@ import shutil
 import pytest
 from edgellm_ros.action import Plan
 from edgellm_ros.srv import ListLoras, SwitchLora
+from rcl_interfaces.srv import GetParameters
 
 from edgellm_ros.ros.node.loras import change_loras
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -22,8 +23,9 @@ MAX_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def directories(tiny_checkpoint, tmp_path_factory):
-    """Adapters with random weights: strong enough to be seen; `broken` has lost its tensors, `foreign` is
-    another model's.
+    """Adapters with random weights: strong enough to change answers.
+
+    `broken` has lost its tensors, `foreign` belongs to another model.
     """
     from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
 
@@ -69,10 +71,10 @@ def fresh(node, peer, engine, directories):
 
 
 @pytest.fixture(scope="module")
-def texts(engine, directories, sight):
+def texts(engine, directories, scene):
     """What each adapter answers in process; "" is the base model."""
     one = LLMGenerationRequest(
-        sight.command, images=(sight.pixels,), sampling=SamplingParams(max_tokens=MAX_TOKENS)
+        scene.command, images=(scene.pixels,), sampling=SamplingParams(max_tokens=MAX_TOKENS)
     )
     names = {name: directories[name] for name in ("wild", "odd", "late")}
     with LLMInferenceRuntime(engine, lora_dirs=names) as runtime:
@@ -84,8 +86,8 @@ def texts(engine, directories, sight):
 
 
 @pytest.fixture
-def goal(sight):
-    goal = Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)], action_samples=0)
+def goal(scene):
+    goal = Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)], action_samples=0)
     goal.sampling.max_tokens = MAX_TOKENS
     return goal
 
@@ -114,15 +116,15 @@ def test_goals_get_the_adapter_they_name_or_the_active_one(fresh, peer, goal, te
     assert answer(peer, goal) == (texts["odd"], "odd")
 
 
-def test_a_switch_counts_for_goals_and_commands(fresh, peer, goal, texts, sight):
+def test_a_switch_counts_for_goals_and_commands(fresh, peer, goal, texts, scene):
     for name in ("wild", "", "odd"):
         assert peer.call(SwitchLora, "switch_lora", name=name).success
         assert listed(peer)[1] == name
         assert answer(peer, goal) == (texts[name], name)
     peer.call(SwitchLora, "switch_lora", name="wild")
     peer.clear()
-    peer.frame(sight.pixels)
-    peer.command(sight.command)
+    peer.frame(scene.pixels)
+    peer.command(scene.command)
     generation = peer.wait(lambda: peer.received["generation"], "generation")[0]
     assert generation.lora == "wild"
     assert generation.text.startswith(texts["wild"][:20])
@@ -153,8 +155,8 @@ def test_a_goal_with_an_unknown_adapter_ends_with_an_error_and_the_node_goes_on(
 def test_an_adapter_is_loaded_and_removed_while_the_node_runs(fresh, peer, goal, texts, directories):
     both = [f"odd={directories['odd']}", f"late={directories['late']}"]
     assert peer.set_parameter("loras", both).successful
-    assert listed(peer) == (["late", "odd", "wild"], "odd")
     assert answer(peer, goal, "late") == (texts["late"], "late")
+    assert listed(peer) == (["late", "odd", "wild"], "odd")
     assert peer.set_parameter("loras", both[:1]).successful
     assert listed(peer) == (["odd", "wild"], "odd")
     goal.lora = "late"
@@ -163,8 +165,8 @@ def test_an_adapter_is_loaded_and_removed_while_the_node_runs(fresh, peer, goal,
 
 def test_a_change_of_which_one_part_fails_changes_nothing(engine, directories):
     with LLMInferenceRuntime(engine) as runtime:
-        before = {"wild": directories["wild"], "nobody": directories["odd"]}
-        with pytest.raises(ValueError, match="unknown LoRA adapter 'nobody'"):
+        before = {"wild": directories["wild"], "unknown": directories["odd"]}
+        with pytest.raises(ValueError, match="unknown LoRA adapter 'unknown'"):
             change_loras(runtime, before, {"late": directories["late"]})
         assert runtime.lora_names() == ["wild"]
 
@@ -183,17 +185,15 @@ def test_the_active_adapter_cannot_be_removed(fresh, peer, directories):
 @pytest.mark.parametrize(
     ("loras", "reason"),
     [
-        ("broken={broken}", "broken/adapter_model.safetensors: damaged or cut short"),
-        ("new={foreign}", "an adapter of another model?"),
         ("new=/nowhere", "/nowhere is not a directory, expected a PEFT adapter"),
-        ("wild={late}", "adapter 'wild' is loaded already, remove it first"),
+        ("wild={late}", "adapter 'wild' is in the engine directory already: choose another name"),
         ("odd={late}", "adapter 'odd' is loaded from"),
         ("late", "loras must be strings NAME=DIR, got 'late'"),
         ("a b={late}", "an adapter's name must consist of letters"),
         ("odd={odd}", "loras names 'odd' twice"),
     ],
 )
-def test_adapters_that_cannot_be_loaded_are_refused_all_together(
+def test_values_that_cannot_be_loaded_are_refused_at_once(
     fresh, peer, goal, texts, directories, loras, reason
 ):
     wanted = [f"odd={directories['odd']}", f"late={directories['late']}", loras.format(**directories)]
@@ -203,6 +203,27 @@ def test_adapters_that_cannot_be_loaded_are_refused_all_together(
     assert not verdict.successful
     assert reason in verdict.reason
     assert listed(peer) == (["odd", "wild"], "odd")
+    assert answer(peer, goal) == (texts["odd"], "odd")
+
+
+@pytest.mark.parametrize(
+    ("loras", "reason"),
+    [
+        ("broken={broken}", "broken/adapter_model.safetensors: damaged or cut short"),
+        ("new={foreign}", "an adapter of another model?"),
+    ],
+)
+def test_after_a_failed_load_all_adapters_and_the_parameter_are_as_before(
+    fresh, peer, goal, texts, directories, loras, reason
+):
+    before = [f"odd={directories['odd']}"]
+    wanted = [*before, f"late={directories['late']}", loras.format(**directories)]
+    assert peer.set_parameter("loras", wanted).successful
+    assert listed(peer) == (["odd", "wild"], "odd")
+    values = peer.call(GetParameters, "get_parameters", names=["loras"]).values
+    assert list(values[0].string_array_value) == before
+    assert reason in fresh.log.read_text()
+    assert reason in peer.status("engine").message
     assert answer(peer, goal) == (texts["odd"], "odd")
 
 

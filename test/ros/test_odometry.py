@@ -147,12 +147,12 @@ class TestMessages:
         with pytest.raises(ValueError, match="the quaternion's length is 0, expected 1"):
             filled(bad)
 
-    def test_backward_jump_of_time_starts_anew(self):
+    def test_backward_jump_of_time_starts_a_new_history(self):
         buffer = filled(odometry(100.0, x=50.0), odometry(3.0, x=1.0))
         assert buffer.newest_stamp == pytest.approx(3.0)
         np.testing.assert_allclose(history(buffer, 3.0)[0], 0)
 
-    def test_a_long_pause_starts_anew(self):
+    def test_a_long_pause_starts_a_new_history(self):
         buffer = filled(odometry(10.0, x=0.0), odometry(15.0, x=9.0))
         np.testing.assert_allclose(history(buffer, 15.0)[0], 0)
 
@@ -176,7 +176,7 @@ class TestWaiting:
         filled(odometry(10.0)).wait_until(11.0, timeout_s=0.05)
         assert 0.04 < time.monotonic() - start < 5.0
 
-    def test_does_not_wait_where_nobody_sends(self):
+    def test_does_not_wait_without_a_publisher(self):
         start = time.monotonic()
         OdometryBuffer().wait_until(10.0, timeout_s=10.0)
         assert time.monotonic() - start < 5.0

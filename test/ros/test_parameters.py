@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of parameters: what a range allows works, what it does not allow is refused in plain words."""
+"""The table of parameters: allowed values work, others are refused with a clear reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from edgellm_ros.action import Plan
 from rclpy.parameter import Parameter
 
 from edgellm_ros.ros.node.messages import sampling_from_goal, sampling_from_parameters
-from edgellm_ros.ros.node.parameters import SPECS, Parameters, check_parameters
+from edgellm_ros.ros.node.parameter_checks import check_parameters
+from edgellm_ros.ros.node.parameters import SPECS, Parameters
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 NUMBERS = [name for name, spec in SPECS.items() if spec.low is not None]
@@ -25,8 +26,8 @@ def read(**changes: object) -> Parameters:
 
 
 def check(name: str, value: object) -> str:
-    """Why the node refuses the value; empty if it takes it."""
-    return check_parameters([Parameter(name, value=value)], unconfigured=True).reason
+    """The reason why the node refuses the value; empty for an accepted value."""
+    return check_parameters([Parameter(name, value=value)], read(), configured=False).reason
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -57,6 +58,39 @@ def test_values_just_outside_of_a_range_are_refused(name):
         else:
             continue
         assert reason.startswith(f"{name} must be from {spec.low} to {spec.high}, got ")
+
+
+@pytest.mark.parametrize(
+    "name, value, reason",
+    [
+        ("temperature", 1e-9, "temperature must be 0 or a number from 1e-06 to 1e+06, got 1e-09"),
+        ("temperature", 5e-324, "temperature must be 0 or a number from 1e-06 to 1e+06, got 5e-324"),
+        ("temperature", math.nan, "temperature must be from 0.0 to 1000000.0, got nan"),
+        ("top_p", 1e-31, "top_p must be from 1e-30 to 1.0, got 1e-31"),
+        ("min_p", math.nan, "min_p must be from 0.0 to 1.0, got nan"),
+        ("repetition_penalty", 1e-7, "repetition_penalty must be from 1e-06 to 1000000.0, got 1e-07"),
+    ],
+)
+def test_sampling_that_fails_in_every_command_is_refused(name, value, reason):
+    assert check(name, value) == reason
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"])
+def test_every_accepted_sampling_value_makes_valid_sampling_params(name):
+    kind, accepted = type(SPECS[name].default), 0
+    for exponent in range(-330, 307, 3):
+        value = kind(float(f"7e{exponent}"))
+        if -(2**63) <= value < 2**63 and not check(name, value):
+            sampling_from_parameters(read(**{name: value}))
+            accepted += 1
+    assert accepted
+
+
+def test_values_set_together_are_checked_together():
+    changes = [Parameter("top_p", value=0.5), Parameter("temperature", value=1e-9)]
+    assert not check_parameters(changes, read(), configured=True).successful
+    changes[1] = Parameter("temperature", value=1e-6)
+    assert check_parameters(changes, read(), configured=True).successful
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ def fresh(node, peer):
 
 
 @pytest.fixture
-def goal(sight):
+def goal(scene):
     """A goal that can be planned: the frame comes with it."""
-    return Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+    return Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)])
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def assert_plans(peer, goal) -> None:
 
 
 class TestResult:
-    def test_is_what_the_runtime_answers_in_process(self, peer, goal, sight, runtime):
+    def test_is_what_the_runtime_answers_in_process(self, peer, goal, scene, runtime):
         goal.noise_seed, goal.action_samples, goal.sampling.max_tokens = 7, 2, 50
         result = peer.plan(goal)
         sampling = RuntimeSamplingParams(max_tokens=50)
         request = LLMGenerationRequest(
-            sight.command, images=(sight.pixels,), sampling=sampling, action_samples=2, noise_seed=7
+            scene.command, images=(scene.pixels,), sampling=sampling, action_samples=2, noise_seed=7
         )
         expected = runtime.handle_request(request)
         assert list(result.generation.token_ids) == expected.token_ids
@@ -214,7 +214,7 @@ class TestQueue:
 
 
 def bad_image(**fields):
-    def spoil(goal, sight):
+    def spoil(goal, scene):
         for name, value in fields.items():
             setattr(goal.images[0], name, value)
 
@@ -222,21 +222,21 @@ def bad_image(**fields):
 
 
 def bad_sampling(**fields):
-    def spoil(goal, sight):
+    def spoil(goal, scene):
         goal.sampling = SamplingParams(**fields)
 
     return spoil
 
 
 def bad_goal(**fields):
-    def spoil(goal, sight):
+    def spoil(goal, scene):
         for name, value in fields.items():
             setattr(goal, name, value)
 
     return spoil
 
 
-def truncated(goal, sight):
+def truncated(goal, scene):
     goal.images[0].data = goal.images[0].data[:1000]
 
 
@@ -275,16 +275,16 @@ BAD_GOALS = {
 
 class TestBadInput:
     @pytest.mark.parametrize("name", BAD_GOALS)
-    def test_ends_with_a_clear_error_and_the_node_goes_on(self, peer, goal, sight, name):
+    def test_ends_with_a_clear_error_and_the_node_goes_on(self, peer, goal, scene, name):
         spoil, message = BAD_GOALS[name]
-        spoil(goal, sight)
+        spoil(goal, scene)
         call = peer.send(goal)
         result = call.result()
         assert result.termination_reason == R.ERROR
         assert message in result.message
         assert call.status == GoalStatus.STATUS_ABORTED
         assert not result.action_chunks
-        assert_plans(peer, Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)]))
+        assert_plans(peer, Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)]))
 
     def test_no_camera_frame_is_stale_input(self, peer, goal):
         goal.images = []

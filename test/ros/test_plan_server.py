@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action server by itself: what it keeps of a goal that ended, and for how long."""
+"""The action server alone: how long it stores which results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgellm_ros.ros.node.worker import COMPLETED, Job, Outcome, PlanWorker
 
 
 class Server:
-    """A plan server whose plans have the goal's number of trajectories, and a client of it."""
+    """A client, and a plan server whose plans have the goal's number of trajectories."""
 
     def __init__(self, peer, result_timeout: float) -> None:
         parameters = SimpleNamespace(service_depth=100, result_timeout=result_timeout)
@@ -133,4 +133,4 @@ def test_the_oldest_trajectories_are_dropped_when_too_many_are_kept(serve, monke
     assert counts == [0, 2, 2]
     result = server.result(first).result
     assert (result.termination_reason, len(result.action_chunks)) == (COMPLETED, 0)
-    assert result.message == "the trajectories are no longer kept: too many newer results"
+    assert result.message == "the trajectories were dropped: too many newer results"

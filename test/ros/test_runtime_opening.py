@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node does with a runtime before it uses it."""
+"""How the node prepares a runtime before its first use."""
 
 from __future__ import annotations
 

@@ -59,3 +59,23 @@ def test_a_late_second_signal_ends_the_process_at_once(busy, number):
     busy.send_signal(number)
     assert busy.wait(5) == 128 + number
     assert busy.stderr.read() == f"ended by a second {number.name}\n"
+
+
+def test_a_signal_while_python_ends_does_not_change_the_exit_code_of_the_node(domain):
+    """C's exit handlers run after Python has restored the default action of signals.
+
+    on_exit passes the exit code, 2 for a wrong parameter, which is also the number of SIGINT.
+    """
+    from edgellm_ros.ros.processes import ros_environment
+
+    code = (
+        "import ctypes, sys\n"
+        "from edgellm_ros.ros.node.main import main\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.on_exit(getattr(libc, 'raise'), None)\n"
+        "sys.exit(main(['--ros-args', '-p', 'plan_on:=whistle']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ros_environment(domain), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr

@@ -84,8 +84,8 @@ def sound_of(chunk: AudioChunk) -> Sound:
 
 @pytest.mark.usefixtures("fresh")
 class TestOnTopics:
-    def test_an_utterance_is_planned_once_with_the_newest_frame(self, peer, sight, recorded):
-        frame = peer.frame(sight.pixels)
+    def test_an_utterance_is_planned_once_with_the_newest_frame(self, peer, scene, recorded):
+        frame = peer.frame(scene.pixels)
         peer.listen(0.2)
         say(peer, recorded)
         generation = generations(peer)[0]
@@ -95,8 +95,8 @@ class TestOnTopics:
         peer.listen(QUIET_S)
         assert len(peer.received["generation"]) == 1
 
-    def test_the_model_gets_the_utterance_that_is_published(self, peer, sight, recorded, tiny_engine):
-        peer.frame(sight.pixels)
+    def test_the_model_gets_the_utterance_that_is_published(self, peer, scene, recorded, tiny_engine):
+        peer.frame(scene.pixels)
         peer.listen(0.2)
         say(peer, recorded)
         generation = generations(peer)[0]
@@ -106,7 +106,7 @@ class TestOnTopics:
         with LLMInferenceRuntime(tiny_engine) as runtime:
             response = runtime.handle_request(
                 LLMGenerationRequest(
-                    "", images=(sight.pixels,), audio=(sound_of(heard),), action_samples=1,
+                    "", images=(scene.pixels,), audio=(sound_of(heard),), action_samples=1,
                     sampling=EIGHT_TOKENS,
                 )
             )  # fmt: skip
@@ -121,21 +121,21 @@ class TestOnTopics:
             heard.append(bytes(utterance(peer).data))
         assert heard[0] == heard[1] == heard[2]
 
-    def test_on_image_an_utterance_stands_until_the_next_command(self, peer, sight, recorded):
+    def test_on_image_an_utterance_stands_until_the_next_command(self, peer, scene, recorded):
         peer.set_parameter("plan_on", "image")
         say(peer, recorded)
         utterance(peer)
         for count in (1, 2):
-            frame = peer.frame(sight.pixels)
+            frame = peer.frame(scene.pixels)
             generation = generations(peer, count)[-1]
             assert generation.header == frame.header
             assert generation.request_id.startswith("utterance-")
         peer.command("stop")
         assert generations(peer, 3)[-1].request_id.startswith("command-")
 
-    def test_a_newer_utterance_preempts(self, peer, sight, recorded):
+    def test_a_newer_utterance_preempts(self, peer, scene, recorded):
         before = peer.metrics()
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         peer.listen(0.2)
         say(peer, np.concatenate([recorded, recorded]), piece=10 * RATE)
         generations(peer)
@@ -144,9 +144,9 @@ class TestOnTopics:
         for name, count in (("utterances", 2), ("plans_preempted", 1), ("plans_completed", 1)):
             assert after[name] == before[name] + count, name
 
-    def test_silence_and_noise_are_nothing_to_plan(self, peer, sight):
+    def test_silence_and_noise_are_nothing_to_plan(self, peer, scene):
         before = peer.metrics()
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         noise = np.clip(1e5 * np.random.default_rng(0).standard_normal(5 * RATE), -32768, 32767)
         for samples in (np.zeros(5 * RATE), noise):
             say(peer, samples.astype("<i2"))
@@ -169,20 +169,20 @@ class TestOnTopics:
         assert after["utterances_cut"] == before["utterances_cut"] + 1
         assert sound_of(utterance(peer)).seconds <= 1.0
 
-    def test_a_microphone_that_falls_silent_while_somebody_speaks_is_noticed(self, peer, sight, recorded):
+    def test_a_microphone_that_falls_silent_during_speech_is_noticed(self, peer, scene, recorded):
         peer.set_parameter("max_input_age", 1.0)
         say(peer, recorded[: -int(1.2 * RATE)], end_s=2.0)
         peer.listen(QUIET_S)
         assert not peer.received["utterance"]
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         peer.listen(0.2)
-        frame = peer.frame(sight.pixels)
+        frame = peer.frame(scene.pixels)
         peer.set_parameter("max_input_age", 10.0)
         assert generations(peer)[0].header == frame.header
 
-    def test_what_is_heard_too_late_is_refused(self, peer, sight, recorded):
+    def test_what_is_heard_too_late_is_refused(self, peer, scene, recorded):
         before = peer.metrics()["utterances_stale"]
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         say(peer, recorded, end_s=60.0)
         peer.wait(lambda: peer.metrics()["utterances_stale"] == before + 1, "refusal")
         assert "limit 10 s (parameter max_input_age)" in peer.status("inputs").message
@@ -221,9 +221,9 @@ class TestBadSound:
 
 
 @pytest.fixture
-def goal(sight, recorded):
+def goal(scene, recorded):
     return Plan.Goal(
-        images=[image_message(sight.pixels)],
+        images=[image_message(scene.pixels)],
         audio=[AudioChunk(encoding="S16LE", sample_rate=RATE, data=recorded.tobytes())],
     )
 
@@ -251,14 +251,14 @@ BAD_GOALS = {
 
 @pytest.mark.usefixtures("node")
 class TestGoals:
-    def test_a_spoken_goal_is_planned_as_in_process(self, peer, goal, sight, recorded, tiny_engine):
+    def test_a_spoken_goal_is_planned_as_in_process(self, peer, goal, scene, recorded, tiny_engine):
         whole = peer.plan(goal)
         assert whole.termination_reason == Plan.Result.COMPLETED, whole.message
         with LLMInferenceRuntime(tiny_engine) as runtime:
             sound = Sound(recorded.astype(np.float32) / np.float32(32768), RATE)
             response = runtime.handle_request(
                 LLMGenerationRequest(
-                    "", images=(sight.pixels,), audio=(sound,), action_samples=1, sampling=EIGHT_TOKENS
+                    "", images=(scene.pixels,), audio=(sound,), action_samples=1, sampling=EIGHT_TOKENS
                 )
             )
         assert list(whole.generation.token_ids) == response.token_ids

@@ -23,7 +23,7 @@ SYSTEM = "you are a polite robot and you answer in one short sentence"
 
 @pytest.fixture(scope="module")
 def node(start_node, peer, arena_engine, tmp_path_factory):
-    """The node, configured but not active; the file in which it keeps its prompts."""
+    """The node, configured but not active; the file of its prefix cache."""
     kept = tmp_path_factory.mktemp("kept") / "prompts"
     start_node(engine_dir=arena_engine, prefix_cache_file=kept, max_input_age=3.0, plan_timeout=30.0)
     peer.wait(lambda: peer.transition("configure"), "configuration")
@@ -43,11 +43,11 @@ def save(peer, system_prompt=SYSTEM, **fields):
     return peer.call(SaveSystemPrompt, "save_system_prompt", system_prompt=system_prompt, **fields)
 
 
-def reused_tokens(peer, sight, system_prompt) -> int:
+def reused_tokens(peer, scene, system_prompt) -> int:
     """How many tokens a goal of its own frame found computed already."""
     before = peer.metrics()["prefill_reused_tokens"]
-    frame = image_message(sight.pixels ^ len(system_prompt))
-    result = peer.plan(Plan.Goal(prompt=sight.command, system_prompt=system_prompt, images=[frame]))
+    frame = image_message(scene.pixels ^ len(system_prompt))
+    result = peer.plan(Plan.Goal(prompt=scene.command, system_prompt=system_prompt, images=[frame]))
     assert (result.termination_reason, result.message) == (R.COMPLETED, "")
     return peer.metrics()["prefill_reused_tokens"] - before
 
@@ -58,9 +58,9 @@ def test_a_system_prompt_can_be_saved_before_the_node_is_active(node, peer):
     assert peer.metrics()["prefill_computed_tokens"] > 10
 
 
-def test_the_first_goal_with_it_reuses_it(active, peer, sight):
-    other = reused_tokens(peer, sight, "another")
-    assert reused_tokens(peer, sight, SYSTEM) > other + 10
+def test_the_first_goal_with_it_reuses_it(active, peer, scene):
+    other = reused_tokens(peer, scene, "another")
+    assert reused_tokens(peer, scene, SYSTEM) > other + 10
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_the_first_goal_with_it_reuses_it(active, peer, sight):
     [
         ({"system_prompt": ""}, "the system prompt is empty"),
         ({"system_prompt": "word " * 500}, "this engine takes at most 320 (max_input_len)"),
-        ({"lora": "nobody"}, "unknown LoRA adapter 'nobody'"),
+        ({"lora": "unknown"}, "unknown LoRA adapter 'unknown'"),
     ],
 )
-def test_what_cannot_be_saved_fails_with_a_message_and_the_node_goes_on(active, peer, sight, fields, message):
+def test_what_cannot_be_saved_fails_with_a_message_and_the_node_goes_on(active, peer, scene, fields, message):
     response = save(peer, **fields)
     assert not response.success
     assert message in response.message
-    assert reused_tokens(peer, sight, SYSTEM) > 0
+    assert reused_tokens(peer, scene, SYSTEM) > 0
 
 
-def test_saving_waits_for_the_plan_that_runs_and_nothing_waits_for_it(active, peer, sight):
-    goal = Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+def test_saving_waits_for_the_plan_that_runs_and_nothing_waits_for_it(active, peer, scene):
+    goal = Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)])
     goal.action_samples, goal.denoise_steps = 16, 1000
     call = peer.send(goal)
     call.wait_for_stage("action")
@@ -94,10 +94,10 @@ def test_saving_waits_for_the_plan_that_runs_and_nothing_waits_for_it(active, pe
     assert call.result().termination_reason == R.CANCELLED
 
 
-def test_another_run_of_the_node_goes_on_with_what_was_kept(active, peer, sight):
-    frame = image_message(sight.pixels)
+def test_another_run_of_the_node_goes_on_with_what_was_kept(active, peer, scene):
+    frame = image_message(scene.pixels)
     goal = Plan.Goal(
-        prompt=sight.command, system_prompt=SYSTEM, images=[frame], noise_seed=3, action_samples=1
+        prompt=scene.command, system_prompt=SYSTEM, images=[frame], noise_seed=3, action_samples=1
     )
     before = peer.plan(goal)
     for label in ("deactivate", "cleanup"):
@@ -115,14 +115,14 @@ def test_another_run_of_the_node_goes_on_with_what_was_kept(active, peer, sight)
     assert peer.metrics()["prefill_reused_tokens"] > 100
 
 
-def test_a_file_that_cannot_be_used_is_no_obstacle(active, peer, sight):
+def test_a_file_that_cannot_be_used_is_no_obstacle(active, peer, scene):
     for label in ("deactivate", "cleanup"):
         assert peer.transition(label)
     active.write_bytes(active.read_bytes()[:1000])
     for label in ("configure", "activate"):
         assert peer.transition(label)
     peer.connect()
-    assert reused_tokens(peer, sight, SYSTEM) == 0
+    assert reused_tokens(peer, scene, SYSTEM) == 0
 
 
 def test_prompts_that_cannot_be_kept_do_not_keep_the_engines_open(active, peer):
@@ -147,7 +147,7 @@ def test_calls_that_wait_when_the_services_are_taken_down_are_answered_first(pee
     executor.add_node(node)
     worker = PlanWorker(plan, queue_size=8)
     services = Services(
-        node, LiveParameters(SimpleNamespace(plan_timeout=30.0, service_depth=10)), None, worker, None
+        node, LiveParameters(SimpleNamespace(plan_timeout=30.0, service_depth=10)), None, worker, None, None
     )
     client = peer.node.create_client(SaveSystemPrompt, "/closing/save_system_prompt")
 
@@ -166,7 +166,7 @@ def test_calls_that_wait_when_the_services_are_taken_down_are_answered_first(pee
         wait(lambda: all(one.done() for one in calls), "answers")
         for one in calls:
             assert (one.result().success, one.result().message) == (False, "the node shuts down")
-        wait(lambda: services._saving not in list(node.services), "end of the service")
+        wait(lambda: services._services[0] not in list(node.services), "end of the service")
     finally:
         worker.close()
         executor.shutdown()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands, frames and odometry on topics: what is planned when, and what is published."""
+"""Commands, frames and odometry on topics: when the node plans, and what it publishes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET_S = 0.5  # long enough for a plan that should not be made to be noticed
 
 @pytest.fixture(autouse=True)
 def fresh(node, peer):
-    """Forget what earlier tests sent: a node that was activated anew has no frame and no command."""
+    """Drop input of earlier tests: a newly activated node has no frame and no command."""
     assert peer.transition("deactivate")
     assert peer.transition("activate")
     peer.set_parameter("plan_on", "command")
@@ -33,28 +33,28 @@ def generations(peer, count=1):
 
 
 class TestPlanOnCommand:
-    def test_frame_then_command_is_planned_once(self, peer, sight):
-        frame = peer.frame(sight.pixels)
+    def test_frame_then_command_is_planned_once(self, peer, scene):
+        frame = peer.frame(scene.pixels)
         peer.listen(0.2)
-        peer.command(sight.command)
+        peer.command(scene.command)
         generation = generations(peer)[0]
         assert generation.header == frame.header
         peer.listen(QUIET_S)
         assert len(peer.received["generation"]) == 1
 
-    def test_command_then_frame_is_planned_once(self, peer, sight):
-        peer.command(sight.command)
+    def test_command_then_frame_is_planned_once(self, peer, scene):
+        peer.command(scene.command)
         peer.listen(0.2)
-        frame = peer.frame(sight.pixels)
+        frame = peer.frame(scene.pixels)
         generation = generations(peer)[0]
         assert generation.header == frame.header
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         peer.listen(QUIET_S)
         assert len(peer.received["generation"]) == 1
 
-    def test_publishes_words_chunk_and_path_of_one_request(self, peer, sight):
-        peer.frame(sight.pixels)
-        peer.command(sight.command)
+    def test_publishes_words_chunk_and_path_of_one_request(self, peer, scene):
+        peer.frame(scene.pixels)
+        peer.command(scene.command)
         generation = generations(peer)[0]
         peer.wait(lambda: peer.received["path"] and peer.received["text"], "path and text")
         chunk, path = peer.received["action_chunk"][0], peer.received["path"][0]
@@ -64,100 +64,100 @@ class TestPlanOnCommand:
         assert peer.received["text"][0].data == generation.text
         assert "".join(piece.data for piece in peer.received["text_stream"]) == generation.text
 
-    def test_an_old_frame_is_refused(self, peer, sight):
-        peer.frame(sight.pixels, stamp=Time(sec=peer.now().sec - 10))
-        peer.command(sight.command)
+    def test_an_old_frame_is_refused(self, peer, scene):
+        peer.frame(scene.pixels, stamp=Time(sec=peer.now().sec - 10))
+        peer.command(scene.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
         assert "limit 3 s (parameter max_input_age)" in status.message
         assert not peer.received["generation"]
 
-    def test_a_frame_from_the_future_is_refused_and_counted(self, peer, sight):
+    def test_a_frame_from_the_future_is_refused_and_counted(self, peer, scene):
         before = peer.metrics()["frames_refused"]
-        peer.frame(sight.pixels, stamp=Time(sec=peer.now().sec + 100))
+        peer.frame(scene.pixels, stamp=Time(sec=peer.now().sec + 100))
         peer.wait(lambda: peer.metrics()["frames_refused"] == before + 1, "refused frame")
         status = peer.wait(lambda: "future" in (s := peer.status("inputs")).message and s, "warning")
         assert status.level == status.WARN
         assert re.search(
             r"the camera frame is stamped \d+\.\d\d s in the future, limit 0.5 s", status.message
         )
-        peer.command(sight.command)
+        peer.command(scene.command)
         peer.listen(QUIET_S)
         assert not peer.received["generation"]
-        frame = peer.frame(sight.pixels)
+        frame = peer.frame(scene.pixels)
         assert generations(peer)[0].header == frame.header
 
-    def test_a_frame_without_a_stamp_ages_by_its_arrival(self, peer, sight):
-        peer.frame(sight.pixels, stamp=Time())
-        peer.command(sight.command)
+    def test_a_frame_without_a_stamp_ages_by_its_arrival(self, peer, scene):
+        peer.frame(scene.pixels, stamp=Time())
+        peer.command(scene.command)
         generations(peer)
         peer.set_parameter("max_input_age", 0.5)
         peer.listen(0.6)
-        peer.command(sight.command)
+        peer.command(scene.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
         peer.set_parameter("max_input_age", 3.0)
         assert re.match(r"the camera frame is \d\.\d\d s old, limit 0.5 s", status.message)
         assert len(peer.received["generation"]) == 1
 
-    def test_a_newer_command_preempts(self, peer, sight):
+    def test_a_newer_command_preempts(self, peer, scene):
         peer.set_parameter("denoise_steps", 1000)
         peer.set_parameter("action_samples", 16)
-        peer.frame(sight.pixels)
-        peer.command(sight.command)
+        peer.frame(scene.pixels)
+        peer.command(scene.command)
         peer.wait(lambda: peer.received["text_stream"], "first words")
         peer.set_parameter("denoise_steps", 0)
         peer.set_parameter("action_samples", 1)
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         peer.command("what do you see?")
         generation = generations(peer)[0]
         peer.listen(QUIET_S)
         assert peer.received["generation"] == [generation]
         assert peer.received["text"][0].data == generation.text
 
-    def test_a_broken_frame_is_reported_and_the_next_is_planned(self, peer, sight):
-        broken = peer.frame(sight.pixels[:0], stamp=peer.now())
+    def test_a_broken_frame_is_reported_and_the_next_is_planned(self, peer, scene):
+        broken = peer.frame(scene.pixels[:0], stamp=peer.now())
         assert broken.height == 0
-        peer.command(sight.command)
+        peer.command(scene.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
         assert status.message.startswith("image is empty")
-        peer.frame(sight.pixels)
-        peer.command(sight.command)
+        peer.frame(scene.pixels)
+        peer.command(scene.command)
         assert generations(peer)
 
 
 class TestPlanOnImage:
-    def test_every_frame_is_planned_while_a_command_stands(self, peer, sight):
+    def test_every_frame_is_planned_while_a_command_stands(self, peer, scene):
         peer.set_parameter("plan_on", "image")
-        peer.command(sight.command)
+        peer.command(scene.command)
         peer.listen(0.2)
         for count in (1, 2, 3):
-            frame = peer.frame(sight.pixels)
+            frame = peer.frame(scene.pixels)
             assert generations(peer, count)[-1].header == frame.header
         peer.command("")
         peer.listen(0.2)
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         peer.listen(QUIET_S)
         assert len(peer.received["generation"]) == 3
 
-    def test_a_repeated_command_does_not_start_again(self, peer, sight):
+    def test_a_repeated_command_does_not_start_again(self, peer, scene):
         peer.set_parameter("plan_on", "image")
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         for _ in range(3):
-            peer.command(sight.command)
+            peer.command(scene.command)
         generations(peer)
         peer.listen(QUIET_S)
         assert len(peer.received["generation"]) == 1
 
-    def test_of_the_frames_that_come_meanwhile_only_the_newest_is_planned(self, peer, sight):
+    def test_of_the_frames_that_come_meanwhile_only_the_newest_is_planned(self, peer, scene):
         peer.set_parameter("plan_on", "image")
         peer.set_parameter("denoise_steps", 150)  # a plan long enough for frames to come meanwhile
-        peer.command(sight.command)
+        peer.command(scene.command)
         peer.listen(0.2)
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         peer.wait(lambda: peer.received["text_stream"], "first words")
         peer.set_parameter("denoise_steps", 0)
         before = peer.metrics()
         for _ in range(5):
-            newest = peer.frame(sight.pixels)
+            newest = peer.frame(scene.pixels)
             peer.listen(0.02)
         assert generations(peer, 2)[-1].header == newest.header
         peer.listen(QUIET_S)
@@ -169,29 +169,29 @@ class TestPlanOnImage:
 
 
 class TestOdometry:
-    def test_past_motion_reaches_the_model(self, peer, sight):
+    def test_past_motion_reaches_the_model(self, peer, scene):
         """The path starts with the speed of the odometry, and the answer is that of the moving robot."""
         now = peer.now()
         for step in range(-20, 1):
             nanoseconds = now.sec * 10**9 + now.nanosec + step * 50_000_000
             stamp = Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
             peer.odometry(x=0.5 * step * 0.05, speed=0.5, stamp=stamp)
-        peer.frame(sight.pixels, stamp=now)
-        peer.command(sight.command)
+        peer.frame(scene.pixels, stamp=now)
+        peer.command(scene.command)
         generations(peer)
         path = peer.wait(lambda: peer.received["path"], "path")[0]
         first = path.poses[1].pose.position.x - path.poses[0].pose.position.x
         assert 0.03 < first < 0.07  # 0.5 m/s for 0.1 s, give or take 2 m/s^2
 
-    def test_a_frame_is_planned_with_the_odometry_that_comes_shortly_after_it(self, peer, sight):
+    def test_a_frame_is_planned_with_the_odometry_that_comes_shortly_after_it(self, peer, scene):
         peer.set_parameter("odom_wait", 5.0)
         peer.set_parameter("future_stamp_tolerance", 2.0)
         start, stamp = peer.now(), peer.now()
         stamp.sec += 1
         peer.odometry(stamp=start)
         peer.listen(0.2)
-        peer.command(sight.command)
-        peer.frame(sight.pixels, stamp=stamp)
+        peer.command(scene.command)
+        peer.frame(scene.pixels, stamp=stamp)
         peer.listen(QUIET_S)
         assert not peer.received["text_stream"]
         peer.odometry(x=0.5, speed=0.7, stamp=stamp)
@@ -201,28 +201,28 @@ class TestOdometry:
         path = peer.wait(lambda: peer.received["path"], "path")[0]
         assert 0.05 < path.poses[1].pose.position.x < 0.09
 
-    def test_odometry_that_stopped_is_stale_input(self, peer, sight):
+    def test_odometry_that_stopped_is_stale_input(self, peer, scene):
         old = peer.now()
         old.sec -= 10
         peer.odometry(stamp=old)
-        peer.frame(sight.pixels)
+        peer.frame(scene.pixels)
         peer.listen(0.2)
-        peer.command(sight.command)
+        peer.command(scene.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
         assert "the newest odometry is" in status.message
         assert "older than the frame, limit 3 s" in status.message
 
-    def test_odometry_that_stopped_is_stale_without_a_stamped_frame_too(self, peer, sight):
+    def test_odometry_that_stopped_is_stale_without_a_stamped_frame_too(self, peer, scene):
         old = peer.now()
         old.sec -= 10
         peer.odometry(stamp=old)
         peer.listen(0.2)
-        goal = Plan.Goal(prompt=sight.command, images=[image_message(sight.pixels)])
+        goal = Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)])
         result = peer.plan(goal)
         assert result.termination_reason == Plan.Result.STALE_INPUT
         assert re.match(r"the newest odometry is 1\d\.\d\d s old, limit 3 s", result.message)
 
-    def test_huge_numbers_are_refused_counted_and_logged_once(self, node, peer, sight):
+    def test_huge_numbers_are_refused_counted_and_logged_once(self, node, peer, scene):
         before = peer.metrics()["odometry_refused"]
         for _ in range(5):
             peer.odometry(orientation_w=1e200)
@@ -234,14 +234,14 @@ class TestOdometry:
 
 
 class TestOverlay:
-    def test_is_the_frame_with_the_path_drawn_on_it(self, peer, sight):
-        frame = peer.frame(sight.pixels)
-        peer.command(sight.command)
+    def test_is_the_frame_with_the_path_drawn_on_it(self, peer, scene):
+        frame = peer.frame(scene.pixels)
+        peer.command(scene.command)
         overlay = peer.wait(lambda: peer.received["overlay"], "overlay")[0]
         assert overlay.header == frame.header
         assert (overlay.width, overlay.height, overlay.encoding) == (320, 224, "rgb8")
         drawn = np.frombuffer(overlay.data, np.uint8).reshape(224, 320, 3)
-        changed = (drawn != sight.pixels).any(axis=2)
+        changed = (drawn != scene.pixels).any(axis=2)
         assert 0 < changed.sum() < 0.2 * changed.size
 
 
@@ -260,12 +260,12 @@ class TestServices:
         assert response.success
         assert list(response.names) == ["cautious", "german"]
 
-    def test_noise_seed_decides_the_trajectory(self, peer, sight):
+    def test_noise_seed_decides_the_trajectory(self, peer, scene):
         def values(seed):
             assert peer.call(SetNoiseSeed, "set_noise_seed", seed=seed).success
             peer.clear()
-            peer.frame(sight.pixels)
-            peer.command(sight.command)
+            peer.frame(scene.pixels)
+            peer.command(scene.command)
             generations(peer)
             chunk = peer.wait(lambda: peer.received["action_chunk"], "chunk")[0]
             assert chunk.noise_seed == seed
@@ -278,10 +278,10 @@ class TestServices:
         assert not response.success
         assert response.message == "seed must be from 0 to 9223372036854775807, got -1"
 
-    def test_metrics_count_plans_and_time_them(self, peer, sight):
+    def test_metrics_count_plans_and_time_them(self, peer, scene):
         before = peer.metrics()
-        peer.frame(sight.pixels)
-        peer.command(sight.command)
+        peer.frame(scene.pixels)
+        peer.command(scene.command)
         generation = generations(peer)[0]
         after = peer.metrics()
         assert after["plans_completed"] == before["plans_completed"] + 1
@@ -290,10 +290,10 @@ class TestServices:
         assert after["total_latency_median"] > 0
         assert after["memory_resident"] > 1e7
 
-    def test_metrics_tell_when_nothing_is_left_to_do_and_what_was_published(self, peer, sight):
+    def test_metrics_tell_when_nothing_is_left_to_do_and_what_was_published(self, peer, scene):
         before = peer.metrics()
-        peer.frame(sight.pixels)
-        peer.command(sight.command)
+        peer.frame(scene.pixels)
+        peer.command(scene.command)
         peer.wait(lambda: peer.metrics()["jobs_pending"] == 1, "plan that runs")
         peer.wait(lambda: peer.metrics()["jobs_pending"] == 0, "end of the plan")
         after = peer.metrics()

@@ -21,7 +21,7 @@ from edgellm_ros.ros.node.worker import (
 
 
 class Plans:
-    """A plan that lasts until it is let go or stopped, and what came of all jobs."""
+    """Plans that last until released or stopped, and the outcomes of all jobs."""
 
     def __init__(self, queue_size: int = 2) -> None:
         self.go = threading.Event()

@@ -7,8 +7,8 @@
 
 `Microphone` (microphone.py) adds edgellm/audio.
 
-Names are relative: remap them, or give both nodes one namespace. Everything runs on the caller's thread: a
-method that waits spins the node meanwhile.
+Names are relative: remap them, or give both nodes one namespace. Everything runs on the caller's thread:
+methods that wait spin the node.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from std_msgs.msg import String
 
 from edgellm_ros.arena.closed_loop import Plan
 from edgellm_ros.arena.unicycle import DT, State
+from edgellm_ros.echo import quoted
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.ros.messaging import spin_until, to_nanoseconds, to_time
 from edgellm_ros.srv import SetNoiseSeed
@@ -45,7 +46,7 @@ ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "camera"
 
 
 class LinkError(RuntimeError):
-    """An edgellm node that is missing, not active, silent, or gives an invalid answer."""
+    """An edgellm node that is missing, not active or silent, or an invalid answer."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,19 @@ class ArenaLink(Node):
         self.create_subscription(String, "edgellm/text_stream", self._on_text, qos_profile_sensor_data)
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self)
-        self._forget()
+        self._reset()
 
     def destroy_node(self) -> None:
         """Stop spinning and free all resources."""
         self._executor.shutdown()
         super().destroy_node()
 
-    # What goes out
+    # Publishing
 
     def publish_state(self, stamp: int, state: State, yaw_rate: float) -> None:
         """Set the clock to `stamp` and publish the robot's state (REP 103, 105).
 
-        Yaw_rate in rad/s.
+        `yaw_rate` in rad/s.
         """
         self._time.publish(Clock(clock=to_time(stamp)))
         message = Odometry(child_frame_id=BASE_FRAME)
@@ -117,13 +118,13 @@ class ArenaLink(Node):
     ) -> tuple[Plan, Timing]:
         """Send the frame [H, W, 3] RGB of time `stamp` and wait for the answer to it.
 
-        A new `command` is sent after its frame, so that it is not planned with the previous frame. A frame
-        may be lost with best-effort QoS: it is sent again after `resend_after_s` without any message, up to
+        A new `command` is sent after its frame, so that the node does not plan it with the previous frame.
+        Best-effort QoS may lose a frame: it is sent again after `resend_after_s` without any message, up to
         `attempts` times; then LinkError is raised.
         """
         self._settle()
         message = to_image(stamp, frame)
-        self._forget(stamp)
+        self._reset(stamp)
         start = time.perf_counter()
         for attempt in range(attempts):
             self._image.publish(message)
@@ -142,7 +143,7 @@ class ArenaLink(Node):
             f"t = {stamp * 1e-9:.1f} s, sent {attempts} times in {time.perf_counter() - start:.0f} s"
         )
 
-    # What it waits for
+    # Waiting
 
     def wait_until_active(self, timeout_s: float) -> None:
         """Wait until the edgellm node is active and connected.
@@ -173,8 +174,8 @@ class ArenaLink(Node):
     def call(self, client: Client, request: Any) -> Any:
         """Call a service of the edgellm node and return its response.
 
-        The request is repeated: the first response is lost if the node has not discovered the client. Raises
-        LinkError if there is none.
+        The request is repeated, because the first response is lost if the node has not discovered the client.
+        Raises LinkError without a response.
         """
         for _ in range(5):
             response = self._call(client, request, 3.0)
@@ -191,7 +192,7 @@ class ArenaLink(Node):
         self.spin_until(lambda: False, SETTLE_S)
 
     def _call(self, client, request, timeout_s: float):
-        """Return the response, or None if there is none in time."""
+        """Return the response; None if none arrives in time."""
         future = client.call_async(request)
         if self.spin_until(future.done, timeout_s):
             return future.result()
@@ -203,9 +204,9 @@ class ArenaLink(Node):
         talkers = [self.count_publishers(f"edgellm/{name}") for name in ("action_chunk", "generation")]
         return min(listeners + talkers) > 0
 
-    # What comes in
+    # Receiving
 
-    def _forget(self, stamp: int | None = None) -> None:
+    def _reset(self, stamp: int | None = None) -> None:
         self._stamp = stamp
         self._heard = 0
         self._first_words: float | None = None
@@ -228,7 +229,7 @@ class ArenaLink(Node):
             self._chunks[message.sample_index] = message
 
     def _answered(self) -> bool:
-        """Whether the answer and all its trajectories have arrived."""
+        """Tell whether the answer and all its trajectories have arrived."""
         return self._generation is not None and len(self._chunks) >= self._generation.action_chunk_count
 
     def _plan(self, start: float) -> tuple[Plan, Timing]:
@@ -262,13 +263,14 @@ def to_image(stamp: int, frame: NDArray[np.uint8]) -> Image:
 def to_actions(chunk: ActionChunk) -> NDArray[np.float64]:
     """Return the actions of a chunk [T, 2] (m/s^2, 1/m).
 
-    Their columns are in the order of COLUMNS, whatever the order in the message. Raises LinkError for a chunk
-    that does not fit this robot.
+    The columns are in the order of COLUMNS, in any order of the message. Raises LinkError for a chunk that
+    does not fit this robot.
     """
     names = list(chunk.names)
     if any(name not in names for name in COLUMNS) or abs(chunk.dt - DT) > 1e-6:
         raise LinkError(
-            f"a chunk of {names} every {chunk.dt} s: this robot takes {', '.join(COLUMNS)} every {DT} s"
+            f"a chunk of {quoted(names)} every {chunk.dt} s: this robot takes {', '.join(COLUMNS)} "
+            f"every {DT} s"
         )
     values = np.asarray(chunk.values, np.float64)
     if values.size != chunk.horizon * len(names) or not np.isfinite(values).all():

@@ -33,10 +33,8 @@ from edgellm_ros.ros.arena.arena_link import ArenaLink, LinkError, Timing
 from edgellm_ros.ros.arena.microphone import Microphone, save_wav
 
 STEP_NS = round(DT * 1e9)
-EPISODE_SEEDS = 1000  # episodes of one seed; those of the next seed are others
-PAUSE_STEPS = (
-    2 * HISTORY
-)  # simulated rest between two episodes, longer than the history that a plan looks back on
+EPISODE_SEEDS = 1000  # episodes of one seed; the next seed has other episodes
+PAUSE_STEPS = 2 * HISTORY  # simulated rest between two episodes, longer than the history of a plan
 
 # name: (default, description, lowest, highest); None where there is no range
 PARAMETERS = {
@@ -105,7 +103,10 @@ class ArenaNode(ArenaLink):
             self.play(number, episode)
 
     def play(self, number: int, episode: Episode) -> None:
-        """Play one episode, from the robot at rest to the outcome, and draw it if asked."""
+        """Play one episode, from the robot at rest to the outcome.
+
+        Saves its picture if `out` is set.
+        """
         world = World(episode)
         self._heading = world.state.heading
         self.set_noise_seed(episode.seed)
@@ -182,10 +183,10 @@ class ArenaNode(ArenaLink):
     def _tell(
         self, number: int, world: World, person: Person | None, command: str
     ) -> tuple[bool, Sound | None]:
-        """Have a person say the command, repeatedly if the robot did not hear it.
+        """Have a person say the command, repeatedly until the robot hears it.
 
-        Returns whether it was heard, and the recording. Without a person nothing is said: the command is
-        sent as text.
+        Returns whether the robot heard the command, and the recording. Without a person nothing is said: the
+        command is sent as text.
         """
         episode = world.episode
 

@@ -33,7 +33,7 @@ from edgellm_ros.runtime.lora import canonical_name, find_adapter
 
 ARENA_MODULE = "edgellm_ros.ros.arena.arena_node"
 QUESTION = "what do you see?"  # before each episode's command
-SILENCE_S = 180.0  # the arena gives up sooner by itself: no answer is an error within 90 s
+SILENCE_S = 180.0  # longer than the 90 s after which the arena itself reports a missing answer
 
 
 class DemoError(RuntimeError):
@@ -42,7 +42,7 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What to play, and where files are."""
+    """The episodes to play, the model, and the folders."""
 
     episodes: int
     seed: int
@@ -112,7 +112,7 @@ def node_arguments(options: DemoOptions) -> list[str]:
 
 
 def arena_arguments(options: DemoOptions) -> list[str]:
-    """Return the command line of the arena: it reports events as JSON lines."""
+    """Return the command line of the arena, which reports events as JSON lines."""
     parameters = {
         "seed": options.seed,
         "episodes": options.episodes,
@@ -157,8 +157,9 @@ def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
 def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
     """Summarise all episodes: counts, and mean times by this computer's clock.
 
-    understood, of spoken commands: the first answer names the right thing. Speeds are means in m/s while the
-    robot moved, clearances the minimum in m between its edge and a solid that is not its target.
+    `understood` counts spoken commands whose first answer names the right object. Speeds are means in m/s
+    while the robot moved; clearances are the minimum in m between the robot's edge and a solid other than its
+    target.
     """
     speeds = [outcome["mean_speed"] for outcome in outcomes if outcome["mean_speed"]]
     plans = [seconds for outcome in outcomes for seconds in outcome["plan_seconds"]]
@@ -172,7 +173,7 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
         **understood,
         "simulated_seconds": sum(outcome["time"] for outcome in outcomes),
         "plans": len(plans),
-        # There are no plans if no command was heard.
+        # Without a heard command there are no plans.
         "mean_plan_seconds": statistics.fmean(plans or [0.0]),
         "median_plan_seconds": statistics.median(plans or [0.0]),
         "median_first_words_seconds": statistics.median(words or [0.0]),

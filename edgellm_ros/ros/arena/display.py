@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from typing import Any, TextIO
 
-FEW = 3  # up to so many episodes every plan gets its line
+FEW = 3  # up to this number of episodes, every plan has its line
 
 
 class Display:
@@ -31,7 +31,7 @@ class Display:
             self._write(text + "\n")
 
     def line(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         self._write(("\r\x1b[2K" if self._terminal else "") + text + "\n")
 
     def close(self) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The microphone of the robot in the arena: what it records goes to edgellm/audio, in simulated time."""
+"""The microphone of the robot in the arena: publishes recordings.
+
+They go to edgellm/audio, in simulated time.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ from edgellm_ros.ros.arena.arena_link import ArenaLink, LinkError
 from edgellm_ros.ros.messaging import to_time
 from edgellm_ros.srv import GetMetrics
 
-AHEAD = 5  # pieces of DT s that are sent before the node has taken them in: 0.5 s, less than max_input_age
-TAKEN_IN_S, POLL_S = 30.0, 0.005
+AHEAD = 5  # pieces of DT s that are sent before the node has received them: 0.5 s, less than max_input_age
+RECEIVED_S, POLL_S = 30.0, 0.005
 RELIABLE = QoSProfile(depth=50)
 
 
 class Microphone:
-    """Records for the edgellm node. The clock goes on by DT for each piece, and no further than the node has
-    come, so that what it hears is the same on every computer.
+    """Records for the edgellm node.
+
+    The clock advances by DT for each piece, and waits for the node to receive the pieces: so the node hears
+    the same on every computer.
     """
 
     def __init__(self, link: ArenaLink) -> None:
@@ -35,10 +40,10 @@ class Microphone:
         link.needed.append(self._publisher)
 
     def record(self, sound: Sound, advance: Callable[[], int]) -> int:
-        """Send a sound, piece by piece, and return how many utterances the node heard in it.
+        """Send a sound in pieces; return the number of utterances that the node heard.
 
-        `advance()` moves the simulated time on by DT and returns the stamp (ns) that it was before.
-        LinkError if the node does not take the pieces in.
+        `advance()` advances simulated time by DT and returns the stamp (ns) before. LinkError if the node
+        does not receive the pieces.
         """
         before = self._counts()
         data = to_s16(sound)
@@ -60,12 +65,12 @@ class Microphone:
         self._publisher.publish(message)
 
     def _wait_until_received(self, count: float) -> dict[str, float]:
-        deadline = time.monotonic() + TAKEN_IN_S
+        deadline = time.monotonic() + RECEIVED_S
         while (counts := self._counts())["audio_received"] < count:
             if time.monotonic() > deadline:
                 raise LinkError(
                     f"{count - counts['audio_received']:.0f} pieces of sound did not reach "
-                    f"{self._link.node_name} within {TAKEN_IN_S:.0f} s"
+                    f"{self._link.node_name} within {RECEIVED_S:.0f} s"
                 )
             self._link.spin_until(lambda: False, POLL_S)
         return counts
@@ -77,7 +82,10 @@ class Microphone:
 
 
 def to_s16(sound: Sound) -> np.ndarray:
-    """Samples [N] as signed 16-bit integers, little endian; a recording of 16 bits loses nothing."""
+    """Convert samples [N] to signed 16-bit integers, little endian.
+
+    A recording of 16 bits loses nothing.
+    """
     return np.clip(np.rint(sound.samples * 32768), -32768, 32767).astype("<i2")
 
 

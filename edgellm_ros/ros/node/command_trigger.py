@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs commands with camera frames. Each pair is planned once, whichever of the two arrives first."""
+"""Pairs commands with camera frames; each pair is planned once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from edgellm_ros.ros.node.input_time import Frame
 
 @dataclass(frozen=True)
 class Command:
-    """A command to the robot, as text or as a spoken utterance; with neither it is the empty command.
+    """A command to the robot, as text or as a spoken utterance.
 
-    Typed commands are equal if their texts are equal. Every utterance is a new command.
+    Without text and sound it is the empty command. Typed commands are equal if their texts are equal; every
+    utterance is a new command.
     """
 
     text: str = ""
@@ -37,9 +38,9 @@ NOTHING = Command()
 class CommandTrigger:
     """Pairs commands with frames.
 
-    With plan_on "command", every command is paired once: with the newest frame, or with the next one if
-    there is none. With "image", a command is paired with the newest frame and every later one until another
-    command, or an empty one, replaces it.
+    With plan_on "command", every command is paired once: with the newest frame, or with the next frame if
+    none has arrived. With "image", a command is paired with the newest frame and every later frame until
+    another command, or an empty one, replaces the command.
     """
 
     def __init__(self, plan_on: str) -> None:
@@ -48,16 +49,22 @@ class CommandTrigger:
         self._command = NOTHING
 
     def is_new(self, command: Command) -> bool:
-        """Whether the command changes anything; with "image", repeating the current one does not."""
+        """Tell whether the command has an effect.
+
+        With "image", repeating the current command has none.
+        """
         return self.plan_on == "command" or command != self._command
 
     def on_command(self, command: Command) -> tuple[Command, Frame] | None:
-        """Store a command (empty = none from now on), and return the pair to plan now, if any."""
+        """Store a command and return the pair to plan now, if any.
+
+        An empty command removes the current one.
+        """
         self._command = command
         return self._pair() if self.frame is not None else None
 
     def on_frame(self, frame: Frame) -> tuple[Command, Frame] | None:
-        """Store a frame, and return the pair to plan now, if any."""
+        """Store a frame and return the pair to plan now, if any."""
         self.frame = frame
         return self._pair()
 

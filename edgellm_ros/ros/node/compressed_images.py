@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JPEG and PNG files to RGB arrays. Size and completeness are checked before OpenCV decodes a file."""
+"""Converts JPEG and PNG files to RGB arrays.
+
+Size and completeness are checked before decoding.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ JPEG_END, PNG_END = b"\xff\xd9", b"IEND"
 def decode_file(content: Any, file_format: str) -> np.ndarray:
     """Return the pixels of an image file, RGB uint8 [H, W, 3].
 
-    `content` is a buffer of bytes; `file_format` is only named in errors. ValueError says what is wrong.
+    `content` is a buffer of bytes; `file_format` only appears in errors. ValueError for an empty, truncated,
+    too large or damaged file.
     """
     data = bytes(content)
     name = f"compressed image (format {quoted(file_format)})"
     if not data:
         raise ValueError("compressed image is empty")
-    # OpenCV fills the missing part of a truncated file with grey, so look for the end first.
+    # OpenCV fills the missing part of a truncated file with grey: check for the end marker first.
     if data.startswith(JPEG_START):
         complete, size = data.rstrip(b"\0").endswith(JPEG_END), jpeg_size(data)
     elif data.startswith(PNG_START):
@@ -36,7 +40,7 @@ def decode_file(content: Any, file_format: str) -> np.ndarray:
         raise ValueError(f"{name} is truncated: {len(data)} bytes without an end")
     try:
         pixels = None if size is None else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error:  # it raises for some broken files and returns None for others
+    except cv2.error:  # raised for some damaged files; others decode to None
         pixels = None
     if pixels is None:
         raise ValueError(f"{name}, {len(data)} bytes, cannot be decoded")

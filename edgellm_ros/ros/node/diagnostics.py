@@ -33,7 +33,7 @@ INPUT_VALUES = (
 def engine_status(state: str, problem: str, parameters: Parameters) -> DiagnosticStatus:
     """Report the lifecycle state, the engines and memory.
 
-    `problem`: why the engines are not loaded.
+    `problem`: why the engines, or new adapters, are not loaded; empty if nothing is wrong.
     """
     values = {
         "state": state,
@@ -45,7 +45,10 @@ def engine_status(state: str, problem: str, parameters: Parameters) -> Diagnosti
 
 
 def input_status(parts: Parts, values: Mapping[str, float], parameters: Parameters) -> DiagnosticStatus:
-    """Report rates, ages and losses of the input topics. `values` are `parts.metrics.values()`."""
+    """Report rates, ages and losses of the input topics.
+
+    `values` are `parts.metrics.values()`.
+    """
     metrics, odometry = parts.metrics, parts.odometry
     problems = []
     if parts.active:
@@ -98,7 +101,7 @@ def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, obj
 def _format(value: object) -> str:
     """Format a value: counts and bytes whole, other numbers to the microsecond.
 
-    Simulated clocks and sizes of memory have more digits than the six that `:g` leaves.
+    Simulated clocks and memory sizes need more than the six digits of `:g`.
     """
     if not isinstance(value, float) or not math.isfinite(value):
         return str(value)

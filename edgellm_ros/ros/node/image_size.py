@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit on the size of an image, and the size that the header of an image file claims."""
+"""The size limit of images, and the size in the header of an image file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 MAX_PIXELS = 2**26  # 67 million pixels are 201 MB as RGB; an 8K camera has 33 million
 JPEG_START, PNG_START = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
-# Markers of a JPEG frame header (SOF0 to SOF15): C4, C8 and CC in their midst are tables and reserved.
+# Markers of a JPEG frame header (SOF0 to SOF15); C4, C8 and CC are tables or reserved.
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, RST0 to RST7, SOI
 
@@ -19,7 +19,10 @@ def check_size(name: str, width: int, height: int) -> None:
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from the frame header of a JPEG file; None if it has none (ITU T.81, B.2)."""
+    """Return width and height from the frame header of a JPEG file (ITU T.81, B.2).
+
+    None for a file without frame header.
+    """
     at = len(JPEG_START)
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -38,7 +41,10 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def png_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from the first chunk of a PNG file; None if that is no IHDR (PNG 11.2.2)."""
+    """Return width and height from the first chunk of a PNG file (PNG 11.2.2).
+
+    None if the first chunk is not an IHDR.
+    """
     if len(data) < 24 or data[12:16] != b"IHDR":
         return None
     width, height = struct.unpack_from(">II", data, 16)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Camera messages to RGB arrays and back. Every field of a message is checked before it is used.
+"""Converts camera messages to RGB arrays and back.
 
-Encodings are those of sensor_msgs/image_encodings.hpp; OpenCV converts them.
+Every field of a message is checked before its use. Encodings are those of sensor_msgs/image_encodings.hpp;
+OpenCV converts them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Encoding:
     """How the pixels of a raw image are stored."""
 
     channels: int  # numbers per pixel in a row
-    conversion: int | None  # OpenCV's conversion to RGB; None = already RGB
+    conversion: int | None  # OpenCV's code of the conversion to RGB; None = already RGB
     bits: int = 8  # per number
-    multiple_of: tuple[int, int] = (1, 1)  # what width and height must be divisible by
+    multiple_of: tuple[int, int] = (1, 1)  # divisors of width and height
     at_least: int = 1  # smallest width and height
-    rows: float = 1.0  # rows of data per row of pixels: NV21 has its chroma below
+    rows: float = 1.0  # rows of data per row of pixels: in NV21, chroma follows luma
 
 
 def _bayer(conversion: int, bits: int) -> Encoding:
@@ -55,7 +56,7 @@ ENCODINGS: dict[str, Encoding] = {
     "bgra16": Encoding(4, cv2.COLOR_BGRA2RGB, 16),
     "mono16": Encoding(1, cv2.COLOR_GRAY2RGB, 16),
     "uyvy": _UYVY,
-    "yuv422": _UYVY,  # older names of the same
+    "yuv422": _UYVY,  # the older name
     "yuyv": _YUYV,
     "yuv422_yuy2": _YUYV,
     "nv21": Encoding(1, cv2.COLOR_YUV2RGB_NV21, multiple_of=(2, 2), rows=1.5),
@@ -64,7 +65,10 @@ ENCODINGS: dict[str, Encoding] = {
 
 
 def decode_image(message: Image | CompressedImage) -> np.ndarray:
-    """Return the pixels of a camera message, RGB uint8 [H, W, 3]. ValueError says what is wrong with it."""
+    """Return the pixels of a camera message, RGB uint8 [H, W, 3].
+
+    ValueError for a message that cannot be decoded, with the field and its value.
+    """
     if isinstance(message, CompressedImage):
         return decode_file(message.data, message.format)
     return _decode_raw(message)
@@ -73,7 +77,7 @@ def decode_image(message: Image | CompressedImage) -> np.ndarray:
 def encode_image(image: np.ndarray, header: Header) -> Image:
     """Make the message of an RGB uint8 array [H, W, 3]."""
     height, width, _ = image.shape
-    # bytes: rclpy takes them as they are, while it would check an array element by element
+    # rclpy accepts bytes unchecked; it would check an array element by element.
     return Image(
         header=header, height=height, width=width, encoding="rgb8", step=3 * width, data=image.tobytes()
     )
@@ -83,7 +87,7 @@ def _decode_raw(message: Image) -> np.ndarray:
     encoding = ENCODINGS.get(message.encoding)
     if encoding is None:
         raise ValueError(
-            f"image encoding {quoted(message.encoding)} is not supported; use one of {', '.join(ENCODINGS)}"
+            f"image encoding {quoted(message.encoding)} is not supported: use one of {', '.join(ENCODINGS)}"
         )
     height, width, step = message.height, message.width, message.step
     if height == 0 or width == 0 or len(message.data) == 0:

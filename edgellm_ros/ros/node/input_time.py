@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of an input (ns of the node's clock), and whether it is too old or in the future."""
+"""The time of an input (ns of the node's clock), and checks of its age."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edgellm_ros.ros.messaging import to_nanoseconds
 
 
 class StaleInputError(ValueError):
-    """The camera or the odometry has nothing recent enough, or a stamp in the future."""
+    """Camera or odometry input is missing, too old, or stamped in the future."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A camera message and the time that its age is counted from."""
+    """A camera message and the time from which its age is counted."""
 
     message: Any  # sensor_msgs Image or CompressedImage
-    arrival: int | None = None  # None for the images of a goal: without a stamp they have no age
+    arrival: int | None = None  # None for images of a goal, which have no age without a stamp
 
     @property
     def time(self) -> int | None:
@@ -40,7 +40,8 @@ def check_not_future(name: str, time: int, now: int, tolerance_s: float) -> None
         return
     if now == 0:
         raise StaleInputError(
-            f"{name} cannot be dated: the node's clock is at 0, is /clock published (parameter use_sim_time)?"
+            f"{name} has no age, because the node's clock is at 0: with use_sim_time, something must publish "
+            "/clock"
         )
     raise StaleInputError(
         f"{name} is stamped {ahead_s:.2f} s in the future, limit {tolerance_s:g} s "

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics that the node subscribes to. Callbacks only store and forward; only the newest frame is kept."""
+"""Input topics of the node.
+
+Callbacks store and forward messages; only the newest frame is stored.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ RELIABILITIES = {"best_effort": ReliabilityPolicy.BEST_EFFORT, "reliable": Relia
 
 
 class Inputs:
-    """The subscriptions ~/image, ~/odom, ~/command and ~/audio, from `open` to `close`."""
+    """Subscriptions to ~/image, ~/odom, ~/command and ~/audio, until `close`."""
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Inputs:
         self._subscriptions: list[Any] = []
 
     def open(self) -> None:
-        """Subscribe. A best-effort subscription receives from reliable publishers too, but not vice versa."""
+        """Subscribe to all input topics."""
         parameters = self._parameters.current
         for message_type, topic, callback, depth in (
             (IMAGE_TYPES[parameters.image_transport], "~/image", self._on_image, 1),
@@ -73,11 +76,11 @@ class Inputs:
 
     @property
     def image_problem(self) -> str:
-        """Why the latest frame was refused; empty after a few seconds without one."""
+        """The reason why the latest frame was refused; empty after a few seconds."""
         return self._image_problem.text
 
     def close(self) -> None:
-        """Unsubscribe, and drop all input: it would be stale after a pause."""
+        """Unsubscribe, and drop all input, which would be stale after a pause."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions = []
@@ -116,7 +119,7 @@ class Inputs:
             self._odometry.add(message, arrival, self._parameters.current.future_stamp_tolerance)
         except ValueError as error:
             self._metrics.count("odometry_refused")
-            if was_good:  # once, not for every message until a good one comes
+            if was_good:  # log the first bad message of a series
                 self._node.get_logger().error(f"~/odom: {error}", throttle_duration_sec=LOG_THROTTLE_S)
             return
         self._metrics.odometry.tick()

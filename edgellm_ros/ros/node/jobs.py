@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the planning thread's jobs from commands and goals; routes their progress and outcome."""
+"""Makes jobs for the planning thread from commands and goals.
+
+Routes the progress and the outcome of each job.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, SKIPPED, Job, Outc
 from edgellm_ros.runtime.request import Progress
 
 LOG_THROTTLE_S = 1.0
-# Between two progress reports. Reporting every token made a plan of 70 ms 10 ms slower on 2 cores, because
-# each message takes the interpreter and a core from the engine.
+# Between two progress reports. With a report per token, a plan of 70 ms was 10 ms slower on 2 cores: each
+# message competes with the engine for the interpreter and a core.
 PROGRESS_PERIOD_S = 0.05
 
 
 class JobFactory:
-    """Makes jobs with a time limit that stream their text, and are counted and published when they end."""
+    """Makes jobs that stream their text, and whose end is counted and published."""
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class JobFactory:
         on_progress: Callable[[Progress], None],
         on_done: Callable[[Outcome], None],
     ) -> Job:
-        """Make the job of a goal; both callbacks answer its client."""
+        """Make the job of a goal; both callbacks report to its client."""
         parameters, audio = self._parameters.current, goal.audio
         request = PlanRequest(
             request_id=goal_id,
@@ -136,9 +139,9 @@ class JobFactory:
                 if outcome.reason == COMPLETED:
                     stream(outcome.result.generation.text)
                     self._outputs.publish(outcome.result, self._parameters.current.camera)
-            except Exception:  # the planning thread must survive a failure of one plan
+            except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())
 
-        # None of these functions refers to the job: the reference cycle would keep its frame and sound in
+        # None of these functions refers to the job: a reference cycle would hold its frame and sound in
         # memory until the next garbage collection.
         return Job(request, self._parameters.current.plan_timeout, done, progress)

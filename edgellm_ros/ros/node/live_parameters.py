@@ -7,14 +7,14 @@ from edgellm_ros.ros.node.parameters import Parameters
 
 
 class LiveParameters:
-    """Gives every part the present parameters. Only the node calls `update`."""
+    """The present parameters, shared by all parts. Only the node calls `update`."""
 
     def __init__(self, parameters: Parameters) -> None:
         self._current = parameters
 
     @property
     def current(self) -> Parameters:
-        """The present values: an immutable snapshot, safe to keep during one piece of work."""
+        """The present values: an immutable snapshot."""
         return self._current
 
     def update(self, parameters: Parameters) -> None:

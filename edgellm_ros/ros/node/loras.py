@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter `loras`: adapters to load, as NAME=DIR, at start and at run time."""
+"""The value of the parameter `loras`, and the change from one value to another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from edgellm_ros.echo import printable, quoted
+from edgellm_ros.engine_directory.adapter_folder import check_name
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
 def parse_loras(values: Sequence[str]) -> dict[str, Path]:
-    """Name -> directory.
+    """Return the directory of each adapter by name.
 
-    Empty strings count for nothing: ROS has no empty list. ValueError for others.
+    Empty strings are ignored: ROS has no empty list. ValueError for strings of another form.
     """
     directories: dict[str, Path] = {}
     for value in filter(None, values):
@@ -26,28 +27,44 @@ def parse_loras(values: Sequence[str]) -> dict[str, Path]:
     return directories
 
 
+def check_change(
+    before: Mapping[str, Path], after: Mapping[str, Path], built_in: Collection[str], active: str
+) -> None:
+    """Raise ValueError for a change that cannot succeed. Reads no file of an adapter.
+
+    `built_in`: adapters of the engine directory; `active`: the active adapter.
+    """
+    for name, directory in after.items():
+        if name not in before:
+            check_name(name)
+            if name in built_in:
+                raise ValueError(
+                    f"adapter {quoted(name)} is in the engine directory already: choose another name"
+                )
+            if not directory.is_dir():
+                raise ValueError(f"{printable(str(directory))} is not a directory, expected a PEFT adapter")
+        elif directory != before[name]:
+            raise ValueError(
+                f"adapter {quoted(name)} is loaded from {printable(str(before[name]))}: remove it first"
+            )
+    if active in before and active not in after:
+        raise ValueError(f"adapter {quoted(active)} is active: switch to another before it is removed")
+
+
 def change_loras(runtime: LLMInferenceRuntime, before: Mapping[str, Path], after: Mapping[str, Path]) -> None:
     """Load the adapters that are only in `after`, and remove those only in `before`.
 
-    All or nothing: after an error the loaded adapters are as before.
+    All or nothing: after an error the loaded adapters are as before. OSError, ValueError or EngineError says
+    which adapter failed and why.
     """
-    moved = [name for name in after if name in before and after[name] != before[name]]
-    if moved:
-        raise ValueError(
-            f"adapter {quoted(moved[0])} is loaded from {printable(str(before[moved[0]]))}: remove it first"
-        )
-    gone = [name for name in before if name not in after]
-    if runtime.active_lora in gone:
-        raise ValueError(
-            f"adapter {quoted(runtime.active_lora)} is active: switch to another before it is removed"
-        )
+    removed = [name for name in before if name not in after]
     added: list[str] = []
     try:
         for name, directory in after.items():
             if name not in before:
                 runtime.add_lora(name, directory)
                 added.append(name)
-        runtime.remove_lora(*gone)
-    except (OSError, ValueError):
+        runtime.remove_lora(*removed)
+    except Exception:
         runtime.remove_lora(*added)
         raise

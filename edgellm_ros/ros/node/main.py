@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the node as a process: `edgellm_node`, or `python -m edgellm_ros.ros.node.main`.
+"""Runs the node as a process: `edgellm_node`, or the module itself.
 
 SIGINT and SIGTERM end the node with exit code 0, after the clients of running goals have received their
-results. rclpy's own signal handlers would invalidate the context first, and no result could be sent any more.
-Further signals within 2 s change nothing; a later one ends the process at once (exit code 128 + signal).
+results. rclpy's own signal handlers would invalidate the context first, so that no result could be sent.
+Further signals within 2 s are ignored; a later signal ends the process at once (exit code 128 + signal).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.signals import SignalHandlerOptions
 
+from edgellm_ros.echo import escaped
 from edgellm_ros.ros.node.node import EdgeLLMNode
-from edgellm_ros.ros.signals import call_on_signal
+from edgellm_ros.ros.signals import call_on_signal, ignore_signals
 
-FAREWELL_S = 1.0  # at most, for goals that run when the signal comes to get their results
+FAREWELL_S = 1.0  # at most, for running goals to end and get their results
 DELIVERY_S = 0.1  # for the middleware to send these results
 
 
@@ -37,8 +38,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         try:
             node = EdgeLLMNode()
-        except Exception as error:  # a parameter of the wrong type or out of range has one of many classes
-            print(f"edgellm_node: error: {error}", file=sys.stderr)
+        except Exception as error:  # rclpy has many classes for a parameter that it refuses
+            print(f"edgellm_node: error: {escaped(str(error))}", file=sys.stderr)
             return 2
         executor = SingleThreadedExecutor()
         executor.add_node(node)
@@ -50,14 +51,12 @@ def main(args: Sequence[str] | None = None) -> int:
             node.destroy_node()
     finally:
         rclpy.try_shutdown()
+        ignore_signals()
     return 0
 
 
 class Stop:
-    """A request to end the node, made on any thread.
-
-    It wakes the executor, once there is one.
-    """
+    """A request to end the node, from any thread; wakes the executor."""
 
     def __init__(self) -> None:
         self.executor: SingleThreadedExecutor | None = None
@@ -65,11 +64,11 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether the node is to end."""
+        """Whether the end of the node was requested."""
         return self._requested.is_set()
 
     def request(self) -> None:
-        """Ask for the end of the node."""
+        """Request the end of the node."""
         self._requested.set()
         if self.executor is not None:
             self.executor.wake()
@@ -77,10 +76,8 @@ class Stop:
 
 def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
     if node.parameters.autostart and not stop.requested:
-        configured = (
-            node.trigger_configure() == TransitionCallbackReturn.SUCCESS
-        )  # loads engines: may take long
-        if configured and not stop.requested:
+        configured = node.trigger_configure()  # loads engines: may take long
+        if configured == TransitionCallbackReturn.SUCCESS and not stop.requested:
             node.trigger_activate()
     while not stop.requested:
         _spin_once(node, executor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion between ROS messages and the runtime's requests and answers."""
+"""Converts between ROS messages and the runtime's requests and answers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, LLMGenerationResponse
 def sampling_from_goal(goal: PlanAction.Goal, defaults: Parameters) -> SamplingParams:
     """Return the sampling parameters of a goal, and check its other numbers.
 
-    A goal may leave `seed` and `max_tokens` to the node (`defaults`). Raises ValueError for a value out of
-    range.
+    `defaults` has the seed and the limit of tokens for a goal without its own. Raises ValueError for a value
+    out of range.
     """
     message = goal.sampling
     _check_range("action_samples", goal.action_samples, MAX_INT32, "text only")
@@ -69,7 +69,7 @@ def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:
 
 
 def to_audio_chunk(utterance: Utterance) -> AudioChunk:
-    """Convert an utterance to a message with the samples that the model gets.
+    """Convert an utterance to a message with the samples of the model's input.
 
     A goal with this message as its audio gives the same plan.
     """
@@ -161,6 +161,6 @@ def to_path(states: np.ndarray, dt: float, header: Header) -> Path:
 
 
 def _check_range(name: str, value: int, high: int, zero: str) -> None:
-    """Raise ValueError unless 0 <= value <= high; `zero` says what 0 stands for."""
+    """Raise ValueError unless 0 <= value <= high; `zero` is the meaning of 0."""
     if not 0 <= value <= high:
         raise ValueError(f"{name} must be an integer from 0 to {high} (0 = {zero}), got {value}")

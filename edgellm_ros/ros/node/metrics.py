@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters, rates and latencies of the node, for ~/get_metrics and /diagnostics. Thread-safe."""
+"""Counters, rates and latencies of the node, for ~/get_metrics and /diagnostics.
+
+Thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ LATENCIES = ("queue", "vision", "audio", "prefill", "first_token", "decode", "ac
 FAILURES = (ERROR, STALE_INPUT, TIMEOUT)
 WINDOW = 100  # plans over which latencies are summarised
 RATE_WINDOW_S = 5.0
-PROBLEM_S = 5.0  # /diagnostics, at 1 Hz, would often miss one bad message among good ones
+PROBLEM_S = 5.0  # longer than the period of /diagnostics, which would miss a single bad message
 
 
 class Rate:
@@ -44,7 +47,7 @@ class Rate:
 
 
 class RecentProblem:
-    """A problem that is shown for a few seconds."""
+    """A problem that is reported for a few seconds."""
 
     def __init__(self) -> None:
         self._text, self._until = "", 0.0
@@ -55,11 +58,11 @@ class RecentProblem:
         return self._text if time.monotonic() < self._until else ""
 
     def set(self, text: str) -> None:
-        """Show a problem from now on."""
+        """Report a problem from now on."""
         self._text, self._until = text, time.monotonic() + PROBLEM_S
 
     def clear(self) -> None:
-        """Show nothing."""
+        """Report nothing."""
         self._until = 0.0
 
 
@@ -83,7 +86,7 @@ class NodeMetrics:
             self._counts[name] += 1
 
     def plan_done(self, outcome: Outcome) -> None:
-        """Record the end of a plan. A skipped frame is no plan, and is counted as dropped."""
+        """Record the end of a plan; count a skipped frame as dropped."""
         if outcome.reason == SKIPPED:
             self.count("frames_dropped")
             return
@@ -99,7 +102,7 @@ class NodeMetrics:
 
     def values(self) -> dict[str, float]:
         """Return everything by name; times in seconds, memory in bytes."""
-        # Gauges first: if jobs_pending is 0, the counters include the last job.
+        # Read gauges first: if jobs_pending is 0, the counters include the last job.
         values = {name: float(read()) for name, read in self.gauges.items()}
         with self._lock:
             values |= {name: float(count) for name, count in sorted(self._counts.items())}

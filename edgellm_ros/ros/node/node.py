@@ -7,7 +7,7 @@
     ~/plan (action) --> PlanServer --------+
 
 Configure loads the engines, activate opens the subscriptions, deactivate stops planning, cleanup frees the
-engines. Callbacks only move messages; the planning thread does the work. parts.py connects the parts.
+engines. Callbacks only move messages; the planning thread runs the engines. parts.py connects the parts.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
+from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.node.diagnostics import engine_status, input_status, make_array, plan_status
 from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.loras import change_loras, parse_loras
-from edgellm_ros.ros.node.parameters import Parameters, check_parameters, declare_parameters
+from edgellm_ros.ros.node.parameter_checks import check_parameters, declare_parameters
+from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.parts import Parts
 from edgellm_ros.ros.node.runtime_opening import close_runtime, open_runtime
 from edgellm_ros.ros.node.speech_input import audio_type
 
-STOP_TIMEOUT_S = 5.0  # how long deactivate waits for the next token of the running plan
+STOP_TIMEOUT_S = 5.0  # for the running plan to end at its next token
 NOT_CONFIGURED = "not configured"
 
 
 def _logged(transition: Callable) -> Callable:
-    """Log the exception of a transition, which rclpy does not show."""
+    """Log the exception of a transition, which rclpy would hide."""
 
     @functools.wraps(transition)
     def wrapper(self: EdgeLLMNode, state: LifecycleState) -> TransitionCallbackReturn:
@@ -53,20 +54,19 @@ def _logged(transition: Callable) -> Callable:
 
 
 class EdgeLLMNode(LifecycleNode):
-    """Topics, services, the action and parameters are listed in docs/ros_interfaces.md."""
+    """The node; docs/ros_interfaces.md lists its interfaces and parameters."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Declare the parameters and start /diagnostics. Keyword arguments are those of LifecycleNode."""
+        """Declare the parameters and start /diagnostics; `kwargs` are for LifecycleNode."""
         super().__init__("edgellm", **kwargs)
         self._parts: Parts | None = None
         self._problem = NOT_CONFIGURED
-        declare_parameters(self)
-        self._live_parameters = LiveParameters(Parameters.read(self))
+        self._live_parameters = LiveParameters(declare_parameters(self))
         self.add_on_set_parameters_callback(self._before_parameters_set)
         self.add_post_set_parameters_callback(self._on_parameters_set)
         self._refuse_impossible_transitions()
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        # Not the node's clock: diagnostics also have to come while simulated time stands still.
+        # Not the node's clock: diagnostics are published while simulated time is paused, too.
         self.create_timer(1.0, self._every_second, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     @property
@@ -100,7 +100,7 @@ class EdgeLLMNode(LifecycleNode):
             return TransitionCallbackReturn.FAILURE
         self._parts = Parts(self, runtime, voice, self._live_parameters)
         self._problem = ""
-        self.get_logger().info(f"engines of {parameters.engine_dir} loaded on {parameters.device}")
+        self.get_logger().info(f"engines of {printable(parameters.engine_dir)} loaded on {parameters.device}")
         return super().on_configure(state)
 
     @_logged
@@ -111,7 +111,7 @@ class EdgeLLMNode(LifecycleNode):
 
     @_logged
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Stop planning: goals end as preempted, commands and old input are dropped."""
+        """Stop planning; end goals as preempted, drop commands and old input."""
         self.stop_planning("the node was deactivated")
         return super().on_deactivate(state)
 
@@ -123,7 +123,10 @@ class EdgeLLMNode(LifecycleNode):
 
     @_logged
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free the engines from any state; the action stays, so that clients still get their results."""
+        """Free the engines from any state.
+
+        The action remains, so that clients can still get results.
+        """
         self.stop_planning("the node shuts down")
         if self._parts is not None:
             self._parts.worker.close()
@@ -132,7 +135,7 @@ class EdgeLLMNode(LifecycleNode):
 
     @_logged
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free everything after a transition that raised; the next state is unconfigured."""
+        """Free everything after a failed transition; the next state is unconfigured."""
         self.stop_planning("the node failed")
         self._release()
         return super().on_error(state)
@@ -143,7 +146,7 @@ class EdgeLLMNode(LifecycleNode):
         super().destroy_node()
 
     def stop_planning(self, message: str) -> None:
-        """End running and waiting plans as preempted, and accept none."""
+        """End running and waiting plans as preempted, and accept no more."""
         if self._parts is not None and not self._parts.stop(message, STOP_TIMEOUT_S):
             self.get_logger().warning(f"the running plan did not end within {STOP_TIMEOUT_S:g} s")
 
@@ -155,9 +158,9 @@ class EdgeLLMNode(LifecycleNode):
             close_runtime(parts.runtime, self.parameters, self.get_logger())
 
     def _refuse_impossible_transitions(self) -> None:
-        """Answer a transition that the present state does not have with success = False.
+        """Answer requests for a transition that the present state does not allow.
 
-        rclpy lets the state machine's exception leave the service callback, which would end the node.
+        rclpy would let the state machine's exception leave the service callback and end the node.
         """
         change_state = self._service_change_state.callback
 
@@ -174,24 +177,26 @@ class EdgeLLMNode(LifecycleNode):
     # Parameters
 
     def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
-        result = check_parameters(changes, self._parts is None)
+        result = check_parameters(changes, self.parameters, configured=self._parts is not None)
         loras = [change.value for change in changes if change.name == "loras"]
         if result.successful and loras and self._parts is not None:
             try:
-                runtime, before = self._parts.runtime, self.parameters.loras
-                change_loras(runtime, parse_loras(before), parse_loras(loras[-1]))
-            except (OSError, ValueError, EngineError) as error:
+                self._parts.loras.check(loras[-1])
+            except (ValueError, EngineError) as error:
                 return SetParametersResult(successful=False, reason=str(error))
         return result
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:
         self._live_parameters.update(Parameters.read(self))
+        if self._parts is not None and any(parameter.name == "loras" for parameter in changed):
+            self._parts.loras.submit(self.parameters.loras)
 
     # Diagnostics
 
     def _every_second(self) -> None:
         parts, parameters = self._parts, self.parameters
-        statuses = [engine_status(self.state, self._problem, parameters)]
+        problem = self._problem if parts is None else parts.loras.problem
+        statuses = [engine_status(self.state, problem, parameters)]
         if parts is not None:
             parts.worker.expire()
             values = parts.metrics.values()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Odometry to trajectory history: the past poses of the robot, in its base frame at the time of a frame."""
+"""Trajectory history from odometry: past poses in the robot's base frame."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgellm_ros.ros.node.input_time import StaleInputError, check_age, check_no
 
 CAPACITY = 1000
 MAX_GAP_S = 1.0  # a longer pause of the odometry starts a new history
-OUT_OF_ORDER_S = 0.5  # a stamp further behind the newest is a new clock, not a late message
-MAX_POSITION_M, MAX_SPEED_M_S = 1e9, 1e4  # beyond every robot; larger numbers overflow in what follows
+OUT_OF_ORDER_S = 0.5  # a stamp further behind the newest means that the clock was reset
+MAX_POSITION_M, MAX_SPEED_M_S = 1e9, 1e4  # beyond every robot; larger numbers may overflow
 Sample = tuple[float, float, float, float, float]  # stamp (s), x, y, heading, speed
 
 
@@ -29,11 +29,11 @@ class OdometryBuffer:
         self._problem = ""
 
     def add(self, message: Odometry, arrival: int | None = None, tolerance_s: float = 0.0) -> None:
-        """Store one message, dated by its stamp or, without a stamp, by its arrival (ns of the node's clock).
+        """Store one message at its stamp or, without a stamp, at its arrival.
 
-        ValueError if a number is not finite or too large, if the orientation is no unit quaternion, or if
-        the stamp is more than `tolerance_s` after the arrival. Then `state_at` fails too, until a good
-        message comes.
+        `arrival` in ns of the node's clock. ValueError if a number is not finite or too large, if the
+        orientation is not a unit quaternion, or if the stamp is more than `tolerance_s` after the arrival.
+        Then `state_at` fails too, until a valid message arrives.
         """
         try:
             stamp = to_nanoseconds(message.header.stamp) or arrival or 0
@@ -64,20 +64,20 @@ class OdometryBuffer:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the newest message; empty if nothing."""
+        """The problem with the newest message; empty for a valid message."""
         with self._arrived:
             return self._problem
 
     @property
     def newest_stamp(self) -> float | None:
-        """Stamp of the newest sample in seconds, None if there is none."""
+        """Stamp of the newest sample in seconds; None without samples."""
         with self._arrived:
             return self._samples[-1][0] if self._samples else None
 
     def wait_until(self, stamp: float, timeout_s: float) -> None:
-        """Block until odometry reaches `stamp` (seconds) or is broken, at most for `timeout_s`.
+        """Block until odometry reaches `stamp` (seconds), at most for `timeout_s`.
 
-        Returns at once if no odometry has ever come.
+        Returns at once if no odometry has ever arrived, or when an invalid message arrives.
         """
         with self._arrived:
             self._arrived.wait_for(
@@ -90,9 +90,10 @@ class OdometryBuffer:
         """Return past poses and speed at `stamp` (seconds).
 
         The history [num_points, 3] (x, y, heading) is in the base frame at `stamp`, oldest first, `dt` apart;
-        the last pose is (0, 0, 0). The speed is in m/s. (None, None) if no odometry ever came. Poses are
-        interpolated; before the first sample the robot is assumed to stand still. ValueError if the newest
-        message was broken, StaleInputError if odometry ended more than `max_age` seconds before `stamp`.
+        the last pose is (0, 0, 0). The speed is in m/s. (None, None) if no odometry has ever arrived. Poses
+        are interpolated; before the first sample the robot is assumed to stand still. ValueError if the
+        newest message is invalid, StaleInputError if odometry ended more than `max_age` seconds before
+        `stamp`.
         """
         samples = self._copy()
         if samples is None:
@@ -108,7 +109,7 @@ class OdometryBuffer:
     def newest_state(
         self, now: int, num_points: int, dt: float, max_age: float
     ) -> tuple[np.ndarray | None, float | None]:
-        """Return what `state_at` returns, at the newest sample.
+        """Return past poses and speed at the newest sample, as `state_at` does.
 
         `now` (ns) is the node's time. StaleInputError if the sample is more than `max_age` seconds old.
         """
@@ -120,7 +121,10 @@ class OdometryBuffer:
         return _state(samples, newest, num_points, dt)
 
     def _copy(self) -> np.ndarray | None:
-        """Return the samples [N, 5], None if there are none. ValueError if the newest message was broken."""
+        """Return the samples [N, 5]; None without samples.
+
+        ValueError if the newest message is invalid.
+        """
         with self._arrived:
             if self._problem:
                 raise ValueError(self._problem)
@@ -139,7 +143,7 @@ def _state(samples: np.ndarray, stamp: float, num_points: int, dt: float) -> tup
 
 
 def _read(message: Odometry) -> tuple[float, float, float, float]:
-    """Return x, y, heading and speed. ValueError names the field that cannot be used."""
+    """Return x, y, heading and speed. ValueError names the invalid field."""
     position, rotation = message.pose.pose.position, message.pose.pose.orientation
     speed = message.twist.twist.linear.x
     for name, value, limit in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics that the node publishes."""
+"""Output topics of the node."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.overlay import OverlayCamera, draw_paths
 from edgellm_ros.ros.node.planner import Path, Plan
 
-RELIABLE = QoSProfile(depth=10)  # a subscription of either reliability receives from it
+RELIABLE = QoSProfile(depth=10)  # serves reliable and best-effort subscriptions
 TOPICS: dict[str, tuple[type, QoSProfile]] = {
     "utterance": (AudioChunk, RELIABLE),
     "generation": (Generation, RELIABLE),
     "text": (String, RELIABLE),
-    # A long answer's pieces must not overwrite each other before a slow reader takes them.
+    # Deep enough for a slow reader to get all pieces of a long answer.
     "text_stream": (String, QoSProfile(depth=100)),
     "action_chunk": (ActionChunk, RELIABLE),
     "path": (Path, RELIABLE),
@@ -30,9 +30,9 @@ TOPICS: dict[str, tuple[type, QoSProfile]] = {
 
 
 class Outputs:
-    """Lifecycle publishers, silent while the node is not active. Safe to use from the planning thread.
+    """Lifecycle publishers, silent while the node is not active.
 
-    Every message is counted: `generation_published` and so on.
+    May be used from the planning thread. Every message is counted: `generation_published` and so on.
     """
 
     def __init__(self, node: LifecycleNode, metrics: NodeMetrics) -> None:
@@ -45,11 +45,11 @@ class Outputs:
 
     @property
     def connected(self) -> int:
-        """Topics with a subscription that will receive what is published."""
+        """Number of topics with a subscription."""
         return sum(self._is_heard(name) for name in TOPICS)
 
     def publish(self, plan: Plan, camera: OverlayCamera) -> None:
-        """Publish a completed plan: the actions first, the pictures for people last."""
+        """Publish a completed plan: the actions first, the overlay last."""
         for chunk in plan.action_chunks:
             self._publish("action_chunk", chunk)
         self._publish("generation", plan.generation)
@@ -61,7 +61,7 @@ class Outputs:
             self._publish("overlay", encode_image(drawn, plan.generation.header))
 
     def publish_utterance(self, utterance: AudioChunk) -> None:
-        """Publish an utterance with the samples that the model gets."""
+        """Publish an utterance with the samples of the model's input."""
         self._publish("utterance", utterance)
 
     def stream(self, piece: str) -> None:

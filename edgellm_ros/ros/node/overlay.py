@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws predicted paths on the camera frame that they were predicted from."""
+"""Draws predicted paths on the camera frame of their plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class OverlayCamera:
     pitch: float  # rad downwards
 
     def project(self, points: np.ndarray) -> np.ndarray:
-        """Project floor points [N, 2] (x ahead, y left) to pixels [N, 2]; NaN behind the camera."""
+        """Project floor points [N, 2] (x ahead, y left) to pixels [N, 2].
+
+        Points behind the camera become NaN.
+        """
         sin, cos = np.sin(self.pitch), np.cos(self.pitch)
         # Rows are the camera's axes (right, down, ahead) in the base frame (REP 103).
         rotation = np.array([[0.0, -1.0, 0.0], [-sin, 0.0, -cos], [cos, 0.0, -sin]])
@@ -40,7 +43,10 @@ class OverlayCamera:
 
 
 def draw_paths(image: np.ndarray, paths: np.ndarray, camera: OverlayCamera) -> np.ndarray:
-    """Draw paths [n, T+1, 2+] (x, y, ...) on the floor of a copy of the frame [H, W, 3] uint8 RGB."""
+    """Draw paths on the floor of a copy of the frame.
+
+    `image` [H, W, 3] uint8 RGB; `paths` [n, T+1, 2+] (x, y, ...) in metres.
+    """
     canvas = np.ascontiguousarray(image).copy()
     thickness = max(1, round(image.shape[1] / 160))
     for index, path in reversed(list(enumerate(paths))):

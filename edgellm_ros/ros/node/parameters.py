@@ -1,29 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of the node: their declarations, and a snapshot of their values."""
+"""Parameters of the node: table of declarations, snapshot of their values."""
 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 
-from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.pcm import ENCODINGS, PcmFormat
 from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.ros.messaging import SERVICE_DEPTH
-from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.node.overlay import OverlayCamera
-from edgellm_ros.runtime.request import MAX_DENOISE_STEPS
+from edgellm_ros.runtime.request import (
+    MAX_DENOISE_STEPS,
+    MAX_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_PENALTY,
+    MIN_TEMPERATURE,
+    MIN_TOP_P,
+)
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
-MIN_TOP_P = 1e-6  # a range of ROS includes its ends, and top_p 0 leaves no token
-FRAME_ID = re.compile(r"[^/\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")  # tf2 takes no empty name and no leading "/"
 GROUPS = {"camera": OverlayCamera, "audio_data": PcmFormat, "utterance": UtteranceSettings}
 
 
@@ -50,8 +51,8 @@ SPECS: dict[str, Spec] = {
     ),
     "loras": Spec(
         [""],
-        "LoRA adapters to load besides those in engine_dir/lora, as NAME=DIR. A new list loads the adapters "
-        "that were added and unloads those that were removed.",
+        "LoRA adapters to load besides those in engine_dir/lora, as NAME=DIR. A new list loads and removes "
+        "adapters after the plans that already wait; if one cannot be loaded, the parameter is set back.",
     ),
     "lora": Spec(
         "",
@@ -93,19 +94,19 @@ SPECS: dict[str, Spec] = {
         choices=("command", "image"),
     ),
     "queue_size": Spec(
-        4, "Goals that may wait while another one runs; more end with an error.", 0, 1000, fixed=True
+        4, "Maximum number of waiting goals; further goals end with an error.", 0, 1000, fixed=True
     ),
     "service_depth": Spec(
         SERVICE_DEPTH,
-        "Requests and answers that the queues of the action and of each service hold (QoS depth); with more "
-        "unread ones the oldest are lost. Clients need the same depth.",
+        "QoS depth of the action and of each service: the number of unread requests or answers beyond which "
+        "the oldest are lost. Clients need the same depth.",
         1,
         10_000,
         fixed=True,
     ),
     "result_timeout": Spec(
         900.0,
-        "Time in seconds that the result of a goal is kept after its end for clients that ask late.",
+        "Time in seconds for which a goal's result can be requested after its end.",
         1.0,
         86_400.0,
         fixed=True,
@@ -136,8 +137,10 @@ SPECS: dict[str, Spec] = {
         1_000_000,
         fixed=True,
     ),
-    "prefix_cache_file": Spec("", "File that keeps the prefix cache between runs; empty = none.", fixed=True),
-    "system_prompt": Spec("", "System prompt of requests that have none of their own."),
+    "prefix_cache_file": Spec(
+        "", "File that stores the prefix cache between runs; empty = none.", fixed=True
+    ),
+    "system_prompt": Spec("", "System prompt of requests without their own."),
     "action_samples": Spec(1, "Trajectories sampled per command; 0 = text only.", 0, 1024),
     "denoise_steps": Spec(
         0, "Euler steps of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
@@ -149,15 +152,20 @@ SPECS: dict[str, Spec] = {
         MAX_INT64,
         fixed=True,
     ),
-    "seed": Spec(0, "Seed of token sampling for requests that have none of their own.", 0, MAX_INT64),
+    "seed": Spec(0, "Seed of token sampling for requests without their own.", 0, MAX_INT64),
     "max_tokens": Spec(
-        96, "Maximum answer length in tokens for requests that have no limit of their own.", 1, MAX_INT32
+        96, "Maximum answer length in tokens for requests without their own limit.", 1, MAX_INT32
     ),
-    "temperature": Spec(0.0, "Sampling temperature of commands; 0 = greedy.", 0.0, 100.0),
+    "temperature": Spec(
+        0.0,
+        f"Sampling temperature of commands, at least {MIN_TEMPERATURE:g}; 0 = greedy.",
+        0.0,
+        MAX_TEMPERATURE,
+    ),
     "top_p": Spec(1.0, "Top-p (nucleus) sampling of commands; 1 = off.", MIN_TOP_P, 1.0),
     "top_k": Spec(0, "Top-k sampling of commands; 0 = off.", 0, MAX_INT32),
     "min_p": Spec(0.0, "Min-p sampling of commands; 0 = off.", 0.0, 1.0),
-    "repetition_penalty": Spec(1.0, "Repetition penalty of commands; 1 = off.", 0.01, 100.0),
+    "repetition_penalty": Spec(1.0, "Repetition penalty of commands; 1 = off.", MIN_PENALTY, MAX_PENALTY),
     "utterance.threshold": Spec(
         0.35,
         "Voice activity threshold (probability); lower values detect quieter speech and more noise.",
@@ -165,7 +173,7 @@ SPECS: dict[str, Spec] = {
         0.95,
     ),
     "utterance.pre_roll": Spec(
-        0.3, "Audio kept before and after the speech of an utterance, in seconds.", 0.0, 0.5
+        0.3, "Audio included before and after the speech of an utterance, in seconds.", 0.0, 0.5
     ),
     "utterance.hang_over": Spec(0.8, "Silence that ends an utterance, in seconds.", 0.1, 5.0),
     "utterance.min_speech": Spec(
@@ -173,7 +181,7 @@ SPECS: dict[str, Spec] = {
     ),
     "utterance.max_length": Spec(
         10.0,
-        "Maximum length of an utterance in seconds; the rest is skipped up to the next silence.",
+        "Maximum length of an utterance in seconds; the sound up to the next silence is skipped.",
         1.0,
         60.0,
     ),
@@ -239,66 +247,17 @@ class Parameters:
         }
         return cls(**groups, **{name: value for name, value in values.items() if "." not in name})
 
+    def changed(self, values: Mapping[str, Any]) -> Parameters:
+        """Return a copy with other values for some names.
 
-def declare_parameters(node: Node) -> None:
-    """Declare every parameter of the table.
-
-    Raises ValueError if a value given at start is not allowed.
-    """
-    for name, spec in SPECS.items():
-        node.declare_parameter(name, spec.default, _descriptor(name, spec))
-        problem = _problem(name, node.get_parameter(name).value)
-        if problem:
-            raise ValueError(problem)
-
-
-def check_parameters(parameters: list[Parameter], unconfigured: bool) -> SetParametersResult:
-    """Check new values, for `add_on_set_parameters_callback`.
-
-    `unconfigured`: whether the node is unconfigured, so that fixed parameters may change too.
-    """
-    for parameter in parameters:
-        spec = SPECS.get(parameter.name)
-        if spec is None:
-            continue
-        problem = _problem(parameter.name, parameter.value)
-        if spec.fixed and not unconfigured:
-            problem = f"{parameter.name} can only be set while the node is unconfigured: clean it up first"
-        if problem:
-            return SetParametersResult(successful=False, reason=problem)
-    return SetParametersResult(successful=True)
-
-
-def _problem(name: str, value: Any) -> str:
-    """Say why a value is not allowed; empty if it is."""
-    spec = SPECS[name]
-    if spec.choices and value not in spec.choices:
-        return f"{name} must be one of {', '.join(spec.choices)}, got {quoted(value)}"
-    # rclpy checks ranges too, but takes what exceeds them by a millionth.
-    if spec.low is not None and spec.high is not None and not spec.low <= value <= spec.high:
-        return f"{name} must be from {spec.low} to {spec.high}, got {value}"
-    if name == "frame_id" and not FRAME_ID.fullmatch(value):
-        return f"frame_id must be a TF frame: not empty, no leading '/', no white space, got {quoted(value)}"
-    if name == "loras":
-        try:
-            parse_loras(value)
-        except ValueError as error:
-            return str(error)
-    return ""
-
-
-def _descriptor(name: str, spec: Spec) -> ParameterDescriptor:
-    descriptor = ParameterDescriptor(name=name, description=spec.description, read_only=spec.read_only)
-    if spec.choices:
-        descriptor.additional_constraints = f"One of: {', '.join(spec.choices)}."
-    if spec.fixed:
-        descriptor.additional_constraints += " Can only be set while the node is unconfigured."
-    if spec.low is not None and spec.high is not None:
-        if isinstance(spec.default, float):
-            bounds = FloatingPointRange(from_value=float(spec.low), to_value=float(spec.high))
-            descriptor.floating_point_range.append(bounds)
-        else:
-            descriptor.integer_range.append(
-                IntegerRange(from_value=int(spec.low), to_value=int(spec.high), step=1)
-            )
-    return descriptor
+        ValueError for a combination of values that a group does not allow.
+        """
+        names: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+        for group in GROUPS:
+            members = {
+                name.removeprefix(f"{group}."): value
+                for name, value in values.items()
+                if name.startswith(f"{group}.")
+            }
+            names[group] = replace(getattr(self, group), **members)
+        return replace(self, **names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a configured node, and how they are connected."""
+"""The parts of a configured node and their connections."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.inputs import Inputs
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.lora_changes import LoraChanges
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.outputs import Outputs
@@ -22,7 +23,10 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
 class Parts:
-    """Everything that exists from configure to cleanup. Each part knows only those made before it."""
+    """Everything that exists from configure to cleanup.
+
+    Each part refers only to parts made before it.
+    """
 
     def __init__(
         self,
@@ -31,7 +35,7 @@ class Parts:
         voice: VoiceActivity | None,
         parameters: LiveParameters,
     ) -> None:
-        """Make the topics, services and the action of `node`, and start the planning thread.
+        """Make topics, services and the action, and start the planning thread.
 
         `voice` is None for an engine without audio encoder.
         """
@@ -45,12 +49,13 @@ class Parts:
         self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
         self.outputs = Outputs(node, self.metrics)
         self.jobs = JobFactory(node, parameters, self.worker, self.outputs, self.metrics)
-        # What asks for plans
+        self.loras = LoraChanges(node, parameters, runtime, self.worker)
+        # Sources of requests
         self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
         self.inputs = Inputs(
             node, parameters, self.worker, self.jobs, self.odometry, self.trigger, self.speech, self.metrics
         )
-        self.services = Services(node, parameters, runtime, self.worker, self.metrics)
+        self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
         self.plan_server = PlanServer(node, parameters, self.worker, self.jobs, self.metrics)
         self.metrics.gauges = {
             "utterances_dropped": lambda: self.speech.dropped,
@@ -71,17 +76,21 @@ class Parts:
         self.plan_server.accepts = True
 
     def stop(self, message: str, timeout_s: float) -> bool:
-        """End running and waiting plans as preempted, and accept none.
+        """End running and waiting plans as preempted, and accept no more.
 
-        False if the running plan did not end within `timeout_s`; it ends by itself at its next token.
+        False if the running plan did not end within `timeout_s`; it still ends at its next token.
         """
         self.plan_server.accepts = False
         self.inputs.close()
         return self.worker.stop_all(PREEMPTED, message, timeout_s)
 
     def destroy(self) -> None:
-        """End the planning thread and remove topics, services and the action; the runtime stays open."""
+        """End the planning thread and remove topics, services and the action.
+
+        The runtime remains open.
+        """
         self.worker.close()
+        self.loras.destroy()
         self.plan_server.destroy()
         self.services.destroy()
         self.outputs.destroy()

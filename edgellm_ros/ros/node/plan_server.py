@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The action ~/plan: queues goals for the worker, and returns progress and outcome to the client."""
+"""The action ~/plan: queues goals, returns progress and outcome to the client."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, Job, Outcome, PlanWorker
 
-# Trajectories in the results that are kept for clients: about 30 MB as Python messages of 40 steps.
+# In stored results: about 30 MB as Python messages of 40 steps.
 MAX_KEPT_TRAJECTORIES = 1000
 
 
 class PlanServer:
     """Plans goals while `accepts` is true and the worker's queue has room.
 
-    Goals wait for their results without blocking the executor. A goal that cannot be planned now is accepted
-    and aborted at once: a rejected goal would have no result to say why.
+    Goals wait for their results without blocking the executor. A goal that cannot be planned is accepted and
+    aborted at once: a rejected goal would have no result to say why.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PlanServer:
         self._job_factory = jobs
         self._metrics = metrics
         self._jobs: dict[bytes, Job] = {}
-        self._kept: deque[PlanAction.Result] = deque()  # results with trajectories, oldest first
+        self._kept: deque[PlanAction.Result] = deque()  # stored results with trajectories, oldest first
         depth = parameters.current.service_depth
         self._server = ActionServer(
             node,
@@ -67,7 +67,7 @@ class PlanServer:
         self._server.destroy()
 
     def _refusal(self) -> Outcome | None:
-        """Return the reason why no goal can be planned now; None if one can."""
+        """Return the reason why goals are refused now; None if goals are accepted."""
         if not self.accepts:
             return Outcome(ERROR, "the node is not active")
         if self._worker.is_full:
@@ -111,7 +111,7 @@ class PlanServer:
             del self._jobs[goal_id]
 
     def _finish(self, handle: ServerGoalHandle, outcome: Outcome) -> PlanAction.Result:
-        """End the goal, and return its result. rclpy keeps the goal and the result for `result_timeout`."""
+        """End the goal and return its result, which rclpy stores for `result_timeout`."""
         handle.request.images, handle.request.audio = [], []
         if outcome.reason == COMPLETED:
             handle.succeed()
@@ -136,4 +136,4 @@ class PlanServer:
             oldest = self._kept.popleft()
             kept -= len(oldest.paths)
             oldest.action_chunks, oldest.paths = [], []
-            oldest.message = "the trajectories are no longer kept: too many newer results"
+            oldest.message = "the trajectories were dropped: too many newer results"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one plan: frame, odometry and command in; text, action chunks and paths out, all as messages.
+"""Makes one plan: from frame, odometry and command to text and trajectories.
 
 Runs on the planning thread, the only thread that blocks.
 """
@@ -16,6 +16,7 @@ from nav_msgs.msg import Path
 from rclpy.node import Node
 from std_msgs.msg import Header
 
+from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.multimodal.sound import Sound
@@ -33,7 +34,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationRespo
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """What to plan.
+    """The inputs of one plan.
 
     `sampling` and `sound` are called when the plan starts, so that their errors end this plan.
     """
@@ -50,17 +51,9 @@ class PlanRequest:
     denoise_steps: int | None  # None = the checkpoint's default
 
 
-@dataclass(frozen=True)
-class SystemPrompt:
-    """A system prompt to compute ahead of its first use."""
-
-    text: str
-    lora: str  # "" = the adapter that is active when the work starts
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A finished plan as messages, and what the overlay is drawn from."""
+    """A finished plan as messages, with the paths and the frame of the overlay."""
 
     generation: Generation
     action_chunks: list[ActionChunk]
@@ -70,7 +63,10 @@ class Plan:
 
 
 class Planner:
-    """Runs jobs whose request is a `PlanRequest` or a `SystemPrompt`."""
+    """Runs jobs whose request is a `PlanRequest`, or a function.
+
+    A function does other work with the runtime.
+    """
 
     def __init__(
         self,
@@ -94,17 +90,18 @@ class Planner:
             return self._plan(job)
         except StaleInputError as error:
             return Outcome(STALE_INPUT, str(error))
-        except (ValueError, EngineError) as error:
+        except (ValueError, OSError, EngineError) as error:
             return Outcome(ERROR, str(error))
         except Exception as error:
             self._logger.error(traceback.format_exc())
-            return Outcome(ERROR, f"internal error, see the node's log: {type(error).__name__}: {error}")
+            text = printable(f"{type(error).__name__}: {error}")
+            return Outcome(ERROR, f"internal error, see the node's log: {text}")
 
     def _plan(self, job: Job) -> Outcome:
-        if isinstance(job.request, SystemPrompt):
-            self._runtime.gen_and_save_system_prompt_kv_cache(job.request.text, job.request.lora)
+        if not isinstance(job.request, PlanRequest):
+            job.request()
             return Outcome(COMPLETED)
-        request: PlanRequest = job.request
+        request = job.request
         sampling = request.sampling()
         sounds = self._sounds(request)
         frames = self._frames(request)
@@ -143,14 +140,15 @@ class Planner:
         return (request.sound(),)
 
     def _frames(self, request: PlanRequest) -> tuple[Frame, ...]:
-        """Return the camera frames to plan on. StaleInputError if one is too old or in the future."""
+        """Return the camera frames to plan on.
+
+        StaleInputError for a frame that is missing, too old or stamped in the future.
+        """
         frames = request.frames
         if frames is None:
             newest = self._trigger.frame
             if newest is None and self._runtime.config.vision is not None:
-                raise StaleInputError(
-                    "the request brings no image and no camera frame has arrived on ~/image"
-                )
+                raise StaleInputError("the request has no image, and no camera frame has arrived on ~/image")
             frames = () if newest is None else (newest,)
         parameters, now = self._parameters.current, self._clock.now().nanoseconds
         for frame in frames:
@@ -167,14 +165,17 @@ class Planner:
         return min(headers, key=lambda header: to_nanoseconds(header.stamp))
 
     def _history(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray | None, float | None]:
-        """Return past poses and speed at the time of the oldest frame; (None, None) without action head."""
+        """Return past poses and speed at the time of the oldest frame.
+
+        (None, None) for an engine without action head.
+        """
         action = self._runtime.config.action
         if action is None:
             return None, None
         parameters = self._parameters.current
         points, dt = action.trajectory_history.num_points, action.trajectory_history.dt
         times = [frame.time for frame in frames if frame.time is not None]
-        if not times or len(times) < len(frames):  # no time to align with: where the robot is now
+        if not times or len(times) < len(frames):  # no time to align with: use the newest state
             now = self._clock.now().nanoseconds
             return self._odometry.newest_state(now, points, dt, parameters.max_input_age)
         stamp = min(times) / NANOSECONDS

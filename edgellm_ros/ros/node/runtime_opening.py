@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the runtime that the parameters describe, and closes it again."""
+"""Opens the runtime according to the parameters, and closes it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceRuntime:
     """Load the engines, the saved prefix cache and the adapters.
 
-    A prefix cache file that cannot be used is a warning: its prefixes are computed again. OSError, ValueError
-    or EngineError for everything else.
+    An invalid prefix cache file only causes a warning: its prefixes are computed again. OSError, ValueError
+    or EngineError for engines or adapters that cannot be loaded.
     """
     if not parameters.engine_dir:
-        raise ValueError("parameter engine_dir is empty: name a directory made by `edgellm export`")
+        raise ValueError("parameter engine_dir is empty: set it to a directory made by `edgellm export`")
     size = parameters.prefix_cache_mb
     runtime = LLMInferenceRuntime(
         parameters.engine_dir, parameters.device, prefix_cache_bytes=None if size < 0 else size * 1_000_000
@@ -44,7 +44,10 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
 
 
 def close_runtime(runtime: LLMInferenceRuntime, parameters: Parameters, logger: RcutilsLogger) -> None:
-    """Save the prefix cache if the parameters name a file, and free the engines. May be called twice."""
+    """Save the prefix cache if a file is set, and free the engines.
+
+    May be called twice.
+    """
     path = parameters.prefix_cache_file
     try:
         if path and not runtime.closed:

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services of the node. All answer at once except ~/save_system_prompt, which waits in the plan queue."""
+"""Services of the node.
+
+~/save_system_prompt waits in the queue of plans, ~/switch_lora and ~/list_loras wait for changes of the
+parameter `loras`; the others answer at once.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.lifecycle import LifecycleNode
@@ -10,16 +16,16 @@ from rclpy.task import Future
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.messaging import services_qos
 from edgellm_ros.ros.node.live_parameters import LiveParameters
+from edgellm_ros.ros.node.lora_changes import LoraChanges
 from edgellm_ros.ros.node.metrics import NodeMetrics, runtime_values
 from edgellm_ros.ros.node.parameters import MAX_INT64
-from edgellm_ros.ros.node.planner import SystemPrompt
 from edgellm_ros.ros.node.worker import COMPLETED, Job, Outcome, PlanWorker
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.srv import GetMetrics, ListLoras, SaveSystemPrompt, SetNoiseSeed, SwitchLora
 
 
 class Services:
-    """~/switch_lora, ~/list_loras, ~/set_noise_seed, ~/save_system_prompt and ~/get_metrics."""
+    """All services of the node except those of its lifecycle and parameters."""
 
     def __init__(
         self,
@@ -27,46 +33,69 @@ class Services:
         parameters: LiveParameters,
         runtime: LLMInferenceRuntime,
         worker: PlanWorker,
+        loras: LoraChanges,
         metrics: NodeMetrics,
     ) -> None:
         self._node = node
         self._parameters = parameters
         self._runtime = runtime
         self._worker = worker
+        self._loras = loras
         self._metrics = metrics
         qos = services_qos(parameters.current.service_depth)
+        self._unanswered = 0  # calls that wait
+        self._all_answered = Future()
         # A group of its own: a callback that awaits blocks the other callbacks of its group.
         waiting = ReentrantCallbackGroup()
-        self._unanswered = 0  # calls of ~/save_system_prompt that wait
-        self._all_answered = Future()
-        self._saving = node.create_service(
-            SaveSystemPrompt,
-            "~/save_system_prompt",
-            self._save_system_prompt,
-            qos_profile=qos,
-            callback_group=waiting,
-        )
         self._services = [
-            node.create_service(SwitchLora, "~/switch_lora", self._switch_lora, qos_profile=qos),
-            node.create_service(ListLoras, "~/list_loras", self._list_loras, qos_profile=qos),
-            node.create_service(SetNoiseSeed, "~/set_noise_seed", self._set_noise_seed, qos_profile=qos),
-            node.create_service(GetMetrics, "~/get_metrics", self._get_metrics, qos_profile=qos),
+            node.create_service(kind, f"~/{name}", callback, qos_profile=qos, callback_group=group)
+            for kind, name, callback, group in (
+                (SaveSystemPrompt, "save_system_prompt", self._save_system_prompt, waiting),
+                (SwitchLora, "switch_lora", self._switch_lora, waiting),
+                (ListLoras, "list_loras", self._list_loras, waiting),
+                (SetNoiseSeed, "set_noise_seed", self._set_noise_seed, None),
+                (GetMetrics, "get_metrics", self._get_metrics, None),
+            )
         ]
 
     def destroy(self) -> None:
-        """Remove the services, after the worker was closed. Calls that wait are answered first."""
+        """Remove the services after the worker was closed.
+
+        Calls that wait are answered first.
+        """
+        if self._unanswered and self._node.executor is not None:
+            self._node.executor.create_task(self._destroy_when_answered)
+        else:
+            self._destroy_now()
+
+    async def _destroy_when_answered(self) -> None:
+        await self._all_answered
+        self._destroy_now()
+
+    def _destroy_now(self) -> None:
         for service in self._services:
             self._node.destroy_service(service)
-        if self._unanswered and self._node.executor is not None:
-            self._node.executor.create_task(self._destroy_saving)
-        else:
-            self._node.destroy_service(self._saving)
 
-    async def _destroy_saving(self) -> None:
-        await self._all_answered
-        self._node.destroy_service(self._saving)
+    async def _wait_for(self, future: Future) -> Any:
+        """Return the result of the future. `destroy` waits meanwhile."""
+        self._unanswered += 1
+        try:
+            return await future
+        finally:
+            self._unanswered -= 1
+            if self._worker.closed and not self._unanswered:
+                self._all_answered.set_result(None)
 
-    def _switch_lora(self, request: SwitchLora.Request, response: SwitchLora.Response) -> SwitchLora.Response:
+    async def _wait_for_lora_changes(self) -> None:
+        """Wait for the changes of the parameter `loras` before this call."""
+        last = self._loras.last_waiting
+        if last is not None:
+            await self._wait_for(last)
+
+    async def _switch_lora(
+        self, request: SwitchLora.Request, response: SwitchLora.Response
+    ) -> SwitchLora.Response:
+        await self._wait_for_lora_changes()
         try:
             self._runtime.switch_lora_weights(request.name)
             response.success = True
@@ -74,7 +103,10 @@ class Services:
             response.message = str(error)
         return response
 
-    def _list_loras(self, request: ListLoras.Request, response: ListLoras.Response) -> ListLoras.Response:
+    async def _list_loras(
+        self, request: ListLoras.Request, response: ListLoras.Response
+    ) -> ListLoras.Response:
+        await self._wait_for_lora_changes()
         try:
             response.names = self._runtime.lora_names()
             response.active = self._runtime.active_lora
@@ -109,13 +141,11 @@ class Services:
             if self._node.executor is not None:
                 self._node.executor.wake()
 
-        system_prompt = SystemPrompt(request.system_prompt, request.lora)
-        self._worker.submit_goal(Job(system_prompt, self._parameters.current.plan_timeout, on_done))
-        self._unanswered += 1
-        outcome = await future
-        self._unanswered -= 1
-        if self._worker.closed and not self._unanswered:
-            self._all_answered.set_result(None)
+        def save() -> None:
+            self._runtime.gen_and_save_system_prompt_kv_cache(request.system_prompt, request.lora)
+
+        self._worker.submit_goal(Job(save, self._parameters.current.plan_timeout, on_done))
+        outcome = await self._wait_for(future)
         response.success = outcome.reason == COMPLETED
         response.message = outcome.message
         return response

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""~/audio to commands: cuts the sound into utterances, and reports sound that cannot be used.
+"""Turns ~/audio into commands: cuts the sound into utterances, reports invalid sound.
 
-Utterances depend on the messages and their stamps alone; the clock only decides whether one is too old.
+Utterances depend on the messages and their stamps alone; the clock only decides which ones are too old.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ LOG_THROTTLE_S = 1.0
 
 
 def audio_type(transport: str) -> type:
-    """Return the message type of ~/audio. ValueError if it needs audio_common_msgs and there is none."""
+    """Return the message type of ~/audio.
+
+    ValueError if the type needs audio_common_msgs, which is not installed.
+    """
     if transport == "chunk":
         return AudioChunk
     try:
@@ -49,7 +52,10 @@ class SpeechInput:
         outputs: Outputs,
         metrics: NodeMetrics,
     ) -> None:
-        """Start with an empty stream. Without `voice` (no audio encoder) sound is counted and refused."""
+        """Start with an empty stream.
+
+        Without `voice` (no audio encoder) sound is counted and refused.
+        """
         self._parameters = parameters
         self._stream = SoundStream(voice, parameters.current.utterance) if voice is not None else None
         self._outputs = outputs
@@ -60,7 +66,7 @@ class SpeechInput:
 
     @property
     def problem(self) -> str:
-        """The latest problem with the sound; empty after a few seconds without one."""
+        """The latest problem with the sound; empty after a few seconds."""
         return self._problem.text
 
     @property
@@ -74,7 +80,7 @@ class SpeechInput:
         self._metrics.count("audio_received")
         try:
             if self._stream is None:
-                raise ValueError("this engine has no audio encoder, sound is not used")
+                raise ValueError("this engine has no audio encoder: sound is ignored")
             self._stream.settings = self._parameters.current.utterance
             return self._commands(self._stream.add(*self._read(message)))
         except ValueError as error:
@@ -82,7 +88,7 @@ class SpeechInput:
             return []
 
     def on_stamp(self, header: Header) -> list[Command]:
-        """Return the commands that end because a camera frame is stamped long after the last sound."""
+        """Return the commands that a camera frame long after the last sound ends."""
         if self._stream is None:
             return []
         return self._commands(self._stream.time_passed(to_nanoseconds(header.stamp)))
@@ -94,7 +100,7 @@ class SpeechInput:
         self._problem.clear()
 
     def _read(self, message: Any) -> tuple[str, int, int, Any, int]:
-        """Return encoding, rate, channels, data and stamp (ns) of a message of any of the types."""
+        """Return encoding, rate, channels, data and stamp (ns) of a message of any type."""
         header = getattr(message, "header", None)
         stamp = to_nanoseconds(header.stamp) if header is not None else 0
         if isinstance(message, AudioChunk):

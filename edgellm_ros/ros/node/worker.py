@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning thread: one request in flight, a bounded queue of goals, and one waiting topic request.
+"""The planning thread and its queue.
 
-Goals run in the order of their arrival. A topic request (from ~/command or ~/image) waits until no goal does;
-only the newest one is kept.
+One job runs; behind it wait a bounded queue of goals and one topic request. Goals run in the order of their
+arrival. A topic request (from ~/command or ~/image) runs when no goal waits; only the newest one is stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 COMPLETED, CANCELLED, PREEMPTED = "completed", "cancelled", "preempted"
 TIMEOUT, STALE_INPUT, ERROR = "timeout", "stale_input", "error"
-SKIPPED = "skipped"  # a waiting frame that a newer one replaced: no plan was ever started or asked for
+SKIPPED = "skipped"  # a waiting frame that a newer one replaced: not a plan
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class Job:
     on_progress: Callable[[Any], None] = lambda progress: None
     arrival: float = field(default_factory=time.monotonic)
     started: float = 0.0
+    is_plan: bool = True  # False for other work in the queue, which `stop_all` leaves there
     cancel: threading.Event = field(default_factory=threading.Event)
-    stopped: Outcome | None = None  # why it was asked to stop
+    stopped: Outcome | None = None  # the outcome to end with, after `stop`
 
     def stop(self, reason: str, message: str) -> None:
-        """Ask the job to end at the next token or Euler step. The first reason counts."""
+        """End the job at the next token or Euler step. The first reason counts."""
         if self.stopped is None:
             self.stopped = Outcome(reason, message)
         self.cancel.set()
@@ -79,20 +80,28 @@ class PlanWorker:
     @property
     def waiting(self) -> int:
         """Number of goals in the queue."""
-        return len(self._goals)
+        with self._changed:
+            return sum(job.is_plan for job in self._goals)
 
     @property
     def pending(self) -> int:
-        """Number of jobs that wait or run. At 0, all outputs of earlier jobs have been published."""
+        """Number of jobs that wait or run.
+
+        At 0, all outputs of earlier jobs have been published.
+        """
         with self._changed:
             return len(self._goals) + (self._topic is not None) + (self._running is not None)
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue has no room for another goal. A goal that can start at once needs no room."""
+        """Whether the queue has no room for another goal.
+
+        A goal with no plan before it needs no room.
+        """
         with self._changed:
-            idle = self._running is None and not self._goals
-            return not idle and len(self._goals) >= self._queue_size
+            waiting = self.waiting
+            idle = waiting == 0 and (self._running is None or not self._running.is_plan)
+            return not idle and waiting >= self._queue_size
 
     @property
     def closed(self) -> bool:
@@ -106,10 +115,10 @@ class PlanWorker:
             self._changed.notify()
 
     def submit_topic(self, job: Job, preempt: bool) -> None:
-        """Make this the next topic job, in place of one that waits.
+        """Replace the waiting topic job.
 
-        `preempt`: it is of a newer command, which ends the running topic job too. Otherwise it is of a newer
-        frame, and the job that waited is skipped.
+        `preempt`: the job has a newer command, which also ends the running topic job. Otherwise the job has a
+        newer frame, and the replaced job is skipped.
         """
         with self._changed:
             replaced, self._topic = self._topic, job
@@ -141,20 +150,30 @@ class PlanWorker:
             job.on_done(Outcome(reason, message))
 
     def stop_all(self, reason: str, message: str, timeout_s: float) -> bool:
-        """End every job and wait until none runs. False if the running job did not end in time."""
+        """End every plan and wait until none runs; after `close`, end every job.
+
+        False if the running job did not end in time.
+        """
         with self._changed:
-            dropped = [*self._goals, *([self._topic] if self._topic is not None else [])]
-            self._goals.clear()
-            self._topic = None
-            if self._running is not None:
+            dropped = [job for job in self._goals if job.is_plan or self._closed]
+            self._goals = deque(job for job in self._goals if job not in dropped)
+            if self._topic is not None:
+                dropped.append(self._topic)
+                self._topic = None
+            if self._running is not None and self._running.is_plan:
                 self._running.stop(reason, message)
         for job in dropped:
             job.on_done(Outcome(reason, message))
         with self._changed:
-            return self._changed.wait_for(lambda: self._running is None, timeout_s)
+            return self._changed.wait_for(
+                lambda: self._running is None or not self._running.is_plan, timeout_s
+            )
 
     def close(self) -> None:
-        """End every job and the thread. Blocks until the next token or Euler step of the running job."""
+        """End every job and the thread.
+
+        Blocks until the next token or Euler step of the running job.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -162,7 +181,10 @@ class PlanWorker:
         self._thread.join()
 
     def expire(self) -> None:
-        """End the waiting goals whose time is over. To be called regularly, also while a job runs."""
+        """End the waiting goals whose time is over.
+
+        To be called regularly, also while a job runs.
+        """
         with self._changed:
             now = time.monotonic()
             expired = [job for job in self._goals if now - job.arrival > job.timeout_s]
@@ -187,7 +209,7 @@ class PlanWorker:
             job.started = time.monotonic()
             job.check_time()
             job.on_done(job.stopped or self._plan(job))
-            del job  # its frames are not kept while the thread waits
+            del job  # frees its frames while the thread waits
             with self._changed:
                 self._running = None
                 self._changed.notify_all()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgellm_ros.echo import printable
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
@@ -49,7 +50,7 @@ class ReplayError(RuntimeError):
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What to play and how."""
+    """The bag to play, the engine, and the comparison."""
 
     bag: Path
     out: Path  # bag to write
@@ -71,12 +72,12 @@ class ReplayResult:
     """Counts of a replay, and the comparison of its outputs."""
 
     inputs: dict[str, int]  # messages by topic
-    became: dict[str, int]  # what became of them, by the node's counters
+    became: dict[str, int]  # effects of the inputs, by the node's counters
     outputs: dict[str, int]  # messages by topic
     comparison: Comparison | None  # None: nothing was expected
 
     def report(self, out: str) -> str:
-        """Describe inputs, what became of them, and outputs.
+        """Describe the inputs, their effects, and the outputs.
 
         `out`: name of the output bag.
         """
@@ -94,7 +95,7 @@ class Replay:
     def __init__(self, options: ReplayOptions) -> None:
         """Check the options.
 
-        Raises FileNotFoundError, FileExistsError or ValueError for what cannot be used.
+        Raises FileNotFoundError, FileExistsError or ValueError for an unusable engine, bag or output path.
         """
         self.options = options
         refuse_existing(options.out)
@@ -133,7 +134,7 @@ class Replay:
             "audio_transport": "chunk",
             "input_reliability": "reliable",
             "plan_timeout": LONGEST_PLAN_S,
-            "odom_wait": 0.0,  # no input comes while a plan waits
+            "odom_wait": 0.0,  # no input is sent while a plan waits
             "prefix_cache_file": "",  # independent of earlier runs
         }
         if self.options.noise_seed is not None:
@@ -154,7 +155,7 @@ class Replay:
         options = self.options
         link.wait_until_ready(START_S)
         parameters = self.node_parameters
-        # Start values; services may have changed these two since.
+        # Start values, which services may have changed.
         changed = {name: parameters.pop(name) for name in ("lora", "noise_seed") if name in parameters}
         link.check_parameters(parameters)
         if "lora" in changed:
@@ -192,7 +193,7 @@ def run_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayR
     """Check everything, start the node in a ROS domain of its own, and play.
 
     Raises ImportError without ROS 2, EngineError for a device that is not available, ValueError or OSError
-    for what cannot be used, ReplayError if the node fails.
+    for unusable options or files, ReplayError if the node fails.
     """
     require_ros("a replay")
     open_device(options.device)
@@ -203,7 +204,7 @@ def run_replay(options: ReplayOptions, status: Callable[[str], None]) -> ReplayR
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         arguments = ros_arguments(replay.node_parameters)
         if options.params is not None:
-            # Before our own parameters, which win then.
+            # Before the replay's own parameters, which then take precedence.
             arguments[1:1] = ["--params-file", str(_parameters_file(options.params))]
         log = folder / "edgellm_node.log"
         node = Child("edgellm node", ["-m", NODE_MODULE, *arguments], log, ros_environment(domain))
@@ -226,7 +227,7 @@ def _play_to(node: Child, replay: Replay, domain: int, status: Callable[[str], N
     with ExitStack() as stack:
         stack.enter_context(_local_discovery())
         context = rclpy.Context()
-        # No arguments: of the command's own, rcl would take `--remap FROM:=TO` for a rule of its own.
+        # No arguments: rcl would read the command's own `--remap FROM:=TO` as a remapping rule.
         rclpy.init(args=[], context=context, domain_id=domain)
         stack.callback(rclpy.try_shutdown, context=context)
         link = ReplayLink(replay.inputs.types, replay.options.overlay, context, check_alive)
@@ -270,7 +271,7 @@ def _listing(counts: Mapping[str, int]) -> str:
 def _parameters_file(path: Path) -> Path:
     """Check a file of parameters before ROS reads it.
 
-    ROS itself would leave a traceback in the node's log.
+    ROS itself would write a traceback to the node's log.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -284,8 +285,8 @@ def _parameters_file(path: Path) -> Path:
         raise ValueError(f"{path}: not a file of ROS parameters: expected NODE: ros__parameters: ...")
     if not any(name in content for name in NODE_KEYS):
         raise ValueError(
-            f"{path}: parameters of {', '.join(map(str, content)) or 'no node'}, expected some of "
-            f"{' or '.join(NODE_KEYS)}"
+            f"{path}: parameters of {printable(', '.join(map(str, content))) or 'no node'}, expected some "
+            f"of {' or '.join(NODE_KEYS)}"
         )
     return path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays inputs into the live node one at a time, each until the node has finished.
+"""Plays inputs into the live node, one at a time, until the node has finished each.
 
     /clock, ~/image ~/odom ~/command ~/audio  -> edgellm node
     ~/generation ~/action_chunk ...           <- edgellm node
@@ -58,12 +58,12 @@ OUTPUT_CLASSES = {
     "path": Path,
     "overlay": Image,
 }
-OUTCOMES = ("plans_", "utterances")  # counters of what became of inputs, with those that end in _refused
+OUTCOMES = ("plans_", "utterances")  # counters of effects of inputs; and counters that end in _refused
 RELIABLE = QoSProfile(depth=10)
 EVERYTHING = QoSProfile(history=HistoryPolicy.KEEP_ALL)
-DELIVERY_S = 60.0  # a message within this computer that takes longer will not come any more
+DELIVERY_S = 60.0  # a message within this computer that takes longer is lost
 RETRY_S = 3.0
-POLL_S = (0.001, 0.02)  # first and longest pause between two looks at a node that works
+POLL_S = (0.001, 0.02)  # first and longest pause between two requests for the counters
 
 
 class LinkError(RuntimeError):
@@ -129,7 +129,7 @@ class ReplayLink(Node):
         """
         deadline = time.monotonic() + timeout_s
         self._until(self._state_client.service_is_ready, deadline, lambda: "the node is not there")
-        # It answers when it has done what `autostart` asks for: it is not on its way any more.
+        # The node answers after the transitions of `autostart`.
         state = self._call(self._state_client, GetState.Request(), deadline).current_state.label
         if state != "active":
             raise LinkError(f"the node is {state}, expected active: it could not load the engines")
@@ -178,7 +178,7 @@ class ReplayLink(Node):
         """
         response = self._ask(self._seed_client, SetNoiseSeed.Request(seed=seed))
         if not response.success:
-            raise LinkError(f"the node does not take the noise seed {seed}: {response.message}")
+            raise LinkError(f"the node refuses the noise seed {seed}: {response.message}")
 
     def play(self, message: InputMessage) -> Answer:
         """Send one input at its time, and wait until the node has finished it.
@@ -190,7 +190,7 @@ class ReplayLink(Node):
         self._inputs[message.name].publish(message.data)
         deadline, pause_s = time.monotonic() + DELIVERY_S, POLL_S[0]
         while True:
-            # Counted, and no job left. A job that runs takes the time that it takes (parameter plan_timeout).
+            # Until counted, and no job is left. A running job ends by the parameter plan_timeout.
             self._counts = self._metrics(time.monotonic() + DELIVERY_S)
             received = self._grown(before, counter)
             if received and not self._counts["jobs_pending"]:
@@ -201,12 +201,12 @@ class ReplayLink(Node):
             pause_s = min(2 * pause_s, POLL_S[1])
         if received > 1:
             raise LinkError(
-                f"the node got {received} messages when {_words(message)} was sent: who else sends?"
+                f"the node got {received} messages when {_words(message)} was sent: another node sends too"
             )
         return Answer(self._collect(before, message), self._became(before))
 
     def _set_clock(self, clock: int) -> None:
-        """Publish the time until the node has it: /clock is best effort."""
+        """Publish the time until the node has received it: /clock is best effort."""
         wanted = clock * 1e-9  # the node computes it in the same way
         deadline = time.monotonic() + DELIVERY_S
         while self._counts.get("clock") != wanted:
