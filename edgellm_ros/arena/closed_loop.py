@@ -71,7 +71,8 @@ def drive(
         actions = brake(world.state.speed) if plan.actions is None else np.asarray(plan.actions, np.float64)
         if len(actions) < replan_steps + latency_steps:
             raise ValueError(
-                f"a plan of {len(actions)} actions is shorter than {replan_steps} + {latency_steps} steps"
+                f"the plan has {len(actions)} actions, expected at least {replan_steps + latency_steps} "
+                f"(replan_steps {replan_steps} + latency_steps {latency_steps})"
             )
         waiting = course.speeds[replan_steps : replan_steps + latency_steps]
         if world.state.speed == 0 and not waiting.any():  # at rest during inference: skip no action

@@ -184,7 +184,7 @@ def _problem(
             radius[n, m] = solid.radius
         if not 0 <= targets[n] < len(scene.solids):
             raise ValueError(
-                f"target {targets[n]} must be from 0 to {len(scene.solids) - 1}, an index of a solid"
+                f"target {targets[n]} is not the index of a solid, expected 0 to {len(scene.solids) - 1}"
             )
     start = np.stack([s.array() for s in states])
     return _Problem(xy, radius, np.asarray(targets, np.int64), start, manner)

@@ -37,7 +37,7 @@ class ExpertArchitecture:
 
     def __post_init__(self) -> None:
         if self.model_type != EXPERT_MODEL_TYPE:
-            raise ValueError(f"model_type {self.model_type!r}: supported: {EXPERT_MODEL_TYPE}")
+            raise ValueError(f"model_type must be {EXPERT_MODEL_TYPE!r}, got {self.model_type!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "

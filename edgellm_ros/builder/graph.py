@@ -127,7 +127,10 @@ class GraphBuilder:
         return x if self.dtype == FLOAT else self.op("Cast", x, to=int(self.dtype))
 
     def to_fp32(self, x: ir.Value) -> ir.Value:
-        """Cast x from the graph's dtype to fp32; no node if that is fp32."""
+        """Cast x from the graph's dtype to fp32.
+
+        If the graph's dtype is fp32, x is returned and no node is added.
+        """
         return x if self.dtype == FLOAT else self.op("Cast", x, to=int(FLOAT))
 
     def save(self, path: Path) -> list[Path]:

@@ -193,5 +193,6 @@ class EngineExecutor:
             return tuple(dim if isinstance(dim, int) else dims[dim] for dim in binding.shape)
         except KeyError as error:
             raise EngineError(
-                f"{self.name}: no value for dimension {error} of {binding.name}, only {dict(dims)}"
+                f"{self.name}: no value for dimension {error} of {binding.name}; "
+                f"there are values for {dict(dims)}"
             ) from None

@@ -118,9 +118,10 @@ class LibraryLog(Protocol):
 
 
 def load_library(*names: str) -> Library:
-    """Import the first of these modules that is installed; default: full, lean.
+    """Import TensorRT: the first of the modules `names` that is installed.
 
-    EngineError if none is installed, or if the module is too old.
+    Without names: the full library, else the lean runtime. EngineError if none is installed, or if the
+    version is too old.
     """
     problems = []
     for name in names or (FULL, LEAN):

@@ -89,7 +89,7 @@ class Recording:
     ) -> None:
         """Write the record of one input and its outputs (serialized, by topic).
 
-        `became`: the node's counters that changed: how many plans ended how, and what was refused.
+        `became`: by how much this input increased the node's counters: plans by outcome, refused inputs.
         """
         self._write(INPUT, message.stamp, _input_record(message, became))
         generations = [_without_latencies(_decode("generation", data)) for data in outputs["generation"]]

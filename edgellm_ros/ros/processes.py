@@ -99,8 +99,8 @@ def require_ros(what: str) -> None:
     for module in ("rclpy", "edgellm_ros.msg"):
         if importlib.util.find_spec(module) is None:
             raise ImportError(
-                f"no Python module {module}: {what} needs ROS 2 and this package built for it; "
-                "`make demo` in a clone brings both"
+                f"no Python module {module}: {what} needs ROS 2 and the compiled interfaces of edgellm_ros. "
+                "In a ROS workspace, source install/setup.bash; in a clone, run `make demo`, which installs both"
             )
 
 

@@ -92,7 +92,7 @@ def test_voices_follow_from_the_seed():
 
 @pytest.mark.parametrize(
     ("voice", "words"),
-    [({"accent": "en-mars"}, "en-mars"), ({"variant": "nobody"}, "nobody")],
+    [({"accent": "en-mars"}, "en-mars"), ({"variant": "unknown"}, "unknown")],
 )
 def test_speakers_that_do_not_exist_are_refused(voice, words):
     with pytest.raises(ValueError, match=words):

@@ -139,7 +139,7 @@ def test_an_input_that_was_dropped_is_told_before_outputs_of_an_earlier_stamp(co
     assert comparison.differing == 12
 
 
-def test_outputs_that_nobody_expected_are_differences(compared):
+def test_outputs_that_were_not_expected_are_differences(compared):
     more = frame(LATER + 1)
     comparison = compared(*BOTH, (more, answer(LATER + 1), DONE))
     assert first(comparison)[:4] == ("~/image", LATER + 1, "message", "nothing")

@@ -281,7 +281,7 @@ class TestOnDisk:
     ):
         save_prefix_cache(tmp_path / "cache", filled, device, "engine")
         with pytest.raises(
-            ValueError, match=r"made for another engine.*engine engine, .*this is engine other"
+            ValueError, match=r"saved by another engine.*engine engine, .*this is engine other"
         ):
             load_prefix_cache(tmp_path / "cache", filled, device, "other")
         assert_loads(filled, prompt(SYSTEM, ("a", 30)), 104)

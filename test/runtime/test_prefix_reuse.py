@@ -308,7 +308,7 @@ class TestOnDisk:
         export(tiny_checkpoint, tmp_path / "other", max_lora_rank=8, max_batch_size=2)
         with LLMInferenceRuntime(tmp_path / "other", runtime_device) as other:
             before = other.handle_request(REQUESTS[0])
-            with pytest.raises(ValueError, match="made for another engine"):
+            with pytest.raises(ValueError, match="saved by another engine"):
                 other.load_prefix_cache(tmp_path / "prompts")
             answer = other.handle_request(REQUESTS[0])
             assert answer.reused_tokens == answer.prompt_tokens - 1

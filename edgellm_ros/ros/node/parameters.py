@@ -68,8 +68,9 @@ SPECS: dict[str, Spec] = {
     ),
     "audio_transport": Spec(
         "chunk",
-        "Message type of ~/audio; chunk = edgellm_ros/AudioChunk, audio_data and audio_data_stamped = "
-        "AudioData and AudioDataStamped of audio_common_msgs, whose format is set by audio_data.*.",
+        "Message type of ~/audio; chunk = edgellm_ros/AudioChunk, audio_data = audio_common_msgs/AudioData, "
+        "audio_data_stamped = audio_common_msgs/AudioDataStamped. audio_data.* set the format of the last "
+        "two.",
         choices=("chunk", "audio_data", "audio_data_stamped"),
         fixed=True,
     ),
@@ -98,8 +99,8 @@ SPECS: dict[str, Spec] = {
     ),
     "service_depth": Spec(
         SERVICE_DEPTH,
-        "QoS depth of the action and of each service: the number of unread requests or answers beyond which "
-        "the oldest are lost. Clients need the same depth.",
+        "QoS history depth of the action and of each service. If more requests or answers are unread, the "
+        "oldest are lost. Clients need the same depth.",
         1,
         10_000,
         fixed=True,
@@ -152,20 +153,22 @@ SPECS: dict[str, Spec] = {
         MAX_INT64,
         fixed=True,
     ),
-    "seed": Spec(0, "Seed of token sampling for requests without their own.", 0, MAX_INT64),
+    "seed": Spec(0, "Seed of token sampling for requests without their own seed.", 0, MAX_INT64),
     "max_tokens": Spec(
         96, "Maximum answer length in tokens for requests without their own limit.", 1, MAX_INT32
     ),
     "temperature": Spec(
         0.0,
-        f"Sampling temperature of commands, at least {MIN_TEMPERATURE:g}; 0 = greedy.",
+        f"Sampling temperature of answers to commands, at least {MIN_TEMPERATURE:g}; 0 = greedy.",
         0.0,
         MAX_TEMPERATURE,
     ),
-    "top_p": Spec(1.0, "Top-p (nucleus) sampling of commands; 1 = off.", MIN_TOP_P, 1.0),
-    "top_k": Spec(0, "Top-k sampling of commands; 0 = off.", 0, MAX_INT32),
-    "min_p": Spec(0.0, "Min-p sampling of commands; 0 = off.", 0.0, 1.0),
-    "repetition_penalty": Spec(1.0, "Repetition penalty of commands; 1 = off.", MIN_PENALTY, MAX_PENALTY),
+    "top_p": Spec(1.0, "Top-p (nucleus) sampling of answers to commands; 1 = off.", MIN_TOP_P, 1.0),
+    "top_k": Spec(0, "Top-k sampling of answers to commands; 0 = off.", 0, MAX_INT32),
+    "min_p": Spec(0.0, "Min-p sampling of answers to commands; 0 = off.", 0.0, 1.0),
+    "repetition_penalty": Spec(
+        1.0, "Repetition penalty of answers to commands; 1 = off.", MIN_PENALTY, MAX_PENALTY
+    ),
     "utterance.threshold": Spec(
         0.35,
         "Voice activity threshold (probability); lower values detect quieter speech and more noise.",
@@ -181,7 +184,8 @@ SPECS: dict[str, Spec] = {
     ),
     "utterance.max_length": Spec(
         10.0,
-        "Maximum length of an utterance in seconds; the sound up to the next silence is skipped.",
+        "Maximum length of an utterance in seconds. A longer utterance is cut here and used; the sound after "
+        "the cut is ignored until the next silence.",
         1.0,
         60.0,
     ),

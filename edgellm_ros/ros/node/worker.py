@@ -117,8 +117,9 @@ class PlanWorker:
     def submit_topic(self, job: Job, preempt: bool) -> None:
         """Replace the waiting topic job.
 
-        `preempt`: the job has a newer command, which also ends the running topic job. Otherwise the job has a
-        newer frame, and the replaced job is skipped.
+        `preempt` true: the job carries a newer command; the replaced and the running topic job end as
+        PREEMPTED. False: the job carries a newer frame; the replaced job ends as SKIPPED, the running one
+        goes on.
         """
         with self._changed:
             replaced, self._topic = self._topic, job

@@ -183,7 +183,9 @@ class ReplayLink(Node):
     def play(self, message: InputMessage) -> Answer:
         """Send one input at its time, and wait until the node has finished it.
 
-        Raises LinkError if the input does not arrive or outputs are lost.
+        Sets /clock to the input's time, publishes the input, and waits until the node has received it and has
+        no jobs left. Raises LinkError if the input or the time does not arrive, if another node publishes
+        too, or if outputs are lost.
         """
         self._set_clock(message.clock)
         before, counter = self._counts, RECEIVED[message.name]

@@ -152,10 +152,11 @@ class LLMEngineRunner:
     def execute_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter] = ()
     ) -> None:
-        """Decode one token per row; its KV row is written but not committed.
+        """Run one decode step: one new token for each of the first B rows.
 
-        inputs_embeds [B,1,H]; output_logits [B,1,V] float32; adapters [B], empty: the base model for all.
-        Only queues work on the device, so the step can be recorded as a graph.
+        The step writes the KV rows of these tokens, but does not commit them. inputs_embeds [B,1,H];
+        output_logits [B,1,V] float32; adapters: one for each row, empty = the base model for all. Only queues
+        work on the device, so the step can be recorded as a graph.
         """
         inputs = self._decode_tensors(inputs_embeds, output_logits)
         self._decode_inputs.for_decode(inputs, range(inputs_embeds.shape[0]))

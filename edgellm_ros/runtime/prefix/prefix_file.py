@@ -87,7 +87,7 @@ def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
         raise ValueError(f"{path}: not a readable prefix cache: {error}") from None
     if found != (engine, FORMAT_VERSION):
         raise ValueError(
-            f"{path}: made for another engine or by another version (engine {found[0]}, format {found[1]}; "
+            f"{path}: saved by another engine or in another format (engine {found[0]}, format {found[1]}; "
             f"this is engine {engine}, format {FORMAT_VERSION}): save the prefix cache again"
         )
     _check(path, entries, tensors, cache)

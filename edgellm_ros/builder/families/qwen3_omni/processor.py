@@ -18,7 +18,8 @@ SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # the image p
 def image_processing(processor: ConfigSection, patch: int, frames: int, merge: int) -> dict[str, Any]:
     """Read the fields of `VisionConfig` that belong to the image processor.
 
-    patch, frames, merge: sizes in the vision tower's config. ValueError if the processor's differ.
+    patch, frames, merge: patch, temporal patch and merge size of the vision tower's config. ValueError if the
+    image processor has other sizes, or a setting that is not supported.
     """
     processor.one_of("image_processor_type", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"])
     for step in ("do_resize", "do_rescale", "do_normalize"):
