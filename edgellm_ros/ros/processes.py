@@ -100,7 +100,8 @@ def require_ros(what: str) -> None:
         if importlib.util.find_spec(module) is None:
             raise ImportError(
                 f"no Python module {module}: {what} needs ROS 2 and the compiled interfaces of edgellm_ros. "
-                "In a ROS workspace, source install/setup.bash; in a clone, run `make demo`, which installs both"
+                "In a ROS workspace, source install/setup.bash; in a clone, run `make demo`, which installs "
+                "both"
             )
 
 

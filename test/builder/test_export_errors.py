@@ -96,7 +96,7 @@ def test_the_first_layer_with_experts_is_named(checkpoint, tmp_path, changes, la
 
 
 EXPERT_ERRORS = [
-    ("model_type", "pi0", "model_type 'pi0': supported: edgellm_flow_expert"),
+    ("model_type", "pi0", "model_type must be 'edgellm_flow_expert', got 'pi0'"),
     ("num_hidden_layers", 2, "num_hidden_layers 2: the language model"),
     ("head_dim", 32, "head_dim 32: the language model"),
     ("rope_theta", 5e5, "rope_theta 500000.0: the language model"),
