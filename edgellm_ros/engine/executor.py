@@ -19,7 +19,8 @@ import numpy as np
 
 from edgellm_ros.engine.backend import Binding, EngineBackend
 from edgellm_ros.engine.device import Device, DeviceGraph
-from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Shape, Tensor
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class EngineExecutor:
         self._snapshot: BindingSnapshot | None = None
         self._current: _KeptBinding | None = None  # the binding of `_snapshot`
         self._kept: OrderedDict[BindingSnapshot, _KeptBinding] = OrderedDict()  # the latest one last
-        self._recording = True
+        self._recorder = GraphRecorder()
 
     @property
     def snapshot(self) -> BindingSnapshot | None:
@@ -159,15 +160,13 @@ class EngineExecutor:
         The engine must have been executed with the binding. Does nothing if already captured. Logs the first
         failure and stops trying.
         """
-        if not self._recording or (self._current is not None and self._current.graph is not None):
+        current = self._current
+        if not self._recorder.active or current is None or current.graph is not None:
             return
-        try:
-            self._recording = self.capture_graph(stream)
-        except DeviceLostError:
-            raise
-        except EngineError as error:
-            self._recording = False
-            logger.warning("%s runs without graphs: %s", self.name, error)
+        current.graph = self._recorder.capture(
+            lambda: self._backend.capture(current.bound, stream),
+            lambda reason: logger.warning("%s runs without graphs: %s", self.name, reason),
+        )
 
     def _check(self, dims: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
         missing = [name for name in self.bindings if name not in tensors]

@@ -295,7 +295,7 @@ class TestErrors:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline.sampling, "sample", spoil_last_row)
             patch.setattr(pipeline.method.recorded, "_recorded", {})
-            patch.setattr(pipeline.method.recorded, "_recording", False)
+            patch.setattr(pipeline.method.recorded._recorder, "active", False)
             answers = deferred.handle_request([talking, ending])
         assert sampled_rows[len(expected[1].token_ids)] == 2
         for one, other in zip(answers, expected, strict=True):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from edgellm_ros.engine.device import Device, DeviceGraph
-from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import BindingSnapshot
+from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.runtime.lora import LoraAdapter
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Step(Protocol):
 
 
 StepT = TypeVar("StepT", bound=Step)
+MakeStep = Callable[[Sequence[LoraAdapter]], StepT]  # the step of rows with these adapters
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,12 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class RecordedSteps(Generic[StepT]):
-    """Records steps and replays them.
+    """Records steps and replays them."""
 
-    `make_step`: makes the step for rows with these adapters.
-    """
-
-    def __init__(
-        self, device: Device, max_batch_size: int, make_step: Callable[[Sequence[LoraAdapter]], StepT]
-    ) -> None:
+    def __init__(self, device: Device, max_batch_size: int) -> None:
         self._device = device
         self._sizes = batch_sizes(max_batch_size)
-        self._make_step = make_step
-        self._recording = False
+        self._recorder = GraphRecorder(active=False)
         self._recorded: dict[tuple[LoraAdapter, int], RecordedStep] = {}
         self._explained: set[str] = set()
         self._graph: DeviceGraph | None = None
@@ -78,25 +73,25 @@ class RecordedSteps(Generic[StepT]):
         """Return the number of recorded graphs."""
         return len(self._recorded)
 
-    def select(self, adapters: Sequence[LoraAdapter]) -> StepT:
+    def select(self, adapters: Sequence[LoraAdapter], make_step: MakeStep[StepT]) -> StepT:
         """Select the step that `queue` queues, for a batch with these adapters [B].
 
         A graph is replayed if all rows have the same adapter and the engine's bindings are the same as when
         the graph was recorded. Returns the step, which may have more rows than the batch.
         """
         self._graph = self._to_record = None
-        self._step = self._make_step(adapters)
-        if not self._recording and not self._recorded:
+        self._step = make_step(adapters)
+        if not self._recorder.active and not self._recorded:
             return self._step
         if any(adapter is not adapters[0] for adapter in adapters):
             self._explain(len(adapters), "different adapters need one run each")
             return self._step
         size = next(size for size in self._sizes if size >= len(adapters))
-        step, key = self._make_step([adapters[0]] * size), (adapters[0], size)
+        step, key = make_step([adapters[0]] * size), (adapters[0], size)
         recorded = self._recorded.get(key)
         if recorded is not None and recorded.snapshot == step.bind()[0]:
             self._graph, self._step = recorded.graph, step
-        elif self._recording:
+        elif self._recorder.active:
             self._to_record, self._step = key, step
         return self._step
 
@@ -109,7 +104,7 @@ class RecordedSteps(Generic[StepT]):
         if self._to_record is not None:
             self._record(*self._to_record)
 
-    def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
+    def capture(self, adapters: Sequence[LoraAdapter], make_step: MakeStep[StepT]) -> bool:
         """Record the steps of all buckets of batch sizes with each of these adapters.
 
         The log gets the number of graphs, the time and the memory. From then on, a step without a matching
@@ -117,9 +112,9 @@ class RecordedSteps(Generic[StepT]):
         bindings have changed. False if the device does not support graphs, or if a step cannot be recorded
         (the log says why): then steps run without a graph.
         """
-        self._recording = True
+        self._recorder.active = True
         before, free, start = len(self), self._device.memory_info()[0], time.perf_counter()
-        done = all(self._capture(adapter, size) for adapter in adapters for size in self._sizes)
+        done = all(self._capture(adapter, size, make_step) for adapter in adapters for size in self._sizes)
         self._device.synchronize()
         if len(self) > before:
             logger.info(
@@ -136,8 +131,8 @@ class RecordedSteps(Generic[StepT]):
         """Drop the graphs of a removed adapter."""
         self._recorded = {key: step for key, step in self._recorded.items() if key[0] is not adapter}
 
-    def _capture(self, adapter: LoraAdapter, size: int) -> bool:
-        self.select([adapter] * size)
+    def _capture(self, adapter: LoraAdapter, size: int, make_step: MakeStep[StepT]) -> bool:
+        self.select([adapter] * size, make_step)
         if self._graph is None:
             self.queue()
         return self._graph is not None
@@ -145,19 +140,11 @@ class RecordedSteps(Generic[StepT]):
     def _record(self, adapter: LoraAdapter, size: int) -> None:
         """Record the step that has just run; on failure log the reason and stop recording."""
         self._to_record = None
-        try:
-            graph = self._device.capture(self._step.run)
-        except DeviceLostError:
-            raise
-        except EngineError as error:
-            self._recording = False
-            self._explain(size, str(error))
-            return
-        if graph is None:
-            self._recording = False
-            return
-        self._recorded[adapter, size] = RecordedStep(graph, *self._step.bind())
-        self._graph = graph
+        self._graph = self._recorder.capture(
+            lambda: self._device.capture(self._step.run), lambda reason: self._explain(size, reason)
+        )
+        if self._graph is not None:
+            self._recorded[adapter, size] = RecordedStep(self._graph, *self._step.bind())
 
     def _explain(self, size: int, reason: str) -> None:
         if reason not in self._explained:

@@ -44,12 +44,12 @@ class VanillaDecoding:
         self._sampling = sampling
         self._logits = logits
         self._logprobs = 0
-        self.recorded = RecordedSteps(device, batch.max_size, self._make_step)
+        self.recorded: RecordedSteps[VanillaStep] = RecordedSteps(device, batch.max_size)
 
     def begin(self, batch: Batch) -> None:
         """Select the step for these sequences, recorded or not."""
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
-        self._step = self.recorded.select([sequence.adapter for sequence in batch.sequences])
+        self._step = self.recorded.select([sequence.adapter for sequence in batch.sequences], self._make_step)
 
     def queue(self) -> StepResult:
         """Queue one step; see `DecodeMethod`."""
@@ -58,7 +58,7 @@ class VanillaDecoding:
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
         """Record steps as graphs; see `DecodeMethod`."""
-        return self.recorded.capture(adapters)
+        return self.recorded.capture(adapters, self._make_step)
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
