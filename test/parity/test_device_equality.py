@@ -59,7 +59,7 @@ def test_log_probabilities_are_those_of_the_cpu(pairs, record_property):
         for expected, found in zip(cpu.logprobs, gpu.logprobs, strict=True):
             known = dict(expected)
             worst = max(worst, *(abs(value - known[token]) for token, value in found if token in known))
-    record_property("logprobs", worst)
+    record_property("logprobs", float(worst))
     print(f"largest difference of log-probabilities in {SCENES} scenes: {worst:.1e}")
     assert worst <= TOLERANCE
 
@@ -126,6 +126,6 @@ def test_a_plan_takes_at_most_60_ms(pairs, on_gpu, record_property):
         assert answer.actions is not None
     assert len(seconds) == PLANS
     median = statistics.median(seconds)
-    record_property("plan_seconds", median)
+    record_property("plan_seconds", float(median))
     print(f"plan: median {1e3 * median:.1f} ms, from {1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f} ms")
     assert median <= PLAN_SECONDS

@@ -30,7 +30,7 @@ def test_greedy_tokens_are_equal_in_every_scene(differences):
 @pytest.mark.parametrize("quantity", ["logits", "logprobs", "velocities", "actions"])
 def test_largest_difference_is_within_a_thousandth(differences, quantity, record_property):
     worst = max(getattr(found, quantity) for found in differences)
-    record_property(quantity, worst)
+    record_property(quantity, float(worst))
     print(f"{quantity}: {worst:.1e}")
     assert worst <= TOLERANCE
 
