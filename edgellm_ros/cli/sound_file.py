@@ -41,8 +41,8 @@ def read_sound(path: str | Path, max_seconds: float) -> Sound:
         with silenced_stderr(), soundfile.SoundFile(io.BytesIO(data)) as file:
             if data[:4] not in ACCEPTED:
                 raise ValueError(
-                    f"a sound file of the format {file.format_info} that begins with {data[:4]!r}, expected "
-                    f"{', '.join(ACCEPTED.values())}: truncation is detected in these formats only"
+                    f"the format is {file.format_info} (first bytes {data[:4]!r}), expected "
+                    f"{', '.join(ACCEPTED.values())} (a truncated file is detected in these formats only)"
                 )
             seconds, rate = file.frames / file.samplerate, file.samplerate
             if seconds >= max_seconds:

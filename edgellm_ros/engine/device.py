@@ -45,7 +45,7 @@ class Device(Protocol):
     memory: str  # kind of memory of the buffers: "cpu" or "cuda"
     arch: str  # such as "sm_90"; "" on the CPU
     stream: Any  # None on the CPU
-    max_queued_steps: int  # decode steps that may be queued before the host has read the tokens of the first
+    max_queued_steps: int  # decode steps that may be queued after the one whose tokens the host waits for
     capturing: bool  # true while `capture` records
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:

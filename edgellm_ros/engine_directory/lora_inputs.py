@@ -80,7 +80,7 @@ def input_name(parent: str, parts: Mapping[str, int]) -> str:
 
 
 def rank_symbol(joined: int) -> str:
-    """Name the dimension of a pair of inputs for `joined` layers: r, 2r, 3r."""
+    """Return the symbol of the rank dimension of `joined` layers: r, 2r, 3r."""
     return "r" if joined == 1 else f"{joined}r"
 
 

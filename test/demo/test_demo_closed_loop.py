@@ -100,5 +100,5 @@ def test_a_careful_drive_is_slower_and_keeps_more_distance():
 
 def test_a_plan_that_is_too_short_is_an_error():
     world = World(make_episode(3))
-    with pytest.raises(ValueError, match="a plan of 5 actions"):
+    with pytest.raises(ValueError, match="the plan has 5 actions, expected at least 11"):
         drive(world, lambda frame: Plan("", np.zeros((5, 2))), replan_steps=8, latency_steps=3)

@@ -69,8 +69,8 @@ SPECS: dict[str, Spec] = {
     "audio_transport": Spec(
         "chunk",
         "Message type of ~/audio; chunk = edgellm_ros/AudioChunk, audio_data = audio_common_msgs/AudioData, "
-        "audio_data_stamped = audio_common_msgs/AudioDataStamped. audio_data.* set the format of the last "
-        "two.",
+        "audio_data_stamped = audio_common_msgs/AudioDataStamped. The parameters audio_data.* set the "
+        "audio format of the last two types.",
         choices=("chunk", "audio_data", "audio_data_stamped"),
         fixed=True,
     ),
