@@ -13,6 +13,7 @@ from edgellm_ros.kernels.random import MAX_SEED
 from fixtures.device_under_test import Side, host_side
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+pytestmark = pytest.mark.slow
 TYPES = [np.float32, np.float16, BFLOAT16]
 VOCABULARY = 151936  # of Qwen3
 MIDDLE, LARGE = (pytest.param(size, marks=pytest.mark.slow) for size in (4097, VOCABULARY))
