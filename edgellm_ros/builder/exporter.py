@@ -182,7 +182,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE)
-    for pattern in ("*/model.onnx", "*/model.*.onnx", "*/model.onnx.data", "*/*.plan", *optional):
+    for pattern in ("*/model.onnx", "*/model.*.onnx", "*/model.onnx.data", "*/*.plan*", *optional):
         for path in engine.glob(pattern):
             path.unlink()
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.engine_directory.files import sha256
+
 OPSET = 24  # the first with TensorScatter; Attention, RotaryEmbedding and RMSNormalization came with 23
 IR_VERSION = 12  # the one that came with opset 24
 DTYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -136,12 +138,16 @@ class GraphBuilder:
     def save(self, path: Path) -> list[Path]:
         """Write the graph to `path` and its weights beside it in `<path>.data`.
 
-        Returns both.
+        Returns both. The graph's file contains the SHA-256 of the weights, so that its own SHA-256 identifies
+        both: a TensorRT plan, which contains them too, can be compared with it.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.with_name(path.name + ".data")
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="edgellm_ros")
         ir.save(model, path, external_data=data.name)
+        saved = ir.load(path)
+        saved.metadata_props["weights_sha256"] = sha256(data)
+        ir.save(saved, path)
         return [path, data]
 
     def save_variant(self, path: Path, original: Path) -> Path:

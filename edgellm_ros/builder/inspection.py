@@ -14,6 +14,8 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import lora_inputs
@@ -32,6 +34,19 @@ class BindingReport:
 
 
 @dataclass(frozen=True)
+class PlanReport:
+    """One TensorRT plan of a graph."""
+
+    name: str  # of its file
+    library: str  # name and version of the library that made it
+    gpus: tuple[str, ...]  # that it runs on, such as "sm_89"
+    version_compatible: bool  # later versions of the library load it too
+    bytes: int
+    profiles: tuple[str, ...]  # optimization profiles: name and range of each symbol
+    problem: str  # why it cannot run anywhere, "" if nothing is wrong
+
+
+@dataclass(frozen=True)
 class PartReport:
     """One graph of the engine directory."""
 
@@ -43,7 +58,7 @@ class PartReport:
     outputs: tuple[BindingReport, ...]
     weight_bytes: int
     variants: tuple[str, ...]  # graphs for other devices with the same weights
-    plans: tuple[str, ...]  # TensorRT's
+    plans: tuple[PlanReport, ...]
 
 
 @dataclass(frozen=True)
@@ -145,7 +160,7 @@ def render(report: EngineReport) -> str:
     for part in report.parts:
         title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
         beside = "".join(f"\n  variant {variant}" for variant in part.variants)
-        beside += "".join(f"\n  plan    {plan}" for plan in part.plans)
+        beside += "".join(map(_plan_lines, part.plans))
         bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
         sections.append(title + beside + "\n" + _table(bindings))
     return "\n\n".join(sections)
@@ -170,8 +185,31 @@ def _part(engine: Path, name: str) -> PartReport:
             value.const_value.nbytes for value in graph.initializers.values() if value.const_value
         ),
         variants=tuple(sorted(variant.name for variant in path.parent.glob("model.*.onnx"))),
-        plans=tuple(sorted(plan.name for plan in path.parent.glob("*.plan"))),
+        plans=_plans(path),
     )
+
+
+def _plans(model: Path) -> tuple[PlanReport, ...]:
+    return tuple(
+        PlanReport(
+            name=plan.path.name,
+            library=f"{TITLES[plan.library]} {plan.version}",
+            gpus=plan.gpus,
+            version_compatible=plan.version_compatible,
+            bytes=plan.bytes,
+            profiles=tuple(map(str, plan.profiles)),
+            problem=_problem(plan, model),
+        )
+        for plan in read_plans(model)
+    )
+
+
+def _problem(plan: PlanFile, model: Path) -> str:
+    try:
+        plan.check(model)
+    except EngineError as error:
+        return str(error)
+    return ""
 
 
 def _adapters(engine: Path, config: EngineConfig, llm: PartReport) -> tuple[AdapterReport, ...]:
@@ -217,6 +255,17 @@ def _memory_rows(report: EngineReport) -> list[tuple[str, str]]:
         ("weights, embedding, both caches", memory.total),
     ]
     return [(name, f"{size / 2**20:9.3f} MiB") for name, size in rows]
+
+
+def _plan_lines(plan: PlanReport) -> str:
+    compatible = ", version-compatible" if plan.version_compatible else ""
+    lines = [
+        f"  plan    {plan.name}, {plan.bytes / 2**20:.3f} MiB",
+        f"          for {listed(plan.gpus)}, by {plan.library}{compatible}",
+        *(f"          profile {number}: {profile}" for number, profile in enumerate(plan.profiles)),
+        *([f"          {plan.problem}"] if plan.problem else []),
+    ]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[str, ...]]:

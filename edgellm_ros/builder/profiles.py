@@ -1,31 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's optimization profiles: range and tuned size of each dimension."""
+"""The optimization profiles of each graph of an engine directory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
+from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 
 VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the token before it
-
-
-@dataclass(frozen=True)
-class Range:
-    """Smallest, tuned and largest size of a dimension."""
-
-    low: int
-    tuned: int
-    high: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.tuned <= self.high:
-            raise ValueError(f"a range needs 1 <= {self.low} <= {self.tuned} <= {self.high}")
-
-
-Profile = Mapping[str, Range]  # by the dimension's symbol
 
 
 def one(size: int) -> Range:
@@ -43,9 +25,9 @@ def make_profiles(
 ) -> dict[str, list[Profile]]:
     """Make the profiles of each graph of an engine directory.
 
-    They are in the order in which the runtime numbers them. The language model has three: 0 prefill, 1 decode
-    (tuned for one sequence), 2 verification of up to `verification_tokens` drafted tokens. ValueError if
-    these tokens exceed the KV cache.
+    They are in the order in which the runtime numbers them. The language model has three: prefill, decode
+    (tuned for one sequence), verification of up to `verification_tokens` drafted tokens. ValueError if these
+    tokens exceed the KV cache.
     """
     builder = config.builder
     if not 1 <= verification_tokens <= builder.max_kv_cache_capacity:
@@ -57,22 +39,26 @@ def make_profiles(
     lowest, largest = rank_sizes(1), rank_sizes(builder.max_lora_rank)
     rank = {name: up_to(largest[name], low) for name, low in lowest.items() if builder.max_lora_rank}
     tree = up_to(verification_tokens)
-    profiles: dict[str, list[Profile]] = {
+    prefill = {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1), **rank}
+    profiles = {
         "llm": [
-            {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1), **rank},
-            {"B": batch, "S": one(1), "N": one(1), **rank},
-            {"B": batch, "S": tree, "N": tree, **rank},
+            Profile("prefill", prefill, lengths_vary=True),
+            Profile("decode", {"B": batch, "S": one(1), "N": one(1), **rank}),
+            Profile("verification", {"B": batch, "S": tree, "N": tree, **rank}),
         ]
     }
     if config.vision is not None:
         patches = config.vision.patches_per_token
-        profiles["visual"] = [{"P": up_to(builder.max_input_len * patches, patches)}]
+        images = {"P": up_to(builder.max_input_len * patches, patches)}
+        profiles["visual"] = [Profile("images", images, lengths_vary=True)]
     if config.audio is not None:
         chunks = -(-builder.max_input_len // config.audio.chunk_tokens)
         frames, tokens = config.audio.chunk_frames, builder.max_input_len
-        profiles["audio"] = [{"N": Range(1, 1, chunks), "T": up_to(frames), "A": up_to(tokens)}]
+        sounds = {"N": Range(1, 1, chunks), "T": up_to(frames), "A": up_to(tokens)}
+        profiles["audio"] = [Profile("sounds", sounds, lengths_vary=True)]
     if config.action is not None:  # one request at a time, with all its samples (ActionRunner)
-        profiles["action"] = [{"B": one(1), "Bn": Range(1, 1, builder.max_action_samples)}]
+        samples = {"B": one(1), "Bn": Range(1, 1, builder.max_action_samples)}
+        profiles["action"] = [Profile("trajectories", samples)]
     return profiles
 
 
@@ -83,12 +69,12 @@ def input_shapes(
 
     ValueError for a symbol without a range.
     """
-    missing = [dim for dim in shape if isinstance(dim, str) and dim not in profile]
+    missing = [dim for dim in shape if isinstance(dim, str) and dim not in profile.ranges]
     if missing:
         raise ValueError(
-            f"input {name}: no range for dimension {missing[0]!r}, only for {', '.join(profile)}"
+            f"input {name}: no range for dimension {missing[0]!r}, only for {', '.join(profile.ranges)}"
         )
-    ranges = [one(dim) if isinstance(dim, int) else profile[dim] for dim in shape]
+    ranges = [one(dim) if isinstance(dim, int) else profile.ranges[dim] for dim in shape]
     return (
         tuple(size.low for size in ranges),
         tuple(size.tuned for size in ranges),

@@ -1,36 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds TensorRT plans from ONNX graphs.
 
-A plan is for this machine's GPU and TensorRT version. Networks are strongly typed: TensorRT computes in the
-graph's types, and TF32 is off, so fp32 is fp32. Kernel timings are kept in a timing cache, which shortens
-later builds of the same graph.
+TensorRT builds a plan for this machine's GPU, and measures kernels on it; timings are kept in a timing cache,
+which shortens later builds of the same graph. TensorRT for RTX builds for the GPUs that are named, on any
+machine. Networks are strongly typed: both compute in the graph's types, and TF32 is off, so fp32 is fp32.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from edgellm_ros.builder.profiles import VERIFICATION_TOKENS, Profile, input_shapes, make_profiles
+from edgellm_ros.builder.profiles import VERIFICATION_TOKENS, input_shapes, make_profiles
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.context_memory import ALIGNMENT
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import read_bindings
-from edgellm_ros.engine.tensorrt_library import (
-    FULL,
-    Library,
-    engine_error,
-    library_log,
-    load_library,
+from edgellm_ros.engine.optimization_profile import Profile
+from edgellm_ros.engine.plan_file import (
+    RTX,
+    TENSORRT,
+    PlanFile,
+    graph_sha256,
+    listed,
     plan_path,
-    start,
+    write_atomically,
+    write_plan,
 )
+from edgellm_ros.engine.tensorrt_errors import engine_error
+from edgellm_ros.engine.tensorrt_library import Library, library_log, load_library, start, title_of
+from edgellm_ros.engine.tensorrt_rtx import check_gpus, set_targets
 from edgellm_ros.engine_directory.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -41,20 +45,20 @@ if TYPE_CHECKING:
 class PlanOptions:
     """Options of a build."""
 
+    gpus: tuple[str, ...] = ()  # to build for, such as "sm_89", with TensorRT for RTX; () = the GPU at hand
     workspace_bytes: int | None = None  # memory that a kernel may use at build and run time; None = all
-    timing_cache: Path | None = None  # file of the timing cache; None = a file in the engine directory
+    timing_cache: Path | None = None  # TensorRT's timing cache; None = a file in the engine directory
     version_compatible: bool = False  # also for later TensorRT versions and the lean runtime; may be slower
     verification_tokens: int = VERIFICATION_TOKENS  # largest number of tokens of the verification profile
 
 
 @dataclass(frozen=True)
 class BuiltPlan:
-    """One plan on disk."""
+    """One plan that was built."""
 
     part: str
-    path: Path
+    plan: PlanFile
     seconds: float
-    bytes: int
 
 
 def build_plans(
@@ -65,29 +69,81 @@ def build_plans(
 ) -> list[BuiltPlan]:
     """Build the plan of every graph in an engine directory.
 
-    `progress` gets a line for each step. FileNotFoundError or ValueError for a directory that cannot be used,
-    OSError for a timing cache that cannot; EngineError without TensorRT or GPU, or if TensorRT refuses a
-    graph. Plans are replaced atomically.
+    `open_device`: is called to learn the GPU at hand, if no GPUs are named. `progress` gets a line for each
+    step. FileNotFoundError or ValueError for a directory or options that cannot be used, OSError for a timing
+    cache that cannot; EngineError without a library or GPU, or if the library refuses a graph. Plans are
+    replaced atomically.
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine)
     _check_alignment(config)
     profiles = make_profiles(config, options.verification_tokens)
-    library = load_library(FULL)
-    arch = open_device().arch
-    cache = options.timing_cache or engine / f"{arch}-trt{library.__version__}.timing"
-    cache.parent.mkdir(parents=True, exist_ok=True)  # fail before the build, which takes minutes
+    library, gpus = _choose_library(options, open_device)
+    timing_cache = None
+    if library.__name__ == TENSORRT:
+        timing_cache = options.timing_cache or engine / f"{gpus[0]}-trt{library.__version__}.timing"
+        timing_cache.parent.mkdir(parents=True, exist_ok=True)  # fail before the build, which takes minutes
     built = []
     for part, ranges in profiles.items():
         model = engine / part / "model.onnx"
-        progress(f"{part}: building for {arch} with TensorRT {library.__version__}; this takes minutes")
+        progress(f"{part}: building for {listed(gpus)} with {title_of(library)}; this takes a while")
         began = time.perf_counter()
-        plan = build_plan(model, ranges, cache, options, library)
-        path = plan_path(model, arch, library.__version__, options.version_compatible)
-        _write(path, plan)
-        built.append(BuiltPlan(part, path, time.perf_counter() - began, len(plan)))
-        progress(f"{part}: {path.name}, {len(plan) / 1e6:.1f} MB, in {built[-1].seconds:.1f} s")
+        plan = build_plan(model, ranges, options, library, gpus, timing_cache)
+        built.append(BuiltPlan(part, plan, time.perf_counter() - began))
+        progress(f"{part}: {plan.path.name}, {plan.bytes / 1e6:.1f} MB, in {built[-1].seconds:.1f} s")
     return built
+
+
+def build_plan(
+    model: Path,
+    profiles: Sequence[Profile],
+    options: PlanOptions,
+    library: Library,
+    gpus: Sequence[str],
+    timing_cache: Path | None = None,
+) -> PlanFile:
+    """Build the plan of one graph and write it beside the graph.
+
+    EngineError has the library's messages.
+    """
+    contents = serialize_plan(model, profiles, options, library, gpus, timing_cache)
+    compatible, name, version = options.version_compatible, library.__name__, library.__version__
+    path = plan_path(model, gpus, name, version, compatible)
+    plan = PlanFile(
+        path, name, version, tuple(gpus), compatible, contents.nbytes, graph_sha256(model), tuple(profiles)
+    )
+    write_plan(plan, contents)
+    return plan
+
+
+def _choose_library(
+    options: PlanOptions, open_device: Callable[[], Device]
+) -> tuple[Library, tuple[str, ...]]:
+    """Return the library that builds, and the GPUs to build for.
+
+    TensorRT for RTX if GPUs are named, or if only that is installed and supports the GPU at hand.
+    """
+    if not options.gpus:
+        try:
+            library = load_library(TENSORRT)
+        except EngineError as missing:
+            try:
+                library = load_library(RTX)
+            except EngineError as error:
+                raise EngineError(f"{missing}; {error}") from None
+        gpus: tuple[str, ...] = (open_device().arch,)
+    else:
+        library = load_library(RTX)
+        gpus = tuple(sorted(set(options.gpus), key=lambda gpu: int(gpu.removeprefix("sm_"))))
+    if library.__name__ == RTX:
+        check_gpus(gpus, library)
+        for name, given in (
+            ("version-compatible plans", options.version_compatible),
+            ("timing cache", options.timing_cache is not None),
+        ):
+            if given:
+                raise ValueError(f"TensorRT for RTX has no {name}")
+    return library, gpus
 
 
 def _check_alignment(config: EngineConfig) -> None:
@@ -102,37 +158,59 @@ def _check_alignment(config: EngineConfig) -> None:
         )
 
 
-def build_plan(
-    model: Path, profiles: Sequence[Profile], timing_cache: Path, options: PlanOptions, library: Library
+def serialize_plan(
+    model: Path,
+    profiles: Sequence[Profile],
+    options: PlanOptions,
+    library: Library,
+    gpus: Sequence[str],
+    timing_cache: Path | None = None,
 ) -> memoryview:
-    """Build the plan of one graph; EngineError has TensorRT's messages."""
+    """Build the plan of one graph and return it; arguments and errors as of `build_plan`."""
     log, builder = library_log(library), start(library, library.Builder)
-    # Not needed from TensorRT 11 on, where nothing else exists.
-    network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = library.OnnxParser(network, log)
-    if not parser.parse_from_file(str(model)):
-        raise EngineError(f"{model}: TensorRT's parser refuses it: {_parser_errors(parser)}")
-    _let_attention_decompose(library, network)
+    network, _parser = parse(model, library, builder)
     config = builder.create_builder_config()
     config.clear_flag(library.BuilderFlag.TF32)
+    if library.__name__ == RTX:
+        set_targets(config, gpus, library)
     if options.version_compatible:
         config.set_flag(library.BuilderFlag.VERSION_COMPATIBLE)
     if options.workspace_bytes is not None:
         config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, options.workspace_bytes)
-    known = timing_cache.read_bytes() if timing_cache.is_file() else b""
-    if not config.set_timing_cache(config.create_timing_cache(known), False):
-        config.set_timing_cache(config.create_timing_cache(b""), False)  # another GPU's or TensorRT's
+    if timing_cache is not None:
+        known = timing_cache.read_bytes() if timing_cache.is_file() else b""
+        if not config.set_timing_cache(config.create_timing_cache(known), False):
+            config.set_timing_cache(config.create_timing_cache(b""), False)  # another GPU's or TensorRT's
     bindings = {binding.name: binding for binding in read_bindings(model)}
     for ranges in profiles:
         profile = builder.create_optimization_profile()
         _set_shapes(profile, network, bindings, ranges)
         if config.add_optimization_profile(profile) < 0:
-            raise engine_error(f"{model}: TensorRT refuses a profile: {log.take()}")
+            raise engine_error(f"{model}: {title_of(library)} refuses the profile {ranges}: {log.take()}")
+    log.take()
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise engine_error(f"{model}: TensorRT could not build it: {log.take()}")
-    _write(timing_cache, memoryview(config.get_timing_cache().serialize()))
+        raise engine_error(f"{model}: {title_of(library)} could not build it: {log.take()}")
+    if timing_cache is not None:
+        write_atomically(timing_cache, memoryview(config.get_timing_cache().serialize()))
     return memoryview(plan)
+
+
+def parse(
+    model: Path, library: Library, builder: trt.Builder
+) -> tuple[trt.INetworkDefinition, trt.OnnxParser]:
+    """Parse an ONNX file into a network; the parser owns the network's weights.
+
+    EngineError has the parser's messages.
+    """
+    log = library_log(library)
+    # Not needed from TensorRT 11 on, where nothing else exists.
+    network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = library.OnnxParser(network, log)
+    if not parser.parse_from_file(str(model)):
+        raise EngineError(f"{model}: the parser of {title_of(library)} refuses it: {_parser_errors(parser)}")
+    _let_attention_decompose(library, network)
+    return network, parser
 
 
 def _let_attention_decompose(library: Library, network: trt.INetworkDefinition) -> None:
@@ -164,14 +242,3 @@ def _parser_errors(parser: trt.OnnxParser) -> str:
     """Join the parser's errors, with the nodes' names."""
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     return "; ".join(f"{error.node_operator()} {error.node_name()}: {error.desc()}" for error in errors)
-
-
-def _write(path: Path, contents: memoryview) -> None:
-    """Replace the file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.write_bytes(contents)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

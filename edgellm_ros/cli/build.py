@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm build`: TensorRT plans for this machine's GPU."""
+"""`edgellm build`: TensorRT plans for this machine's GPU, or for named GPUs."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 from edgellm_ros.cli import arguments
+from edgellm_ros.echo import quoted
 
 VERIFICATION_TOKENS = 61  # as in builder.profiles, which `edgellm --help` does not import
 
@@ -16,15 +18,24 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
     parser = subparsers.add_parser(
         "build",
-        help="compile an engine directory into TensorRT plans for this machine's GPU",
-        description="Compile an engine directory into TensorRT plans. Plans belong to one GPU and one "
-        "TensorRT; the engine directory itself runs without them.",
+        help="compile an engine directory into TensorRT plans",
+        description="Compile an engine directory into TensorRT plans. A plan belongs to certain GPUs and one "
+        "version of TensorRT or of TensorRT for RTX; the engine directory itself runs without plans.",
     )
     arguments.add_engine_dir(parser)
     parser.add_argument(
+        "--gpu",
+        type=_gpus,
+        default=(),
+        metavar="SM[,SM...]",
+        help="GPUs to build for with TensorRT for RTX, such as sm_86,sm_89; needs no GPU "
+        "(default: the GPU of this machine)",
+    )
+    parser.add_argument(
         "--version-compatible",
         action="store_true",
-        help="make plans that later TensorRT versions and the lean runtime load too; may be slower",
+        help="make plans that later TensorRT versions and the lean runtime load too; may be slower "
+        "(not with TensorRT for RTX)",
     )
     parser.add_argument(
         "--verification-tokens",
@@ -44,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=Path,
         metavar="FILE",
         help="measured kernel times, read and written, so that the next build takes less long "
-        "(default: a file in ENGINE_DIR)",
+        "(default: a file in ENGINE_DIR; not with TensorRT for RTX)",
     )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -56,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.engine.device import open_device
 
     options = PlanOptions(
+        gpus=args.gpu,
         workspace_bytes=args.workspace_mb and args.workspace_mb * 10**6,
         timing_cache=args.timing_cache,
         version_compatible=args.version_compatible,
@@ -68,6 +80,19 @@ def run(args: argparse.Namespace) -> int:
         lambda line: print(line, file=sys.stderr, flush=True),
     )
     if args.json:
-        plans = [{"path": str(plan.path), "seconds": plan.seconds, "bytes": plan.bytes} for plan in built]
+        plans = [
+            {"path": str(each.plan.path), "seconds": each.seconds, "bytes": each.plan.bytes} for each in built
+        ]
         arguments.print_json({"engine_dir": args.engine_dir, "plans": plans})
     return 0
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    """Parse names of GPUs, such as "sm_86,sm_89"."""
+    names = tuple(text.split(","))
+    for name in names:
+        if not re.fullmatch(r"sm_[1-9]\d+", name):
+            raise argparse.ArgumentTypeError(
+                f"expected GPUs by compute capability, such as sm_86,sm_89, got {quoted(name)}"
+            )
+    return names

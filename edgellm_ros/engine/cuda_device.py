@@ -45,8 +45,8 @@ class CudaDevice:
             gpu.set_current()
         except Exception as error:  # cuda-core has its own classes for a missing driver and a missing GPU
             raise EngineError(f"device {name!r} is not available: no usable NVIDIA GPU ({error})") from None
-        self.description = gpu.name
         self.arch = f"sm_{gpu.arch}"
+        self.description = f"{gpu.name} ({self.arch})"
         self.multiprocessors = gpu.properties.multiprocessor_count
         self.stream = gpu.create_stream()
         self._stream = driver.CUstream(int(self.stream.handle))

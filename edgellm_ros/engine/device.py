@@ -44,6 +44,7 @@ class Device(Protocol):
     name: str  # "cpu", "cuda" or "tensorrt", the argument of `open_device`
     memory: str  # kind of memory of the buffers: "cpu" or "cuda"
     arch: str  # such as "sm_90"; "" on the CPU
+    description: str  # name and kind for messages, such as "NVIDIA H200 (sm_90)"
     stream: Any  # None on the CPU
     max_queued_steps: int  # decode steps that may be queued after the one whose tokens the host waits for
     capturing: bool  # true while `capture` records
@@ -112,6 +113,7 @@ class CpuDevice:
     name = "cpu"
     memory = "cpu"
     arch = ""
+    description = "CPU"
     stream = None
     max_queued_steps = 0
     capturing = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT as an engine backend, on our buffers.
+"""TensorRT, its lean runtime or TensorRT for RTX as an engine backend, on our buffers.
 
 Follows TensorRT's rules, which the test double (test/doubles/tensorrt_double.py) enforces:
 
@@ -28,18 +28,12 @@ from edgellm_ros.engine.context_memory import ALIGNMENT, ContextMemory, aligned
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import read_bindings
+from edgellm_ros.engine.plan_choice import choose_plan
+from edgellm_ros.engine.plan_file import RTX
 from edgellm_ros.engine.tensor import Shape, Tensor
-from edgellm_ros.engine.tensorrt_library import (
-    COMPATIBLE,
-    Library,
-    LibraryLog,
-    engine_error,
-    find_plan,
-    library_log,
-    load_library,
-    plan_error,
-    start,
-)
+from edgellm_ros.engine.tensorrt_errors import engine_error, plan_error
+from edgellm_ros.engine.tensorrt_library import Library, LibraryLog, library_log, start, title_of
+from edgellm_ros.engine.tensorrt_rtx import CompiledKernels
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -71,12 +65,15 @@ class TensorRTBackend:
     supports_empty_tensors = False
 
     def __init__(self, model: Path, device: Device) -> None:
-        library = load_library()
-        self.path = find_plan(model, device.arch, library)
+        library, self._plan = choose_plan(model, device)
+        self.path = self._plan.path
         self._device = device
         self._library = library
         self._log: LibraryLog = library_log(library)
         self._engine = self._load(library)
+        self._kernels: CompiledKernels | None = None
+        if self._plan.library == RTX:
+            self._kernels = CompiledKernels(self._engine, self.path, device.arch, library)
         self.bindings = read_bindings(model)
         self._check_bindings(model)
         self._aliases = self._find_aliases()
@@ -119,18 +116,20 @@ class TensorRTBackend:
 
     def capture(self, bound: Bound, stream: Any) -> DeviceGraph | None:
         self.run(bound, stream)  # a change of shapes takes effect in the first run
-        return self._device.capture(lambda: self.run(bound, stream))
+        graph = self._device.capture(lambda: self.run(bound, stream))
+        if self._kernels is not None:
+            self._kernels.save()
+        return graph
 
     def _load(self, library: Library) -> trt.ICudaEngine:
         runtime = start(library, library.Runtime)
-        # A version-compatible plan may contain host code. `edgellm build` made the plan on this machine.
-        runtime.engine_host_code_allowed = self.path.stem.endswith(COMPATIBLE)
-        if not self.path.stat().st_size:
-            raise plan_error(self.path, library.__version__, "the file is empty, truncated")
+        # A version-compatible plan may contain host code. `edgellm build` made the plan.
+        runtime.engine_host_code_allowed = self._plan.version_compatible
+        self._log.take()
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise plan_error(self.path, library.__version__, self._log.take())
+            raise plan_error(self._plan, title_of(library), self._device.description, self._log.take())
         return engine
 
     def _check_bindings(self, model: Path) -> None:
@@ -153,6 +152,8 @@ class TensorRTBackend:
                 raise EngineError(
                     f"{self.path}: {binding.name} must be in host memory, which is not supported"
                 )
+        if engine.num_optimization_profiles != len(self._plan.profiles):
+            problem.add("optimization profiles")
         if problem:
             raise EngineError(
                 f"{self.path}: made from another graph than {model.name} ({', '.join(sorted(problem))}); "
@@ -227,9 +228,14 @@ class TensorRTBackend:
         return context
 
     def _make_context(self, profile: int) -> trt.IExecutionContext:
-        strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
         self._log.take()
-        context = self._engine.create_execution_context(strategy)
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(
+            self._library.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        if self._kernels is not None:
+            self._kernels.use(config, self._plan.profiles[profile].lengths_vary)
+        context = self._engine.create_execution_context(config)
         if context is None:
             raise engine_error(f"{self.path}: TensorRT could not make a context: {self._log.take()}")
         if not context.set_optimization_profile_async(profile, int(self._device.stream.handle)):

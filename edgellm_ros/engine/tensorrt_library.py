@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed TensorRT library, full or lean: log, errors, names of plans."""
+"""The installed TensorRT libraries, and their log.
+
+Three libraries have the same interface: TensorRT; its lean runtime, which loads version-compatible plans;
+and TensorRT for RTX, which has plans of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,83 +11,30 @@ import ctypes
 import functools
 import importlib
 import logging
-import re
+import platform
+import sys
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.plan_file import RTX, TENSORRT, TITLES
+from edgellm_ros.engine.tensorrt_errors import engine_error
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
 T = TypeVar("T")
-FULL, LEAN = (
-    "tensorrt",
-    "tensorrt_lean",
-)  # Python modules; the lean library only loads version-compatible plans
-FIRST_VERSION = (10, 15)  # the first parser with TensorScatter, which becomes an update in place
-COMPATIBLE = "-compatible"  # ends the name of a version-compatible plan
-KEPT_LINES = 20
-OUT_OF_MEMORY = ("out of memory", "outofmemory", "failed_allocation", "could not be allocated")
-LOST = ("illegal memory access", "unspecified launch failure", "misaligned address", "device-side assert")
-# Words of TensorRT's reasons for not loading a plan, with their meaning; the first that match count. TensorRT
-# 11.4 writes "[file::function::line] Error Code 1: Cuda Runtime (...)" or "IRuntime::deserializeCudaEngine:
-# Error Code 1: Serialization (...)". Names of files and functions say nothing about the reason.
-NAMES = re.compile(r"\[[^\[\]]*::[^\[\]]*\]|[\w~]+(?:::[\w~]+)+(?:\([^()]*\))?")
-GPU_REASON = (
-    "cuda runtime",
-    "cuda driver",
-    "cuda initialization",
-    "cuda error",
-    "cudaerror",
-    "insufficient driver",
-)
-BAD_PLAN = (
-    (
-        (
-            "incompatible device",
-            "expecting compute",
-            "compute capability",
-            "current device",
-            "platform specific tag",
-        ),
-        "the plan was made for another GPU or platform",
-    ),
-    (
-        (
-            "version of tensorrt",
-            "version tag",
-            "expecting library version",
-            "serialization version",
-            "runtime major version",
-            "deserialization call on a newer plan",
-            "supported starting tensorrt",
-        ),
-        "another TensorRT made the plan",
-    ),
-    (
-        (
-            "serialization assertion",
-            "magic tag",
-            "not a valid plan",
-            "no engine found in plan",
-            "empty blob",
-            "empty memory buffer",
-            "post deserialization check",
-            "failed to read plan",
-            "planentrytype",
-            "truncated",
-            "corrupt",
-        ),
-        "the file is damaged or no plan",
-    ),
-)
+LEAN = "tensorrt_lean"  # Python module of the lean runtime
+LIBRARIES = (TENSORRT, RTX, LEAN)  # in the order in which they are tried
+FIRST_VERSIONS = {TENSORRT: (10, 15), LEAN: (10, 15), RTX: (1, 7)}  # 10.15: the first with TensorScatter
+PACKAGES = {TENSORRT: "tensorrt-cu13", LEAN: "tensorrt-lean-cu13", RTX: "tensorrt_rtx_cu13"}  # for pip
+RTX_MACHINES, RTX_PYTHONS = ("x86_64", "AMD64"), ((3, 9), (3, 14))  # that TensorRT for RTX has wheels for
+KEPT_LINES = 20  # of the log, in errors
 
 
 class Library(Protocol):
-    """The parts of the module `tensorrt` that we use.
+    """The parts of the modules `tensorrt` and `tensorrt_rtx` that we use.
 
     `tensorrt_lean` has the parts for loading and running.
     """
@@ -117,26 +68,37 @@ class LibraryLog(Protocol):
         ...
 
 
-def load_library(*names: str) -> Library:
-    """Import TensorRT: the first of the modules `names` that is installed.
+def load_library(name: str) -> Library:
+    """Import a library by its module's name.
 
-    Without names: the full library, else the lean runtime. EngineError if none is installed, or if the
-    version is too old.
+    EngineError if it is not installed, cannot be installed here, or is too old.
     """
-    problems = []
-    for name in names or (FULL, LEAN):
-        try:
-            library = cast(Library, importlib.import_module(name))
-        except ImportError as error:
-            problems.append(str(error))
-            continue
-        if version_of(library.__version__) < FIRST_VERSION:
-            raise EngineError(f"TensorRT {library.__version__} is too old, 10.15 or later is needed")
-        return library
-    raise EngineError(
-        f"TensorRT is not installed ({'; '.join(problems)}): pip install tensorrt-cu13"
-        + ("" if names else ", or tensorrt-lean-cu13, which runs plans made with --version-compatible")
-    )
+    try:
+        library = cast(Library, importlib.import_module(name))
+    except (ImportError, OSError) as error:
+        raise EngineError(f"{_title(name)} is not installed ({error}): {_how_to_install(name)}") from None
+    if version_of(library.__version__) < FIRST_VERSIONS[name]:
+        first = ".".join(map(str, FIRST_VERSIONS[name]))
+        raise EngineError(f"{title_of(library)} is too old, {first} or later is needed")
+    return library
+
+
+def title_of(library: Library) -> str:
+    """Return name and version of a library, for messages."""
+    return f"{_title(library.__name__)} {library.__version__}"
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, "TensorRT's lean runtime")
+
+
+def _how_to_install(name: str) -> str:
+    here = (platform.machine(), sys.version_info[:2])
+    if name == RTX and not (here[0] in RTX_MACHINES and RTX_PYTHONS[0] <= here[1] <= RTX_PYTHONS[1]):
+        first, last = (".".join(map(str, version)) for version in RTX_PYTHONS)
+        python = ".".join(map(str, here[1]))
+        return f"it is for x86-64 and Python {first} to {last}, this is Python {python} on {here[0]}"
+    return f"pip install {PACKAGES[name]}"
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -195,62 +157,5 @@ def start(library: Library, make: Callable[[trt.ILogger], T]) -> T:
         made = None
     if made is None or log.failed:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # so that it is never freed
-        raise engine_error(f"TensorRT {library.__version__} does not work here: {log.take()}")
+        raise engine_error(f"{title_of(library)} does not work here: {log.take()}")
     return made
-
-
-def engine_error(message: str) -> EngineError:
-    """Make the kind of EngineError that fits a message of TensorRT."""
-    lowered = message.lower()
-    if any(words in lowered for words in OUT_OF_MEMORY):
-        return DeviceMemoryError(message)
-    if any(words in lowered for words in LOST):
-        return DeviceLostError(message)
-    return EngineError(message)
-
-
-def plan_error(path: Path, version: str, reason: str) -> EngineError:
-    """Make the error for a plan that cannot be loaded.
-
-    The text has TensorRT's reason, its meaning, and advice.
-    """
-    error = engine_error(f"{path}: TensorRT {version} cannot load the plan: {reason}")
-    if type(error) is not EngineError:
-        return error
-    words = NAMES.sub("", reason).lower()
-    if any(word in words for word in GPU_REASON):
-        return EngineError(f"{error} (the GPU or its driver is the reason, not the plan: see `nvidia-smi`)")
-    meaning = next((text for found, text in BAD_PLAN if any(word in words for word in found)), "")
-    advice = f"`edgellm build {path.parent.parent}` makes one for this GPU and this TensorRT"
-    return EngineError(f"{error} ({meaning + ': ' if meaning else ''}{advice})")
-
-
-def plan_path(model: Path, arch: str, version: str, compatible: bool = False) -> Path:
-    """Return the path of a graph's plan, named after GPU and TensorRT."""
-    return model.with_name(f"{arch}-trt{version}{COMPATIBLE if compatible else ''}.plan")
-
-
-def find_plan(model: Path, arch: str, library: Library) -> Path:
-    """Find the plan of a graph for this GPU and this library.
-
-    The plan of the same TensorRT version, or else the latest version-compatible plan of an older version; the
-    lean library loads only the latter. EngineError lists the plans that exist.
-    """
-    version = library.__version__
-    exact = plan_path(model, arch, version)
-    if exact.is_file() and library.__name__ != LEAN:
-        return exact
-    found = {}
-    for path in model.parent.glob(f"{arch}-trt*{COMPATIBLE}.plan"):
-        made_by = version_of(path.name.removeprefix(f"{arch}-trt").removesuffix(f"{COMPATIBLE}.plan"))
-        if made_by <= version_of(version):
-            found[made_by] = path
-    if found:
-        return found[max(found)]
-    there = ", ".join(sorted(path.name for path in model.parent.glob("*.plan"))) or "none"
-    kind = "version-compatible plan" if library.__name__ == LEAN else "plan"
-    option = " --version-compatible" if library.__name__ == LEAN else ""
-    raise EngineError(
-        f"{model.parent}: no {kind} for {arch} and TensorRT {version} (there: {there}); "
-        f"run `edgellm build {model.parent.parent}{option}` on this machine"
-    )

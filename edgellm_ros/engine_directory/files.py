@@ -33,7 +33,7 @@ def list_files(engine_dir: str | Path, paths: Iterable[str | Path]) -> tuple[Fil
     entries = []
     for relative in sorted(PurePosixPath(path).as_posix() for path in paths):
         path = Path(engine_dir) / relative
-        entries.append(FileEntry(relative, path.stat().st_size, _sha256(path)))
+        entries.append(FileEntry(relative, path.stat().st_size, sha256(path)))
     return tuple(entries)
 
 
@@ -51,11 +51,12 @@ def check_files(engine_dir: str | Path, files: Iterable[FileEntry], verify: bool
             raise ValueError(
                 f"{path} has {size} bytes, expected {entry.size}: damaged or cut short, export again"
             )
-        if verify and _sha256(path) != entry.sha256:
+        if verify and sha256(path) != entry.sha256:
             raise ValueError(f"{path} has another SHA-256 than at its export: damaged or changed")
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

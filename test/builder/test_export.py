@@ -219,10 +219,11 @@ def test_bf16_engine_is_written_for_gpus(tiny_checkpoint, tmp_path):
 def test_plans_and_parts_of_an_earlier_export_are_removed(tiny_checkpoint, tmp_path):
     engine = tmp_path / "engine"
     export(tiny_checkpoint, engine, **LIMITS)
-    (engine / "llm" / "sm90-trt10.plan").write_bytes(b"stale")
+    for ending in ("", ".json", ".sm_90.kernels"):
+        (engine / "llm" / f"sm_90-trt10.15.plan{ending}").write_bytes(b"stale")
     without_expert = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False)
     export(without_expert, engine, **LIMITS)
-    assert not list(engine.rglob("*.plan"))
+    assert not list(engine.rglob("*.plan*"))
     assert not list(engine.glob("action/*"))
 
 

@@ -59,11 +59,6 @@ def test_the_variant_for_cuda_is_listed_with_its_graph(engine):
     assert "\n  variant model.cuda.onnx\n" in render(report)
 
 
-def test_tensorrt_plans_are_listed(engine):
-    (engine / "llm" / "sm87-trt10.15.plan").write_bytes(b"")
-    assert inspect(engine).parts[0].plans == ("sm87-trt10.15.plan",)
-
-
 def test_altered_weights_are_found_when_verifying(engine):
     path = engine / "llm" / "model.onnx.data"
     data = bytearray(path.read_bytes())

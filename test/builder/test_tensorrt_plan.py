@@ -4,17 +4,19 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
-from doubles import tensorrt_double
+from doubles import tensorrt_double, tensorrt_rtx_double
 from doubles.deferred_device import DeferredDevice
-from edgellm_ros.builder import export, inspect
-from edgellm_ros.builder.profiles import Range, input_shapes, make_profiles, one
+from edgellm_ros.builder import export, inspect, render
+from edgellm_ros.builder.profiles import input_shapes, make_profiles
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
 from edgellm_ros.cli import main
 from edgellm_ros.engine import device as devices
 from edgellm_ros.engine.errors import DeviceMemoryError, EngineError
+from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import EngineConfig
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own TensorRT")
@@ -40,9 +42,9 @@ def test_every_graph_gets_a_plan_that_inspect_lists(engine):
     told = []
     built = build_plans(engine, open_device, progress=told.append)
     assert [plan.part for plan in built] == ["llm", "visual", "audio", "action"]
-    assert all(plan.path == engine / plan.part / NAME for plan in built)
-    assert all(plan.bytes == plan.path.stat().st_size for plan in built)
-    assert [part.plans for part in inspect(engine).parts] == [(NAME,)] * 4
+    assert all(each.plan.path == engine / each.part / NAME for each in built)
+    assert all(each.plan.bytes == each.plan.path.stat().st_size for each in built)
+    assert [[plan.name for plan in part.plans] for part in inspect(engine).parts] == [[NAME]] * 4
     assert told[0].startswith("llm: building for host with TensorRT 11.4.0.106")
     assert [path.name for path in engine.rglob("*.unfinished")] == []
 
@@ -135,7 +137,10 @@ def test_a_node_that_the_parser_refuses_is_named(engine, library, monkeypatch):
         return False
 
     monkeypatch.setattr(library.OnnxParser, "parse_from_file", parse)
-    message = r"llm/model.onnx: TensorRT's parser refuses it: X /layers.0/X: no importer; Y /layers.1/Y: axes"
+    message = (
+        r"llm/model.onnx: the parser of TensorRT 11.4.0.106 refuses it: "
+        r"X /layers.0/X: no importer; Y /layers.1/Y: axes"
+    )
     with pytest.raises(EngineError, match=message):
         build_plans(engine, open_device)
 
@@ -168,7 +173,96 @@ def test_the_command_writes_plans_and_prints_them(engine, monkeypatch, capsys):
         str(engine / part / NAME) for part in ("llm", "visual", "audio", "action")
     ]
     assert all(plan["bytes"] > 0 and plan["seconds"] >= 0 for plan in plans)
-    assert err.count("this takes minutes") == 4
+    assert err.count("this takes a while") == 4
+
+
+class TestNamedGpus:
+    """`edgellm build --gpu` with the double of TensorRT for RTX."""
+
+    @pytest.fixture(autouse=True)
+    def rtx(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx", tensorrt_rtx_double)
+        return tensorrt_rtx_double
+
+    @staticmethod
+    def no_device():
+        raise AssertionError("no GPU is needed")
+
+    def test_plans_are_for_the_named_gpus_in_order_and_without_a_gpu(self, engine):
+        built = build_plans(engine, self.no_device, PlanOptions(gpus=("sm_120", "sm_86", "sm_120")))
+        name = "sm_86+sm_120-rtx1.7.1.116.plan"
+        assert [(each.part, each.plan.path.name) for each in built] == [
+            (part, name) for part in ("llm", "visual", "audio", "action")
+        ]
+        assert json.loads((engine / "llm" / name).read_bytes()[28:])["gpus"] == ["SM86", "SM120"]
+        assert not list(engine.glob("*.timing"))
+
+    def test_runs_need_no_memory_but_ours(self, engine, rtx, monkeypatch):
+        flags = []
+
+        def build(self, network, config):
+            flags.append(config._flags)
+            return make(self, network, config)
+
+        make = rtx.Builder.build_serialized_network
+        monkeypatch.setattr(rtx.Builder, "build_serialized_network", build)
+        build_plans(engine, self.no_device, PlanOptions(gpus=("sm_89",)))
+        assert flags == [{rtx.BuilderFlag.REQUIRE_USER_ALLOCATION}] * 4  # and no TF32
+
+    def test_inspect_shows_library_gpus_size_and_profiles(self, engine):
+        build_plans(engine, self.no_device, PlanOptions(gpus=("sm_86", "sm_89"), verification_tokens=9))
+        plan = inspect(engine).parts[0].plans[0]
+        assert (plan.library, plan.gpus) == ("TensorRT for RTX 1.7.1.116", ("sm_86", "sm_89"))
+        assert plan.bytes == (engine / "llm" / plan.name).stat().st_size
+        text = render(inspect(engine))
+        assert f"plan    {plan.name}, {plan.bytes / 2**20:.3f} MiB\n" in text
+        assert "for sm_86 and sm_89, by TensorRT for RTX 1.7.1.116\n" in text
+        assert "profile 0: prefill (B 1..4, S 2..320, N 1, r 1..8," in text
+        assert "profile 2: verification (B 1..4, S 1..9, N 1..9, r 1..8," in text
+
+    def test_inspect_says_why_a_plan_cannot_run(self, engine):
+        build_plans(engine, self.no_device, PlanOptions(gpus=("sm_89",)))
+        path = engine / "visual" / "sm_89-rtx1.7.1.116.plan"
+        path.write_bytes(path.read_bytes()[:100])
+        assert f"{path} has 100 bytes, " in render(inspect(engine))
+
+    def test_an_unsupported_gpu_names_those_that_are_supported(self, engine):
+        with pytest.raises(
+            EngineError, match=r"RTX 1.7.1.116 does not support sm_87, only sm_75, .*sm_120 and sm_121; other"
+        ):
+            build_plans(engine, self.no_device, PlanOptions(gpus=("sm_89", "sm_87")))
+        assert not list(engine.glob("*/*.plan"))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"version_compatible": True}, "TensorRT for RTX has no version-compatible plans"),
+            ({"timing_cache": Path("file")}, "TensorRT for RTX has no timing cache"),
+        ],
+    )
+    def test_options_of_tensorrt_are_refused(self, engine, options, message):
+        with pytest.raises(ValueError, match=message):
+            build_plans(engine, self.no_device, PlanOptions(gpus=("sm_89",), **options))
+
+    def test_without_tensorrt_the_gpu_at_hand_is_built_for(self, engine, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorrt", None)
+        monkeypatch.setattr(DeferredDevice, "arch", "sm_121")
+        built = build_plans(engine, open_device)
+        assert {each.plan.path.name for each in built} == {"sm_121-rtx1.7.1.116.plan"}
+
+    def test_without_a_library_named_gpus_are_an_error_that_says_what_to_install(self, engine, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+        with pytest.raises(
+            EngineError, match=r"TensorRT for RTX is not installed .*pip install tensorrt_rtx_cu13"
+        ):
+            build_plans(engine, self.no_device, PlanOptions(gpus=("sm_89",)))
+
+    @pytest.mark.parametrize("text", ["8.9", "sm_", "sm_89,", "sm_89 sm_86", "SM89", "sm_0x", ""])
+    def test_a_gpu_that_is_no_compute_capability_is_bad_input(self, engine, capsys, text):
+        with pytest.raises(SystemExit) as e:
+            main(["build", str(engine), "--gpu", text])
+        assert e.value.code == 2
+        assert "--gpu: expected GPUs by compute capability, such as sm_86,sm_89" in capsys.readouterr().err
 
 
 def test_a_capacity_that_makes_unaligned_caches_is_refused(tiny_checkpoint, tmp_path):
@@ -182,9 +276,10 @@ def test_a_capacity_that_makes_unaligned_caches_is_refused(tiny_checkpoint, tmp_
 
 
 def test_a_dimension_without_a_range_is_named():
-    assert input_shapes("x", ("B", 4), {"B": Range(1, 2, 3)}) == ((1, 4), (2, 4), (3, 4))
+    profile = Profile("any", {"B": Range(1, 2, 3)})
+    assert input_shapes("x", ("B", 4), profile) == ((1, 4), (2, 4), (3, 4))
     with pytest.raises(ValueError, match="input x: no range for dimension 'S', only for B"):
-        input_shapes("x", ("B", "S"), {"B": one(1)})
+        input_shapes("x", ("B", "S"), profile)
 
 
 def test_more_drafted_tokens_than_the_cache_holds_are_refused(tiny_engine):

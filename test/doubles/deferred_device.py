@@ -52,6 +52,7 @@ class DeferredDevice:
 
     memory = "cpu"
     arch = "host"
+    description = "Test double (host)"
     max_queued_steps = 1
     capturing = False
 

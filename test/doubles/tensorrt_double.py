@@ -27,6 +27,7 @@ from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor
 
+__name__ = "tensorrt"  # as our code knows it
 VERSION = (11, 4, 0, 106)
 __version__ = ".".join(map(str, VERSION))
 MAGIC = b"ftrt"
@@ -220,11 +221,12 @@ class ICudaEngine:
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
         return [Dims(shape) for shape in self._profiles[profile_index][name]]
 
+    def create_runtime_config(self) -> IRuntimeConfig:
+        return IRuntimeConfig()
+
     @typed
-    def create_execution_context(
-        self, strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC
-    ) -> IExecutionContext:
-        return IExecutionContext(self, strategy)
+    def create_execution_context(self, runtime_config: IRuntimeConfig) -> IExecutionContext:
+        return IExecutionContext(self, runtime_config)
 
     def _shapes(self, inputs: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors; a trial run gives shapes without input symbols."""
@@ -252,10 +254,19 @@ class ICudaEngine:
         return shapes
 
 
-class IExecutionContext:
-    def __init__(self, engine: ICudaEngine, strategy: ExecutionContextAllocationStrategy) -> None:
-        self._engine = engine
+class IRuntimeConfig:
+    def __init__(self) -> None:
+        self._strategy = ExecutionContextAllocationStrategy.STATIC
+
+    @typed
+    def set_execution_context_allocation_strategy(self, strategy: ExecutionContextAllocationStrategy) -> None:
         self._strategy = strategy
+
+
+class IExecutionContext:
+    def __init__(self, engine: ICudaEngine, config: IRuntimeConfig) -> None:
+        self._engine = engine
+        self._strategy = config._strategy
         self._profile = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
@@ -418,16 +429,19 @@ class Builder:
             if problem:
                 self._logger.log(ILogger.Severity.ERROR, f"Error Code 4: API Usage Error ({problem})")
                 return None
-        content = {
+        content = self._content(network, config)
+        if config._timing_cache is not None:
+            config._timing_cache._content += network._path.parent.name.encode()
+        return IHostMemory(MAGIC + bytes(20) + bytes(VERSION) + json.dumps(content).encode())
+
+    def _content(self, network: INetworkDefinition, config: IBuilderConfig) -> dict[str, Any]:
+        return {
             "model": str(network._path),
             "arch": "host",
             "version_compatible": BuilderFlag.VERSION_COMPATIBLE in config._flags,
             "profiles": [profile._shapes for profile in config._profiles],
             "aliases": network._aliases,
         }
-        if config._timing_cache is not None:
-            config._timing_cache._content += network._path.parent.name.encode()
-        return IHostMemory(MAGIC + bytes(20) + bytes(VERSION) + json.dumps(content).encode())
 
 
 def _profile_problem(network: INetworkDefinition, profile: IOptimizationProfile) -> str | None:
@@ -609,4 +623,4 @@ class IBuilderConfig:
 
 def install() -> None:
     """Make `import tensorrt` import this module."""
-    sys.modules["tensorrt"] = sys.modules[__name__]
+    sys.modules["tensorrt"] = sys.modules["doubles.tensorrt_double"]

@@ -13,11 +13,13 @@ from typing import Any
 
 from doubles import tensorrt_double
 from doubles.deferred_device import DeferredDevice, QueuedKernels
-from edgellm_ros.builder.profiles import Profile, Range, make_profiles
+from edgellm_ros.builder.profiles import make_profiles
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
 from edgellm_ros.engine import tensorrt_backend
 from edgellm_ros.engine.onnx_bindings import read_bindings
-from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
+from edgellm_ros.engine.optimization_profile import Profile, Range
+from edgellm_ros.engine.plan_choice import choose_plan
+from edgellm_ros.engine.plan_file import TENSORRT, plan_path
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.kernels import host
 
@@ -30,16 +32,15 @@ def open_double() -> DeferredDevice:
     tensorrt_double.install()
     host_kernels = host.HostKernels
     host.HostKernels = lambda: QueuedKernels(host_kernels())
-    tensorrt_backend.find_plan = _find_or_build
+    tensorrt_backend.choose_plan = _choose_or_build
     return DeferredDevice("tensorrt")
 
 
-def _find_or_build(model: Path, arch: str, library: Any) -> Path:
-    plan = plan_path(model, arch, library.__version__)
-    if model.is_file() and (not plan.is_file() or plan.stat().st_mtime_ns < model.stat().st_mtime_ns):
-        contents = build_plan(model, _profiles(model), model.parent / "timing", PlanOptions(), library)
-        plan.write_bytes(contents)
-    return find_plan(model, arch, library)
+def _choose_or_build(model: Path, device: Any) -> Any:
+    path = plan_path(model, [device.arch], TENSORRT, tensorrt_double.__version__)
+    if model.is_file() and (not path.is_file() or path.stat().st_mtime_ns < model.stat().st_mtime_ns):
+        build_plan(model, _profiles(model), PlanOptions(), tensorrt_double, [device.arch])
+    return choose_plan(model, device)
 
 
 def _profiles(model: Path) -> list[Profile]:
@@ -47,4 +48,4 @@ def _profiles(model: Path) -> list[Profile]:
     if (model.parent.parent / CONFIG_FILE).is_file():
         return make_profiles(EngineConfig.load(model.parent.parent))[model.parent.name]
     symbols = {dim for binding in read_bindings(model) for dim in binding.shape if isinstance(dim, str)}
-    return [dict.fromkeys(symbols, ANY_SIZE)] * 2
+    return [Profile("any", dict.fromkeys(symbols, ANY_SIZE))] * 2

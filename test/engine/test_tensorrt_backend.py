@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorRT backend on TensorRT's double, which enforces the library's rules."""
 
+import dataclasses
 import gc
+import sys
 import weakref
 from pathlib import Path
 
@@ -11,24 +13,27 @@ import pytest
 
 from doubles import tensorrt_double
 from doubles.deferred_device import DeferredDevice
-from edgellm_ros.builder.profiles import Range, one
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
 from edgellm_ros.engine import context_memory, tensorrt_library
 from edgellm_ros.engine.context_memory import ContextMemory
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.optimization_profile import Profile, Range
+from edgellm_ros.engine.plan_choice import choose_plan
+from edgellm_ros.engine.plan_file import TENSORRT, PlanFile, plan_path, read_plans, write_plan
 from edgellm_ros.engine.tensorrt_backend import KEPT_CONTEXTS, TensorRTBackend
-from edgellm_ros.engine.tensorrt_library import find_plan, plan_path
+from edgellm_ros.engine.tensorrt_errors import engine_error, plan_error
 from fixtures.graphs import FLOAT, helper, linear_with_cache, save_model
 from fixtures.on_device import put
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
-PREFILL, DECODE = {"B": Range(1, 1, 4), "S": Range(2, 4, 8)}, {"B": Range(1, 1, 4), "S": one(1)}
+PREFILL = Profile("prefill", {"B": Range(1, 1, 4), "S": Range(2, 4, 8)}, lengths_vary=True)
+DECODE = Profile("decode", {"B": Range(1, 1, 4), "S": Range(1, 1, 1)})
 
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tensorrt", tensorrt_double)
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_double)
     return tensorrt_double
 
 
@@ -47,10 +52,7 @@ def model(tmp_path, library):
 
 
 def build(model, library, profiles=(PREFILL, DECODE), **options):
-    plan = build_plan(model, profiles, model.parent / "timing", PlanOptions(**options), library)
-    path = plan_path(model, "host", library.__version__, options.get("version_compatible", False))
-    path.write_bytes(plan)
-    return path
+    return build_plan(model, profiles, PlanOptions(**options), library, ["host"]).path
 
 
 @pytest.fixture
@@ -183,7 +185,7 @@ class TestBindingErrors:
             {"x": (FLOAT, ["B"])},
             {"y": (FLOAT, ["B"])},
         )
-        build(path, library, [{"B": Range(1, 1, 4)}])
+        build(path, library, [Profile("any", {"B": Range(1, 1, 4)})])
         x = host.zeros((2,), np.float32)
         with pytest.raises(EngineError, match=r"y is not updated in place, but has the address of x"):
             TensorRTBackend(path, host).bind(0, {"x": x, "y": x}, None)
@@ -218,35 +220,84 @@ class TestContextMemory:
             backend.bind(0, given, None)
 
 
+def record(model, **changes) -> PlanFile:
+    """Write a plan with another record than that of the built plan; contents: of the plan."""
+    (plan,) = read_plans(model)
+    contents = changes.pop("contents", plan.path.read_bytes())
+    plan = dataclasses.replace(plan, bytes=len(contents), **changes)
+    path = plan_path(model, plan.gpus, plan.library, plan.version, plan.version_compatible)
+    plan = dataclasses.replace(plan, path=path)
+    write_plan(plan, memoryview(contents))
+    return plan
+
+
+def only(model, **changes) -> PlanFile:
+    """Replace the built plan by one with another record."""
+    (built,) = read_plans(model)
+    plan = record(model, **changes)
+    if plan.path != built.path:
+        built.path.unlink()
+    return plan
+
+
 class TestPlans:
-    def test_a_missing_plan_names_the_command_and_the_plans_that_exist(self, model, host):
-        plan = plan_path(model, "host", "11.4.0.106")
-        plan.rename(plan.with_name("sm_87-trt10.15.0.1.plan"))
+    def test_a_missing_plan_names_the_gpu_the_plans_that_exist_and_the_command(self, model, host):
+        only(model, gpus=("sm_87",), version="10.15.0.1")
         with pytest.raises(
-            EngineError, match=r"no plan for host and TensorRT 11.4.0.106 \(there: sm_87-trt10"
+            EngineError,
+            match=r"llm: no plan for Test double \(host\) and TensorRT 11.4.0.106 .*"
+            r"\(there: sm_87-trt10.15.0.1.plan \(TensorRT 10.15.0.1, for sm_87\)\); ",
         ) as e:
             TensorRTBackend(model, host)
-        assert f"edgellm build {model.parent.parent}" in str(e.value)
+        assert f"edgellm build {model.parent.parent}` on this machine" in str(e.value)
+
+    def test_a_truncated_plan_is_named_with_its_sizes(self, model, host):
+        (plan,) = read_plans(model)
+        plan.path.write_bytes(plan.path.read_bytes()[:-1])
+        with pytest.raises(
+            EngineError,
+            match=rf"host-trt11.4.0.106.plan has {plan.bytes - 1} bytes, {plan.bytes} were built: truncated",
+        ):
+            TensorRTBackend(model, host)
+
+    def test_a_plan_of_another_export_is_named(self, model, host):
+        graph = onnx.load(model)
+        graph.metadata_props.add(key="weights_sha256", value="of other weights")
+        onnx.save(graph, model)
+        with pytest.raises(EngineError, match=r"host-trt.*plan: built from another export than .*model.onnx"):
+            TensorRTBackend(model, host)
+
+    @pytest.mark.parametrize(
+        "damaged",
+        ["", "{}", "[]", '{"profiles": [{"name": "a"}]}', '{"gpus": ["host"], "profiles": [], "version": 1}'],
+    )
+    def test_a_damaged_record_is_named(self, model, host, damaged):
+        path = model.with_name("host-trt11.4.0.106.plan.json")
+        path.write_text(damaged)
+        with pytest.raises(EngineError, match=rf"{path}: damaged .*edgellm build"):
+            TensorRTBackend(model, host)
 
     @pytest.mark.parametrize(
         ("change", "meaning"),
         [
-            (lambda plan: b"", "the file is empty.*damaged"),
             (lambda plan: b"junk" + plan[4:], "Magic tag does not match.*damaged"),
             (lambda plan: plan[:24] + bytes([11, 2, 0, 9]) + plan[28:], "another TensorRT made the plan"),
             (
                 lambda plan: plan.replace(b'"arch": "host"', b'"arch": "8.7"'),
-                "made for another GPU or platform",
+                "made for another GPU or platform: the plan is for host",
             ),
         ],
     )
     def test_a_plan_that_cannot_be_loaded_says_why(self, model, host, change, meaning):
-        plan = plan_path(model, "host", "11.4.0.106")
-        plan.write_bytes(change(plan.read_bytes()))
+        (plan,) = read_plans(model)
+        record(model, contents=change(plan.path.read_bytes()))
         with pytest.raises(
-            EngineError, match=rf"TensorRT 11.4.0.106 cannot load the plan.*{meaning}.*edgellm build"
+            EngineError,
+            match=rf"TensorRT 11.4.0.106 cannot load the plan on Test double.*{meaning}.*edgellm build",
         ):
             TensorRTBackend(model, host)
+
+    PLAN = PlanFile(Path("engine/llm/a.plan"), TENSORRT, "11.4.0.106", ("sm_87", "sm_110"), False, 9, "", ())
 
     # Texts of libnvinfer_lean.so 11.4.0.106, in its forms "%s: Error Code %d: %s (%s)" and
     # "[%s::%s::%d] Error Code %d: %s (%s)".
@@ -263,7 +314,7 @@ class TestPlans:
         ],
     )
     def test_a_gpu_error_is_not_reported_as_a_damaged_plan(self, reason):
-        error = str(tensorrt_library.plan_error(Path("engine/llm/a.plan"), "11.4.0.106", reason))
+        error = str(plan_error(self.PLAN, "TensorRT 11.4.0.106", "NVIDIA Thor (sm_110)", reason))
         assert reason in error
         assert "the GPU or its driver is the reason, not the plan" in error
         assert "damaged" not in error
@@ -307,44 +358,90 @@ class TestPlans:
     )
     def test_an_error_is_classified_by_its_reason_not_by_function_names(self, reason, meaning):
         reason = f"IRuntime::deserializeCudaEngine: {reason}"
-        error = str(tensorrt_library.plan_error(Path("engine/llm/a.plan"), "11.4.0.106", reason))
-        assert f"cannot load the plan: {reason} (" in error
+        error = str(plan_error(self.PLAN, "TensorRT 11.4.0.106", "NVIDIA Thor (sm_110)", reason))
+        assert f"cannot load the plan on NVIDIA Thor (sm_110): {reason} (" in error
         explained = error.rpartition(" (")[2]
         assert meaning in explained
         assert bool(meaning) == (":" in explained)
-        assert "`edgellm build engine` makes one" in explained
+        assert "the plan is for sm_87 and sm_110; `edgellm build engine` makes one" in explained
 
     def test_a_plan_of_another_graph_is_named(self, model, host, library, tmp_path):
-        onnx.save(linear_with_cache(capacity=16), tmp_path / "other.onnx")
-        build(tmp_path / "other.onnx", library).replace(plan_path(model, "host", library.__version__))
+        other = tmp_path / "other" / "model.onnx"
+        other.parent.mkdir()
+        onnx.save(linear_with_cache(capacity=16), other)
+        contents = build(other, library).read_bytes()
+        record(model, contents=contents)
         with pytest.raises(EngineError, match=r"made from another graph than model.onnx \(cache, present\)"):
             TensorRTBackend(model, host)
 
-    def test_the_latest_version_compatible_plan_that_is_not_newer_is_taken(self, model, library):
-        exact = plan_path(model, "host", library.__version__)
-        for version in ("11.2.0.9", "11.10.0.1", "10.16.0.3"):
-            plan_path(model, "host", version, compatible=True).write_bytes(b"x")
-        assert find_plan(model, "host", library) == exact
-        exact.unlink()
-        assert find_plan(model, "host", library).name == "host-trt11.2.0.9-compatible.plan"
+    def test_a_record_with_other_profiles_than_the_plan_is_named(self, model, host):
+        record(model, profiles=(PREFILL,))
+        with pytest.raises(EngineError, match=r"made from another graph .*\(optimization profiles\)"):
+            TensorRTBackend(model, host)
 
-    def test_the_lean_library_takes_version_compatible_plans_only(self, model, library, monkeypatch):
+    def test_the_latest_version_compatible_plan_that_is_not_newer_is_taken(self, model, host, library):
+        for version in ("11.2.0.9", "11.10.0.1", "10.16.0.3", library.__version__):
+            first = model.with_name("host-trt11.4.0.106.plan")
+            plan = dataclasses.replace(
+                next(plan for plan in read_plans(model) if plan.path == first),
+                version=version,
+                version_compatible=True,
+            )
+            path = plan_path(model, plan.gpus, TENSORRT, version, True)
+            write_plan(dataclasses.replace(plan, path=path), memoryview(first.read_bytes()))
+        taken = []
+        for _ in range(3):
+            _, plan = choose_plan(model, host)
+            taken.append(plan.path.name)
+            plan.path.unlink()
+        assert taken == [
+            "host-trt11.4.0.106.plan",
+            "host-trt11.4.0.106-compatible.plan",
+            "host-trt11.2.0.9-compatible.plan",
+        ]
+
+    def test_the_lean_library_takes_version_compatible_plans_only(self, model, host, library, monkeypatch):
         monkeypatch.setattr(library, "__name__", tensorrt_library.LEAN)
-        with pytest.raises(EngineError, match=r"no version-compatible plan .* --version-compatible` on this"):
-            find_plan(model, "host", library)
-        compatible = build(model, library, version_compatible=True)
-        assert find_plan(model, "host", library) == compatible
+        monkeypatch.setitem(sys.modules, "tensorrt", None)
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+        monkeypatch.setitem(sys.modules, tensorrt_library.LEAN, library)
+        with pytest.raises(
+            EngineError, match=r"no plan for .* and TensorRT's lean runtime .* --version-compatible` where"
+        ):
+            choose_plan(model, host)
+        compatible = only(model, version_compatible=True)
+        assert choose_plan(model, host) == (library, compatible)
 
 
 class TestLibrary:
-    def test_a_missing_library_says_what_to_install(self):
-        with pytest.raises(EngineError, match=r"No module named 'tensorrt_none'.*pip install tensorrt-cu13"):
-            tensorrt_library.load_library("tensorrt_none")
+    def test_without_any_library_the_error_says_what_to_install(self, model, host, monkeypatch):
+        for name in tensorrt_library.LIBRARIES:
+            monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(EngineError) as e:
+            choose_plan(model, host)
+        assert "TensorRT is not installed" in str(e.value)
+        for package in ("tensorrt-cu13", "tensorrt_rtx_cu13", "tensorrt-lean-cu13"):
+            assert f"pip install {package}" in str(e.value)
 
     def test_a_library_that_is_too_old_says_so(self, library, monkeypatch):
         monkeypatch.setattr(library, "__version__", "10.3.0")
         with pytest.raises(EngineError, match=r"TensorRT 10.3.0 is too old, 10.15 or later"):
-            tensorrt_library.load_library()
+            tensorrt_library.load_library("tensorrt")
+
+    @pytest.mark.parametrize(
+        ("version", "machine"), [((3, 15), "x86_64"), ((3, 8), "x86_64"), ((3, 12), "aarch64")]
+    )
+    def test_where_tensorrt_for_rtx_cannot_be_installed_the_error_says_so(
+        self, monkeypatch, version, machine
+    ):
+        monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+        monkeypatch.setattr(tensorrt_library.sys, "version_info", (*version, 0))
+        monkeypatch.setattr(tensorrt_library.platform, "machine", lambda: machine)
+        here = ".".join(map(str, version))
+        with pytest.raises(
+            EngineError, match=rf"for x86-64 and Python 3.9 to 3.14, this is Python {here} on {machine}"
+        ):
+            tensorrt_library.load_library("tensorrt_rtx")
 
     @pytest.mark.parametrize(
         ("text", "kind"),
@@ -355,4 +452,4 @@ class TestLibrary:
         ],
     )
     def test_error_classes_follow_tensorrt_s_messages(self, text, kind):
-        assert type(tensorrt_library.engine_error(text)) is kind
+        assert type(engine_error(text)) is kind

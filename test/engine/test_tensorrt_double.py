@@ -9,15 +9,20 @@ import pytest
 
 from doubles import tensorrt_double as trt
 from doubles.deferred_device import DeferredDevice
-from edgellm_ros.builder.profiles import Range, one
-from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
+from edgellm_ros.builder.tensorrt_plan import PlanOptions, serialize_plan
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine.tensorrt_library import library_log
 from fixtures.graphs import linear_with_cache
 from fixtures.on_device import put
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
-USER_MANAGED = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+
+
+def user_managed(engine) -> trt.IRuntimeConfig:
+    config = engine.create_runtime_config()
+    config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    return config
 
 
 @pytest.fixture
@@ -36,8 +41,11 @@ def host() -> DeferredDevice:
 @pytest.fixture
 def plan(log, tmp_path) -> bytes:
     onnx.save(linear_with_cache(), tmp_path / "model.onnx")
-    profiles = [{"B": Range(1, 1, 4), "S": Range(2, 2, 8)}, {"B": Range(1, 1, 4), "S": one(1)}]
-    return bytes(build_plan(tmp_path / "model.onnx", profiles, tmp_path / "timing", PlanOptions(), trt))
+    profiles = [
+        Profile("prefill", {"B": Range(1, 1, 4), "S": Range(2, 2, 8)}),
+        Profile("decode", {"B": Range(1, 1, 4), "S": Range(1, 1, 1)}),
+    ]
+    return bytes(serialize_plan(tmp_path / "model.onnx", profiles, PlanOptions(), trt, ["host"]))
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ def tensors(host):
 def context(host, log, plan, tensors):
     """An execution context that is ready to run."""
     engine = trt.Runtime(log).deserialize_cuda_engine(plan)
-    context = engine.create_execution_context(USER_MANAGED)
+    context = engine.create_execution_context(user_managed(engine))
     memory = host.empty((engine.device_memory_size_v2,), np.uint8)
     context.set_device_memory(memory.pointer, memory.size)
     context.memory_for_tests = memory

@@ -19,7 +19,8 @@ import pytest
 
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.tensorrt_library import BAD_PLAN, GPU_REASON, plan_path
+from edgellm_ros.engine.plan_file import TENSORRT, PlanFile, graph_sha256, plan_path, write_plan
+from edgellm_ros.engine.tensorrt_errors import BAD_PLAN, GPU_REASON
 from fixtures.graphs import linear_with_cache
 
 BINDINGS = "tensorrt_lean_bindings"
@@ -44,6 +45,7 @@ ON_GPU = pytest.mark.skipif(not gpu(), reason="needs an NVIDIA GPU")
 PROGRAM = """
 import sys, tensorrt_lean_bindings
 sys.modules["tensorrt_lean"] = tensorrt_lean_bindings
+tensorrt_lean_bindings.__name__ = "tensorrt_lean"
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensorrt_library import load_library, start
 for _ in range(2):
@@ -60,7 +62,7 @@ def test_a_missing_gpu_is_an_error_and_the_process_goes_on():
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("TensorRT 11.4.0.106 does not work here: createInferRuntime") == 2
+    assert done.stdout.count("lean runtime 11.4.0.106 does not work here: createInferRuntime") == 2
     assert "CUDA initialization failure" in done.stdout
 
 
@@ -94,7 +96,7 @@ def test_the_words_that_our_errors_explain_are_in_the_library(words):
 
 OPEN = """
 import sys, tensorrt_lean_bindings
-sys.modules["tensorrt"] = None  # as if it was not installed
+sys.modules["tensorrt"] = sys.modules["tensorrt_rtx"] = None  # as if they were not installed
 sys.modules["tensorrt_lean"] = tensorrt_lean_bindings
 tensorrt_lean_bindings.__name__ = "tensorrt_lean"
 from edgellm_ros.engine.device import open_device
@@ -121,7 +123,9 @@ def opened(tmp_path):
         onnx.save(linear_with_cache(), model)
         if contents is not None:
             version = ".".join(map(str, VERSION))
-            plan_path(model, gpu(), version, compatible=True).write_bytes(contents)
+            path, sha256 = plan_path(model, [gpu()], TENSORRT, version, True), graph_sha256(model)
+            plan = PlanFile(path, TENSORRT, version, (gpu(),), True, len(contents), sha256, ())
+            write_plan(plan, memoryview(contents))
         environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         done = subprocess.run(
             [sys.executable, "-c", OPEN, model], env=environment, capture_output=True, text=True, timeout=120
@@ -142,7 +146,6 @@ def header(magic: bytes = b"ftrt", version: tuple[int, ...] = VERSION) -> bytes:
 @pytest.mark.parametrize(
     "contents",
     [
-        pytest.param(b"", id="empty"),
         pytest.param(b"no plan at all" * 100, id="text"),
         pytest.param(np.random.default_rng(0).bytes(100_000), id="noise"),
         pytest.param(header() + bytes(10_000), id="a header alone"),
@@ -152,7 +155,7 @@ def header(magic: bytes = b"ftrt", version: tuple[int, ...] = VERSION) -> bytes:
 )
 def test_an_invalid_plan_is_an_error_and_the_device_still_works(opened, contents):
     said = opened(contents)
-    assert said.count("TensorRT 11.4.0.106 cannot load the plan: ") == 2
+    assert said.count("lean runtime 11.4.0.106 cannot load the plan on ") == 2
     assert "edgellm build" in said
     assert "device works: [0.0, 0.0, 0.0]" in said
 
@@ -160,5 +163,5 @@ def test_an_invalid_plan_is_an_error_and_the_device_still_works(opened, contents
 @ON_GPU
 def test_a_missing_plan_is_an_error_that_says_how_to_make_one(opened):
     said = opened(None)
-    assert said.count("no version-compatible plan") == 2
-    assert "--version-compatible` on this machine" in said
+    assert said.count("no plan for ") == 2
+    assert "--version-compatible` where TensorRT and this GPU are" in said

@@ -12,7 +12,6 @@ from edgellm_ros.builder.profiles import make_profiles
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
 from edgellm_ros.engine.executor import BACKENDS
 from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
-from edgellm_ros.engine.tensorrt_library import plan_path
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_answer, assert_same_bits, request
@@ -32,8 +31,7 @@ def tensorrt_engine(acting_engine, tmp_path, monkeypatch):
     directory = tmp_path / "engine"
     shutil.copytree(acting_engine, directory)
     model, profiles = directory / "llm" / "model.onnx", make_profiles(EngineConfig.load(directory))["llm"]
-    plan = build_plan(model, profiles, directory / "timing", PlanOptions(), tensorrt_double)
-    plan_path(model, "host", tensorrt_double.__version__).write_bytes(plan)
+    build_plan(model, profiles, PlanOptions(), tensorrt_double, ["host"])
     return directory
 
 
