@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of NVIDIA's Python bindings, read from the generated stubs (typings/tensorrt)."""
+"""The interface of NVIDIA's Python bindings, read from the generated stubs (`typings`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-STUBS = Path(__file__).parents[2] / "typings" / "tensorrt" / "__init__.pyi"
+TYPINGS = Path(__file__).parents[2] / "typings"
+STUBS = {module: TYPINGS / module / "__init__.pyi" for module in ("tensorrt", "tensorrt_rtx")}
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Signature:
 Member = list[Signature] | str  # a method's signatures, or the type of anything else
 
 
-def read_api(stubs: Path = STUBS) -> dict[str, dict[str, Member]]:
+def read_api(stubs: Path) -> dict[str, dict[str, Member]]:
     """Return the members of each class and its bases; nested classes are "Outer.Inner"."""
     classes: dict[str, dict[str, Member]] = {}
     _read(ast.parse(stubs.read_text()).body, "", classes)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorRT backend and TensorRT's double against NVIDIA's real bindings.
+"""Our use of TensorRT, and TensorRT's doubles, against NVIDIA's real bindings.
 
-No TensorRT is needed: mypy checks our code with stubs that tools/make_tensorrt_stubs.py generates from the
-bindings, and the double has nothing that the bindings do not have.
+The bindings are those of `tensorrt` and `tensorrt_rtx`. mypy checks our code with stubs that
+tools/make_tensorrt_stubs.py generates from them, and a double has nothing that they do not have. Of
+`tensorrt`, only the bindings are installed; `tensorrt_rtx` is complete.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import sys
 import typing
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import doubles
 from doubles import tensorrt_double
 from doubles.tensorrt_api import STUBS, read_api
 
@@ -27,17 +30,58 @@ needs_bindings = pytest.mark.skipif(
     find_spec("tensorrt_bindings") is None,
     reason="tensorrt-cu13-bindings has no wheel for this Python or machine (requirements-test.txt)",
 )
+needs_rtx = pytest.mark.skipif(
+    find_spec("tensorrt_rtx") is None,
+    reason="tensorrt_rtx_cu13 has no wheel for this Python or machine (requirements-test.txt)",
+)
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
-SOURCES = [path for path in sorted((ROOT / "edgellm_ros").rglob("*.py")) if "trt." in path.read_text()]
-DOUBLES = {
-    name: value
-    for name, value in vars(tensorrt_double).items()
-    if isinstance(value, type) and value.__module__ == tensorrt_double.__name__
+IMPORT = re.compile(r"^ *import (tensorrt(?:_rtx)?) as ", re.MULTILINE)
+# Uses what only `tensorrt_rtx` has; the types in `assert_type` are those of NVIDIA's documentation.
+USE_OF_RTX = """
+import tensorrt_rtx as rtx
+from typing_extensions import assert_type
+
+
+def build(builder: rtx.Builder, network: rtx.INetworkDefinition) -> None:
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    assert_type(config.set_compute_capability(rtx.ComputeCapability.SM86, 0), bool)
+    config.set_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    assert_type(builder.build_serialized_network(network, config), rtx.IHostMemory | None)
+
+
+def load(runtime: rtx.Runtime, plan: bytes) -> None:
+    validity, reasons = runtime.get_engine_validity(plan)
+    assert_type(validity, rtx.EngineValidity)
+    assert_type(reasons & int(rtx.EngineInvalidityDiagnostics.CUDA_ERROR), int)
+    engine = runtime.deserialize_cuda_engine(plan)
+    assert_type(engine, rtx.ICudaEngine | None)
+    assert engine is not None
+    config = engine.create_runtime_config()
+    strategies = rtx.DynamicShapesKernelSpecializationStrategy
+    config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+    cache = config.create_runtime_cache()
+    assert_type(cache, rtx.IRuntimeCache)
+    assert_type(cache.deserialize(b""), bool)
+    memoryview(cache.serialize())
+    assert_type(config.set_runtime_cache(cache), bool)
+    assert_type(config.get_runtime_cache(), rtx.IRuntimeCache | None)
+    assert_type(engine.create_execution_context(config), rtx.IExecutionContext | None)
+    user_managed = rtx.ExecutionContextAllocationStrategy.USER_MANAGED
+    assert_type(engine.create_execution_context(user_managed), rtx.IExecutionContext | None)
+"""
+SOURCES = {
+    path.name: path.read_text()
+    for path in sorted((ROOT / "edgellm_ros").rglob("*.py"))
+    if IMPORT.search(path.read_text())
 }
+CHECKED = {**SOURCES, "use_of_rtx.py": USE_OF_RTX}
+# Doubles, and the libraries that have everything that the double has
+DOUBLES = [(tensorrt_double, "tensorrt"), (tensorrt_double, "tensorrt_rtx")]
 PYTHON_TYPES = {
     "SupportsInt": int, "str": str, "bool": bool, "Buffer": bytes, "tuple": tensorrt_double.Dims,
-    "list": tensorrt_double.Dims, "None": type(None),
+    "list": tensorrt_double.Dims, "None": type(None), "Severity": tensorrt_double.ILogger.Severity,
 }  # fmt: skip
 PLANTED = [
     ("context.set_tensor_address(", "context.set_tensor_adress("),
@@ -58,36 +102,62 @@ PLANTED = [
     (".attention.decomposable", ".attention.decompose"),
     ("library.LayerType.ATTENTION_OUTPUT", "library.LayerType.ATTENTION"),
     ("logger_class.Severity.WARNING", "logger_class.Severity.WARN"),
+    ("config.num_compute_capabilities = 1", "config.num_compute_capability = 1"),
+    ("set_compute_capability(rtx.ComputeCapability.SM86, 0)", "set_compute_capability(86, 0)"),
+    ("config.create_runtime_cache()", "config.create_runtime_cache(0)"),
+    ("config.set_runtime_cache(cache)", "config.set_runtime_cache(cache.serialize())"),
+    ("strategies.EAGER", "strategies.EARLY"),
+]
+# What only one library has, in place of what both have
+ONLY_IN = [
+    ("tensorrt", "network.num_inputs", "network.has_implicit_batch_dimension"),
+    ("tensorrt_rtx", "library.BuilderFlag.TF32", "library.BuilderFlag.REQUIRE_USER_ALLOCATION"),
 ]
 
 
-@pytest.fixture(scope="session")
-def api():
-    return read_api()
-
-
-@needs_bindings
-def test_the_stubs_are_those_of_the_bindings(tmp_path):
-    command = [sys.executable, TOOLS / "make_tensorrt_stubs.py", "--out", tmp_path / "stubs.pyi"]
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param("tensorrt", marks=needs_bindings), pytest.param("tensorrt_rtx", marks=needs_rtx)],
+)
+def test_the_stubs_are_those_of_the_bindings(module, tmp_path):
+    command = [sys.executable, TOOLS / "make_tensorrt_stubs.py", module, "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "stubs.pyi").read_text() == STUBS.read_text()
+    assert (tmp_path / module / "__init__.pyi").read_text() == STUBS[module].read_text()
 
 
 @pytest.fixture(scope="session")
-def complaints(request, tmp_path_factory) -> dict[str, list[str]]:
-    """Mypy's messages on our modules and on copies with one mistake each: file -> lines."""
-    folder = tmp_path_factory.mktemp("planted")
-    for path in SOURCES:
-        (folder / f"right_{path.name}").write_text(path.read_text())
-    for number, (right, wrong) in enumerate(PLANTED):
-        for path in SOURCES:
-            source = path.read_text()
-            if right in source:
-                (folder / f"wrong_{number}_{path.name}").write_text(source.replace(right, wrong))
-    options = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", request.config.cache.mkdir("mypy")]
+def complaints(request, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
+    """Mypy's messages on our modules and on copies with one mistake each: library -> file -> lines."""
+    found = {}
+    for library in STUBS:
+        folder = tmp_path_factory.mktemp(library)
+        for name, source in CHECKED.items():
+            # What does not import `tensorrt` is for `tensorrt_rtx` only.
+            if library == "tensorrt" and library not in IMPORT.findall(source):
+                continue
+            (folder / f"right_{name}").write_text(source)
+            planted = {f"wrong_{number}": texts for number, texts in enumerate(PLANTED)}
+            planted |= {f"only_{number}": texts for number, (_, *texts) in enumerate(ONLY_IN)}
+            for prefix, (right, wrong) in planted.items():
+                if right in source:
+                    (folder / f"{prefix}_{name}").write_text(source.replace(right, wrong))
+        found[library] = run_mypy(library, folder, request.config.cache.mkdir("mypy"))
+    return found
+
+
+def run_mypy(library: str, folder: Path, cache: Path) -> dict[str, list[str]]:
+    """Check the files of a folder, in which `tensorrt` is the library; return the errors of each."""
+    environment = dict(os.environ)
+    if library != "tensorrt":
+        stubs = folder / "typings" / "tensorrt"
+        stubs.mkdir(parents=True)
+        (stubs / "__init__.pyi").write_text(f"from {library} import *\n__version__: str\n")
+        environment["MYPYPATH"] = str(stubs.parent)
+    # A cast between the libraries is redundant where one takes the place of the other.
+    options = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", cache, "--no-warn-redundant-casts"]
     command = [sys.executable, "-m", "mypy", *options, *sorted(folder.glob("*.py"))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[str, list[str]] = {path.name: [] for path in folder.glob("*.py")}
     for line in done.stdout.splitlines():
@@ -96,22 +166,32 @@ def complaints(request, tmp_path_factory) -> dict[str, list[str]]:
     return found
 
 
+def of_files(found: dict[str, list[str]], prefix: str) -> list[list[str]]:
+    """Return the complaints about each file whose name has the prefix."""
+    return [lines for name, lines in found.items() if name.startswith(prefix)]
+
+
 @pytest.mark.slow
-def test_our_code_uses_nothing_that_the_bindings_do_not_have(complaints):
-    assert {path.name for path in SOURCES} == {
-        "tensorrt_backend.py",
-        "tensorrt_library.py",
-        "tensorrt_plan.py",
-    }
-    assert [line for name, lines in complaints.items() if name.startswith("right_") for line in lines] == []
+@pytest.mark.parametrize("library", STUBS)
+def test_our_code_uses_nothing_that_the_bindings_do_not_have(complaints, library):
+    assert set(SOURCES) >= {"tensorrt_backend.py", "tensorrt_library.py", "tensorrt_plan.py"}
+    assert [line for lines in of_files(complaints[library], "right_") for line in lines] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(PLANTED)), ids=[wrong for _, wrong in PLANTED])
 def test_wrong_names_and_arguments_are_found(complaints, number):
-    planted = [lines for name, lines in complaints.items() if name.startswith(f"wrong_{number}_")]
-    assert planted, "the right text is not in the sources"
-    assert any(planted)
+    planted = {library: of_files(found, f"wrong_{number}_") for library, found in complaints.items()}
+    assert planted["tensorrt_rtx"], "the right text is not in the sources"
+    assert [library for library, files in planted.items() if files and not any(files)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(ONLY_IN)), ids=[member for *_, member in ONLY_IN])
+def test_what_one_library_does_not_have_is_found(complaints, number):
+    planted = {library: of_files(found, f"only_{number}_") for library, found in complaints.items()}
+    assert all(planted.values()), "the right text is not in the sources"
+    assert [library for library, files in planted.items() if not any(files)] == [ONLY_IN[number][0]]
 
 
 def members(double: type) -> list[str]:
@@ -122,43 +202,56 @@ def members(double: type) -> list[str]:
     return [name for name in names if not name.startswith("_") or name == "__init__"]
 
 
-@pytest.mark.parametrize("name", DOUBLES)
-def test_the_double_has_nothing_that_the_bindings_do_not_have(api, name):
-    real = api[name]
-    missing = [member for member in members(DOUBLES[name]) if member not in real]
+def classes(double: ModuleType) -> dict[str, type]:
+    """Return the classes that a double has, its own and those of the double that it extends."""
+    return {
+        name: value
+        for name, value in vars(double).items()
+        if isinstance(value, type) and value.__module__.startswith(f"{doubles.__name__}.")
+    }
+
+
+def own_classes(double: ModuleType) -> dict[str, type]:
+    return {name: value for name, value in classes(double).items() if value.__module__ == double.__name__}
+
+
+@pytest.fixture(scope="session")
+def apis():
+    return {library: read_api(stubs) for library, stubs in STUBS.items()}
+
+
+@pytest.mark.parametrize(
+    "double, library, name",
+    [(double, library, name) for double, library in DOUBLES for name in own_classes(double)],
+)
+def test_the_double_has_nothing_that_the_bindings_do_not_have(apis, double, library, name):
+    real, mock = apis[library][name], own_classes(double)[name]
+    missing = [member for member in members(mock) if member not in real]
     assert not missing
-    for member in members(DOUBLES[name]):
-        method = vars(DOUBLES[name]).get(member)
+    for member in members(mock):
+        method = vars(mock).get(member)
         # The stubs have no signature of __init__ for classes that only TensorRT itself makes.
         if inspect.isfunction(method) and (real[member] or member != "__init__"):
             assert isinstance(real[member], list), f"{name}.{member} is a property"
-            mine = parameters(method)
+            mine, known = parameters(method, double), {**classes(double), **PYTHON_TYPES}
             assert any(
-                [(p.name, wanted(p.type)) for p in signature.parameters[: len(mine)]] == mine
+                [(p.name, known.get(p.type)) for p in signature.parameters[: len(mine)]] == mine
                 and all(p.optional for p in signature.parameters[len(mine) :])
                 for signature in real[member]
             ), f"{name}.{member}{mine}, the bindings have {real[member]}"
 
 
-def parameters(method) -> list[tuple[str, object]]:
-    hints = typing.get_type_hints(
-        method, vars(tensorrt_double), {"Severity": tensorrt_double.ILogger.Severity}
-    )
+def parameters(method, double: ModuleType) -> list[tuple[str, object]]:
+    hints = typing.get_type_hints(method, vars(double), {"Severity": tensorrt_double.ILogger.Severity})
     return [(name, hints.get(name)) for name in inspect.signature(method).parameters if name != "self"]
-
-
-def wanted(kind: str) -> object:
-    if kind == "Severity":
-        return tensorrt_double.ILogger.Severity
-    return PYTHON_TYPES.get(kind) or DOUBLES.get(kind)
 
 
 def test_the_double_has_only_what_our_code_uses():
     """Mypy checks our code with the stubs, so the double has only members that mypy checked."""
-    source = "\n".join(path.read_text() for path in SOURCES)
+    source = "\n".join(SOURCES.values())
     offered = {
         f"{name}.{member}"
-        for name, double in DOUBLES.items()
+        for name, double in own_classes(tensorrt_double).items()
         if not issubclass(double, tuple | bytes | tensorrt_double.ILogger)
         for member in members(double)
         if member != "__init__"
@@ -172,26 +265,18 @@ def test_the_double_has_only_what_our_code_uses():
 
 
 PROGRAM = """
-import sys, tensorrt_bindings as trt
+import sys, {module} as trt
 sys.modules["tensorrt"] = trt
 from edgellm_ros.engine.tensorrt_library import library_log, load_library, start
 from edgellm_ros.engine.tensorrt_backend import _numpy_type
 from edgellm_ros.engine.errors import EngineError
 
-assert load_library() is trt
 log = library_log(trt)
 log.log(trt.ILogger.Severity.INFO, "not kept")
 log.log(trt.ILogger.Severity.WARNING, "first")
 assert not log.failed
 log.log(trt.ILogger.Severity.ERROR, "second")
 assert log.failed and log.take() == "first; second" and not log.failed
-for kind in (trt.Runtime, trt.Builder):
-    try:
-        start(trt, kind)
-    except EngineError as error:
-        assert "TensorRT 11.4.0.106 does not work here" in str(error)
-    else:
-        raise AssertionError(kind)
 kinds = [_numpy_type(trt, kind) for kind in (trt.DataType.HALF, trt.DataType.BF16)]
 assert list(map(str, kinds)) == ["float16", "bfloat16"]
 assert _numpy_type(trt, trt.DataType.FP8) is None
@@ -202,6 +287,33 @@ assert tuple(description.dims) == (1, -1, 4)
 description.__class__ = trt.DynamicPluginTensorDesc  # as is done to layers
 description.__class__ = trt.PluginTensorDesc
 """
+WITHOUT_LIBRARIES = """
+assert load_library() is trt
+for kind in (trt.Runtime, trt.Builder):
+    try:
+        start(trt, kind)
+    except EngineError as error:
+        assert "TensorRT 11.4.0.106 does not work here" in str(error)
+    else:
+        raise AssertionError(kind)
+"""
+WITH_LIBRARIES = """
+builder, runtime = start(trt, trt.Builder), start(trt, trt.Runtime)
+config = builder.create_builder_config()
+config.num_compute_capabilities = 1
+assert config.set_compute_capability(trt.ComputeCapability.SM86, 0)
+validity, reasons = runtime.get_engine_validity(b"no plan")
+assert validity == trt.EngineValidity.INVALID
+assert reasons & int(trt.EngineInvalidityDiagnostics.MALFORMED_ENGINE)
+assert runtime.deserialize_cuda_engine(b"no plan") is None and log.failed
+"""
+
+
+def run_program(program: str, **variables: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_bindings
@@ -209,8 +321,10 @@ def test_our_code_works_with_the_bindings_as_far_as_they_go_without_tensorrt(tmp
     sys.path.insert(0, str(TOOLS))
     from make_tensorrt_stubs import build_libraries
 
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(build_libraries(tmp_path)), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    program = PROGRAM.format(module="tensorrt_bindings") + WITHOUT_LIBRARIES
+    run_program(program, LD_LIBRARY_PATH=str(build_libraries(tmp_path)))
+
+
+@needs_rtx
+def test_our_code_works_with_tensorrt_for_rtx():
+    run_program(PROGRAM.format(module="tensorrt_rtx") + WITH_LIBRARIES)
