@@ -12,12 +12,14 @@ import logging
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.plan_file import listed, write_atomically
+from edgellm_ros.engine.tensorrt_library import Library, title_of
 
 if TYPE_CHECKING:
+    import tensorrt as trt
     import tensorrt_rtx as rtx
 
 logger = logging.getLogger(__name__)
@@ -25,35 +27,44 @@ logger = logging.getLogger(__name__)
 PREFIX = "SM"  # of the names of GPUs in ComputeCapability
 
 
-def supported_gpus(library: Any) -> tuple[str, ...]:
-    """Return the GPUs that the module `tensorrt_rtx` supports, such as "sm_89", in ascending order."""
-    names = [name for name in library.ComputeCapability.__members__ if name.startswith(PREFIX)]
-    numbers = sorted(int(name.removeprefix(PREFIX)) for name in names)
+class RtxLibrary(Protocol):
+    """The parts of the module `tensorrt_rtx` that TensorRT does not have."""
+
+    BuilderFlag: type[rtx.BuilderFlag]
+    ComputeCapability: type[rtx.ComputeCapability]
+    DynamicShapesKernelSpecializationStrategy: type[rtx.DynamicShapesKernelSpecializationStrategy]
+
+
+def supported_gpus(library: Library) -> tuple[str, ...]:
+    """Return the GPUs that TensorRT for RTX supports, such as "sm_89", in ascending order."""
+    members = cast(RtxLibrary, library).ComputeCapability.__members__
+    numbers = sorted(int(name.removeprefix(PREFIX)) for name in members if name.startswith(PREFIX))
     return tuple(f"sm_{number}" for number in numbers)
 
 
-def check_gpus(gpus: Sequence[str], library: Any) -> None:
+def check_gpus(gpus: Sequence[str], library: Library) -> None:
     """Raise EngineError for a GPU that TensorRT for RTX does not support."""
     for gpu in gpus:
         if gpu not in supported_gpus(library):
             raise EngineError(
-                f"TensorRT for RTX {library.__version__} does not support {gpu}, only "
-                f"{listed(supported_gpus(library))}; other GPUs need TensorRT (pip install tensorrt-cu13)"
+                f"{title_of(library)} does not support {gpu}, only {listed(supported_gpus(library))}; "
+                "other GPUs need TensorRT (pip install tensorrt-cu13)"
             )
 
 
-def set_targets(config: rtx.IBuilderConfig, gpus: Sequence[str], library: Any) -> None:
+def set_targets(config: trt.IBuilderConfig, gpus: Sequence[str], library: Library) -> None:
     """Build for these GPUs, and so that runs need no memory but ours, as CUDA graphs want.
 
     EngineError for a GPU that is not supported.
     """
     check_gpus(gpus, library)
-    config.num_compute_capabilities = len(gpus)
+    rtx_config, rtx_library = cast("rtx.IBuilderConfig", config), cast(RtxLibrary, library)
+    rtx_config.num_compute_capabilities = len(gpus)
     for i, gpu in enumerate(gpus):
-        capability = getattr(library.ComputeCapability, PREFIX + gpu.removeprefix("sm_"))
-        if not config.set_compute_capability(capability, i):
-            raise EngineError(f"TensorRT for RTX {library.__version__} refuses {gpu} as a target")
-    config.set_flag(library.BuilderFlag.REQUIRE_USER_ALLOCATION)
+        capability = rtx_library.ComputeCapability.__members__[PREFIX + gpu.removeprefix("sm_")]
+        if not rtx_config.set_compute_capability(capability, i):
+            raise EngineError(f"{title_of(library)} refuses {gpu} as a target")
+    rtx_config.set_flag(rtx_library.BuilderFlag.REQUIRE_USER_ALLOCATION)
 
 
 class CompiledKernels:
@@ -63,23 +74,24 @@ class CompiledKernels:
     plan is freed or the process ends.
     """
 
-    def __init__(self, engine: rtx.ICudaEngine, plan: Path, gpu: str, library: Any) -> None:
+    def __init__(self, engine: trt.ICudaEngine, plan: Path, gpu: str, library: Library) -> None:
         self.path = plan.with_name(f"{plan.name}.{gpu}.kernels")
-        self._strategies = library.DynamicShapesKernelSpecializationStrategy
-        self._cache = engine.create_runtime_config().create_runtime_cache()
+        self._strategies = cast(RtxLibrary, library).DynamicShapesKernelSpecializationStrategy
+        self._cache = cast("rtx.ICudaEngine", engine).create_runtime_config().create_runtime_cache()
         if self.path.is_file() and not self._cache.deserialize(self.path.read_bytes()):
-            logger.info("%s: of another TensorRT for RTX; kernels are compiled again", self.path)
+            logger.info("%s: of another %s; kernels are compiled again", self.path, title_of(library))
         weakref.finalize(self, _save, self._cache, self.path)
 
-    def use(self, config: rtx.IRuntimeConfig, lengths_vary: bool) -> None:
+    def use(self, config: trt.IRuntimeConfig, lengths_vary: bool) -> None:
         """Use these kernels in execution contexts made with `config`.
 
         A new shape needs kernels. If few shapes occur, the kernels are compiled at once, so that decode steps
         take the same time from the second on. If sequence lengths vary, generic kernels run while those for
         the shape are compiled in the background.
         """
-        config.set_runtime_cache(self._cache)
-        config.dynamic_shapes_kernel_specialization_strategy = (
+        rtx_config = cast("rtx.IRuntimeConfig", config)
+        rtx_config.set_runtime_cache(self._cache)
+        rtx_config.dynamic_shapes_kernel_specialization_strategy = (
             self._strategies.LAZY if lengths_vary else self._strategies.EAGER
         )
 

@@ -225,8 +225,8 @@ class ICudaEngine:
         return IRuntimeConfig()
 
     @typed
-    def create_execution_context(self, runtime_config: IRuntimeConfig) -> IExecutionContext:
-        return IExecutionContext(self, runtime_config)
+    def create_execution_context(self, runtime_config: IRuntimeConfig | None = None) -> IExecutionContext:
+        return IExecutionContext(self, runtime_config or IRuntimeConfig())
 
     def _shapes(self, inputs: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors; a trial run gives shapes without input symbols."""

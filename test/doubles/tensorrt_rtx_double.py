@@ -87,7 +87,7 @@ class IRuntimeConfig(tensorrt_double.IRuntimeConfig):
         return IRuntimeCache()
 
     @typed
-    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
+    def set_runtime_cache(self, cache: IRuntimeCache | None = None) -> bool:
         self._cache = cache
         return True
 
@@ -113,27 +113,30 @@ class ICudaEngine(tensorrt_double.ICudaEngine):
         return IRuntimeConfig()
 
     @typed
-    def create_execution_context(self, runtime_config: IRuntimeConfig) -> IExecutionContext | None:
-        if runtime_config._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
+    def create_execution_context(
+        self, runtime_config: IRuntimeConfig | None = None
+    ) -> IExecutionContext | None:
+        config = runtime_config or IRuntimeConfig()
+        if config._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
             return self._logger.log(
                 ILogger.Severity.ERROR,
                 "Engine was built with BuilderFlag::kREQUIRE_USER_ALLOCATION. Execution context creation "
                 "requires ExecutionContextAllocationStrategy::kUSER_MANAGED allocation strategy.",
             )
-        return IExecutionContext(self, runtime_config)
+        return IExecutionContext(self, config)
 
 
 class Runtime(tensorrt_double.Runtime):
-    gpu = "SM89"  # the GPU at hand
+    _gpu = "SM89"  # the GPU at hand
 
     @typed
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
         plan = bytes(serialized_engine)
         if plan[:4] != MAGIC:
             return self._refuse("Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed.")
-        content = json.loads(plan[28:])
-        if self.gpu not in content["gpus"]:
-            return self._refuse(f"The engine cannot run on this GPU, which has compute capability {self.gpu}")
+        content, gpu = json.loads(plan[28:]), self._gpu
+        if gpu not in content["gpus"]:
+            return self._refuse(f"The engine cannot run on this GPU, which has compute capability {gpu}")
         return ICudaEngine(content, self._logger)
 
 

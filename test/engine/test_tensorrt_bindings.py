@@ -15,14 +15,14 @@ import re
 import subprocess
 import sys
 import typing
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import doubles
-from doubles import tensorrt_double
+from doubles import tensorrt_double, tensorrt_rtx_double
 from doubles.tensorrt_api import STUBS, read_api
 
 pytestmark = pytest.mark.only_on("cpu", reason="nothing here runs on a device")
@@ -37,48 +37,17 @@ needs_rtx = pytest.mark.skipif(
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
 IMPORT = re.compile(r"^ *import (tensorrt(?:_rtx)?) as ", re.MULTILINE)
-# Uses what only `tensorrt_rtx` has; the types in `assert_type` are those of NVIDIA's documentation.
-USE_OF_RTX = """
-import tensorrt_rtx as rtx
-from typing_extensions import assert_type
-
-
-def build(builder: rtx.Builder, network: rtx.INetworkDefinition) -> None:
-    config = builder.create_builder_config()
-    config.num_compute_capabilities = 1
-    assert_type(config.set_compute_capability(rtx.ComputeCapability.SM86, 0), bool)
-    config.set_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
-    assert_type(builder.build_serialized_network(network, config), rtx.IHostMemory | None)
-
-
-def load(runtime: rtx.Runtime, plan: bytes) -> None:
-    validity, reasons = runtime.get_engine_validity(plan)
-    assert_type(validity, rtx.EngineValidity)
-    assert_type(reasons & int(rtx.EngineInvalidityDiagnostics.CUDA_ERROR), int)
-    engine = runtime.deserialize_cuda_engine(plan)
-    assert_type(engine, rtx.ICudaEngine | None)
-    assert engine is not None
-    config = engine.create_runtime_config()
-    strategies = rtx.DynamicShapesKernelSpecializationStrategy
-    config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
-    cache = config.create_runtime_cache()
-    assert_type(cache, rtx.IRuntimeCache)
-    assert_type(cache.deserialize(b""), bool)
-    memoryview(cache.serialize())
-    assert_type(config.set_runtime_cache(cache), bool)
-    assert_type(config.get_runtime_cache(), rtx.IRuntimeCache | None)
-    assert_type(engine.create_execution_context(config), rtx.IExecutionContext | None)
-    user_managed = rtx.ExecutionContextAllocationStrategy.USER_MANAGED
-    assert_type(engine.create_execution_context(user_managed), rtx.IExecutionContext | None)
-"""
 SOURCES = {
     path.name: path.read_text()
     for path in sorted((ROOT / "edgellm_ros").rglob("*.py"))
     if IMPORT.search(path.read_text())
 }
-CHECKED = {**SOURCES, "use_of_rtx.py": USE_OF_RTX}
 # Doubles, and the libraries that have everything that the double has
-DOUBLES = [(tensorrt_double, "tensorrt"), (tensorrt_double, "tensorrt_rtx")]
+DOUBLES = [
+    (tensorrt_double, "tensorrt"),
+    (tensorrt_double, "tensorrt_rtx"),
+    (tensorrt_rtx_double, "tensorrt_rtx"),
+]
 PYTHON_TYPES = {
     "SupportsInt": int, "str": str, "bool": bool, "Buffer": bytes, "tuple": tensorrt_double.Dims,
     "list": tensorrt_double.Dims, "None": type(None), "Severity": tensorrt_double.ILogger.Severity,
@@ -102,11 +71,12 @@ PLANTED = [
     (".attention.decomposable", ".attention.decompose"),
     ("library.LayerType.ATTENTION_OUTPUT", "library.LayerType.ATTENTION"),
     ("logger_class.Severity.WARNING", "logger_class.Severity.WARN"),
-    ("config.num_compute_capabilities = 1", "config.num_compute_capability = 1"),
-    ("set_compute_capability(rtx.ComputeCapability.SM86, 0)", "set_compute_capability(86, 0)"),
-    ("config.create_runtime_cache()", "config.create_runtime_cache(0)"),
-    ("config.set_runtime_cache(cache)", "config.set_runtime_cache(cache.serialize())"),
-    ("strategies.EAGER", "strategies.EARLY"),
+    ("config.num_compute_capabilities = len", "config.num_compute_capability = len"),
+    ("set_compute_capability(capability, i)", "set_compute_capability(gpu, i)"),
+    (".create_runtime_config().create_runtime_cache()", ".create_runtime_cache()"),
+    ("config.set_runtime_cache(self._cache)", "config.set_runtime_cache(self._cache.serialize())"),
+    ("library.BuilderFlag.REQUIRE_USER_ALLOCATION", "library.BuilderFlag.USER_ALLOCATION"),
+    ("._strategies.EAGER", "._strategies.EARLY"),
 ]
 # What only one library has, in place of what both have
 ONLY_IN = [
@@ -132,7 +102,7 @@ def complaints(request, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
     found = {}
     for library in STUBS:
         folder = tmp_path_factory.mktemp(library)
-        for name, source in CHECKED.items():
+        for name, source in SOURCES.items():
             # What does not import `tensorrt` is for `tensorrt_rtx` only.
             if library == "tensorrt" and library not in IMPORT.findall(source):
                 continue
@@ -207,7 +177,7 @@ def classes(double: ModuleType) -> dict[str, type]:
     return {
         name: value
         for name, value in vars(double).items()
-        if isinstance(value, type) and value.__module__.startswith(f"{doubles.__name__}.")
+        if isinstance(value, type) and value.__module__ in STUBS
     }
 
 
@@ -235,10 +205,16 @@ def test_the_double_has_nothing_that_the_bindings_do_not_have(apis, double, libr
             assert isinstance(real[member], list), f"{name}.{member} is a property"
             mine, known = parameters(method, double), {**classes(double), **PYTHON_TYPES}
             assert any(
-                [(p.name, known.get(p.type)) for p in signature.parameters[: len(mine)]] == mine
+                [(p.name, python_type(p.type, known)) for p in signature.parameters[: len(mine)]] == mine
                 and all(p.optional for p in signature.parameters[len(mine) :])
                 for signature in real[member]
             ), f"{name}.{member}{mine}, the bindings have {real[member]}"
+
+
+def python_type(name: str, known: Mapping[str, type]) -> object:
+    """Return the type that a name in the stubs, such as "IRuntimeConfig | None", means for a double."""
+    kind = known.get(name.removesuffix(" | None"))
+    return kind | None if kind and name.endswith(" | None") else kind
 
 
 def parameters(method, double: ModuleType) -> list[tuple[str, object]]:
@@ -246,12 +222,12 @@ def parameters(method, double: ModuleType) -> list[tuple[str, object]]:
     return [(name, hints.get(name)) for name in inspect.signature(method).parameters if name != "self"]
 
 
-def test_the_double_has_only_what_our_code_uses():
-    """Mypy checks our code with the stubs, so the double has only members that mypy checked."""
+def test_the_doubles_have_only_what_our_code_uses():
+    """Mypy checks our code with the stubs, so the doubles have only members that mypy checked."""
     source = "\n".join(SOURCES.values())
     offered = {
         f"{name}.{member}"
-        for name, double in own_classes(tensorrt_double).items()
+        for name, double in {**own_classes(tensorrt_double), **own_classes(tensorrt_rtx_double)}.items()
         if not issubclass(double, tuple | bytes | tensorrt_double.ILogger)
         for member in members(double)
         if member != "__init__"
@@ -259,7 +235,8 @@ def test_the_double_has_only_what_our_code_uses():
     unused = {name for name in offered if not re.search(rf"\.{name.rpartition('.')[2]}\b", source)}
     of_enums = {"TensorIOMode.NONE", "TensorIOMode.OUTPUT", "TensorLocation.HOST"}
     of_enums |= {f"DataType.{name}" for name in ("INT8", "FP8", "INT4", "FP4", "E8M0")}
-    of_enums |= {"LayerType.SHUFFLE"}
+    of_enums |= {"LayerType.SHUFFLE", "DynamicShapesKernelSpecializationStrategy.NONE"}
+    of_enums |= {f"ComputeCapability.{name}" for name in tensorrt_rtx_double.ComputeCapability.__members__}
     of_enums |= {f"ExecutionContextAllocationStrategy.{name}" for name in ("STATIC", "ON_PROFILE_CHANGE")}
     assert unused == of_enums
 
@@ -288,7 +265,8 @@ description.__class__ = trt.DynamicPluginTensorDesc  # as is done to layers
 description.__class__ = trt.PluginTensorDesc
 """
 WITHOUT_LIBRARIES = """
-assert load_library() is trt
+trt.__name__ = "tensorrt"
+assert load_library("tensorrt") is trt
 for kind in (trt.Runtime, trt.Builder):
     try:
         start(trt, kind)
@@ -298,6 +276,7 @@ for kind in (trt.Runtime, trt.Builder):
         raise AssertionError(kind)
 """
 WITH_LIBRARIES = """
+assert load_library("tensorrt_rtx") is trt
 builder, runtime = start(trt, trt.Builder), start(trt, trt.Runtime)
 config = builder.create_builder_config()
 config.num_compute_capabilities = 1
