@@ -193,7 +193,7 @@ def serialize_plan(
         raise engine_error(f"{model}: {title_of(library)} could not build it: {log.take()}")
     if timing_cache is not None:
         write_atomically(timing_cache, memoryview(config.get_timing_cache().serialize()))
-    return memoryview(plan)
+    return memoryview(plan).cast("B")  # its format is that of floats, in which nothing can be compared
 
 
 def parse(

@@ -101,7 +101,11 @@ class CompiledKernels:
 
 
 def _save(cache: rtx.IRuntimeCache, path: Path) -> None:
-    contents = memoryview(cache.serialize())
+    memory = cache.serialize()
+    if memory is None:  # as the library does without a current CUDA context
+        logger.warning("%s: compiled kernels are not kept: the library does not serialise them", path)
+        return
+    contents = memoryview(memory).cast("B")  # of floats, says the library: not comparable
     try:
         if not path.is_file() or path.read_bytes() != contents:
             write_atomically(path, contents)

@@ -125,7 +125,7 @@ def test_compiled_kernels_are_kept_in_a_file_for_the_next_process(model, host, t
     gc.collect()
     kept = model.with_name(KERNELS).read_bytes()
     again = TensorRTBackend(model, host)
-    assert again._kernels._cache.serialize() == kept
+    assert bytes(again._kernels._cache.serialize()) == kept
     again.run(again.bind(1, tensors(3, 1), None), None)
     host.synchronize()
     del again
@@ -154,3 +154,21 @@ def test_a_folder_that_cannot_be_written_is_only_a_warning(model, host, tensors,
     backend = TensorRTBackend(model, host)
     assert backend.capture(backend.bind(1, tensors(1, 1), None), None) is not None
     assert f"{KERNELS}: compiled kernels are not kept: [Errno 13] Permission denied" in caplog.text
+
+
+def test_kernels_that_the_library_does_not_serialise_are_only_a_warning(
+    model, host, tensors, library, monkeypatch, caplog
+):
+    monkeypatch.setattr(library.IRuntimeCache, "serialize", lambda cache: None)
+    backend = TensorRTBackend(model, host)
+    assert backend.capture(backend.bind(1, tensors(1, 1), None), None) is not None
+    assert f"{KERNELS}: compiled kernels are not kept: the library does not" in caplog.text
+    assert not model.with_name(KERNELS).exists()
+
+
+def test_kernels_are_written_only_if_they_changed(model, host, tensors):
+    backend = TensorRTBackend(model, host)
+    backend.capture(backend.bind(1, tensors(1, 1), None), None)
+    written = model.with_name(KERNELS).stat().st_ino
+    backend.capture(backend.bind(1, tensors(1, 1), None), None)
+    assert model.with_name(KERNELS).stat().st_ino == written
