@@ -8,7 +8,14 @@ import re
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.plan_file import PlanFile, listed
 
-OUT_OF_MEMORY = ("out of memory", "outofmemory", "failed_allocation", "could not be allocated")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "outofmemory",
+    "failed_allocation",
+    "could not be allocated",
+    "gpu memory allocation failed",
+    "current gpu only has",
+)
 LOST = ("illegal memory access", "unspecified launch failure", "misaligned address", "device-side assert")
 # Words of TensorRT's reasons for not loading a plan, with their meaning; the first that match count. TensorRT
 # 11.4 writes "[file::function::line] Error Code 1: Cuda Runtime (...)" or "IRuntime::deserializeCudaEngine:
@@ -21,8 +28,10 @@ GPU_REASON = (
     "cuda error",
     "cudaerror",
     "insufficient driver",
+    "cuda gpu properties",
 )
 BAD_PLAN = (
+    (("header.magictag",), "the file is no plan of this library, or damaged"),
     (
         (
             "incompatible device",
@@ -42,6 +51,7 @@ BAD_PLAN = (
             "runtime major version",
             "deserialization call on a newer plan",
             "supported starting tensorrt",
+            "created with tensorrt-rtx",
         ),
         "another TensorRT made the plan",
     ),
@@ -53,6 +63,9 @@ BAD_PLAN = (
             "no engine found in plan",
             "empty blob",
             "empty memory buffer",
+            "buffersize >= minbuffersize",
+            "size specified in header",
+            "endofarchive",
             "post deserialization check",
             "failed to read plan",
             "planentrytype",
