@@ -4,7 +4,8 @@
 A documented error of TensorRT is an error of the double: logged, and the call returns False or None.
 The device is test/doubles/deferred_device.py, so an enqueued run happens when the caller waits. Names and
 arguments of everything public are those of the real bindings; arguments of a wrong type are refused as
-pybind11 refuses them.
+pybind11 refuses them. test/engine/test_tensorrt_double_against_tensorrt.py compares parsing and building with
+TensorRT for RTX.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from doubles import deferred_device
@@ -31,6 +33,10 @@ __name__ = "tensorrt"  # as our code knows it
 VERSION = (11, 4, 0, 106)
 __version__ = ".".join(map(str, VERSION))
 MAGIC = b"ftrt"
+HEADER_BYTES = 28  # of a plan: magic at 0, size of the plan at 16, version at 24
+SMALLEST_PLAN = 64
+LARGEST_RANK = 8
+MATMUL_WORKSPACE = 8 << 20  # that a matrix product needs
 ALIGNMENT = 256
 SCRATCH_JUNK = 0xCD
 
@@ -52,7 +58,7 @@ class ExecutionContextAllocationStrategy(enum.Enum):
 
 
 class BuilderFlag(enum.Enum):
-    TF32, VERSION_COMPATIBLE = range(2)
+    TF32, VERSION_COMPATIBLE = 6, 12
 
 
 class MemoryPoolType(enum.Enum):
@@ -60,11 +66,11 @@ class MemoryPoolType(enum.Enum):
 
 
 class LayerType(enum.Enum):
-    ATTENTION_OUTPUT, SHUFFLE = range(2)
+    ATTENTION_OUTPUT, SHUFFLE = 52, 13
 
 
 class NetworkDefinitionCreationFlag(enum.IntEnum):
-    STRONGLY_TYPED = 1
+    STRONGLY_TYPED = 0
 
 
 class Dims(tuple):
@@ -84,7 +90,11 @@ FITS: dict[Any, Callable[[Any], bool]] = {
     str: lambda value: isinstance(value, str),
     bool: lambda value: isinstance(value, bool),
     bytes: lambda value: bool(memoryview(value).nbytes >= 0),
-    Dims: lambda value: isinstance(value, tuple | list) and all(isinstance(size, int) for size in value),
+    Dims: lambda value: (
+        isinstance(value, tuple | list)
+        and len(value) <= LARGEST_RANK
+        and all(isinstance(size, int | np.integer) for size in value)
+    ),
 }
 
 
@@ -118,19 +128,32 @@ class ILogger:
     def __init__(self) -> None:
         self._made = True
 
+    def __init_subclass__(cls) -> None:
+        init = cls.__init__
+
+        @functools.wraps(init)
+        def checked(self: ILogger, *arguments: Any, **keywords: Any) -> None:
+            init(self, *arguments, **keywords)
+            if not hasattr(self, "_made"):
+                raise TypeError("ILogger.__init__() must be called when overriding __init__")
+
+        cls.__init__ = checked
+
     def log(self, severity: Severity, msg: str) -> None:
         raise NotImplementedError
 
 
-def _check_logger(logger: ILogger) -> None:
-    if not getattr(logger, "_made", False):
-        raise TypeError("ILogger.__init__() must be called when overriding __init__")
+class IHostMemory(np.ndarray):
+    """Bytes, with `nbytes`, whose memoryview is unequal to the same `bytes`.
 
+    The real one's says that it holds floats of one byte, and raises struct.error when it is compared.
+    """
 
-class IHostMemory(bytes):
-    @property
-    def nbytes(self) -> int:
-        return len(self)
+    def __new__(cls, contents: bytes) -> IHostMemory:
+        return np.ndarray.__new__(cls, len(contents), "V1", contents)
+
+    def __bool__(self) -> bool:
+        return True
 
 
 # --- loading and running ----------------------------------------------------------------------------------
@@ -141,20 +164,16 @@ class Runtime:
 
     @typed
     def __init__(self, logger: ILogger) -> None:
-        _check_logger(logger)
         self._logger = logger
         self.engine_host_code_allowed = False
 
     @typed
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
         plan = bytes(serialized_engine)
-        if plan[:4] != MAGIC:
-            return self._refuse(
-                "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion "
-                "magicTagRead == kMAGIC_TAG failed.Magic tag does not match)"
-            )
-        made_by = tuple(plan[24:28])
-        content = json.loads(plan[28:])
+        if not self._is_plan(plan, MAGIC):
+            return None
+        made_by = tuple(plan[24:HEADER_BYTES])
+        content = json.loads(plan[HEADER_BYTES:])
         if made_by != VERSION and not content["version_compatible"]:
             return self._refuse(
                 "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is not "
@@ -168,6 +187,23 @@ class Runtime:
                 "please rebuild.)"
             )
         return ICudaEngine(content, self._logger)
+
+    def _is_plan(self, plan: bytes, magic: bytes) -> bool:
+        if not plan:
+            problem = "API Usage Error (Cannot deserialize with an empty memory buffer.)"
+        elif len(plan) < SMALLEST_PLAN:
+            problem = "Internal Error (Assertion bufferSize >= minBufferSize failed. )"
+        elif plan[:4] != magic:
+            problem = (
+                "Serialization (Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed.Trying "
+                "to load an engine created with incompatible serialization version)"
+            )
+        elif int.from_bytes(plan[16:24], "little") != len(plan):
+            problem = "Serialization (Serialization assertion plan.header.size == blobSize failed.)"
+        else:
+            return True
+        self._refuse(f"IRuntime::deserializeCudaEngine: Error Code 1: {problem}")
+        return False
 
     def _refuse(self, message: str) -> None:
         self._logger.log(ILogger.Severity.ERROR, message)
@@ -404,35 +440,39 @@ def _execute(engine: ICudaEngine, tensors: dict[str, Tensor], scratch: np.ndarra
 
 
 class Builder:
+    _magic, _version = MAGIC, VERSION
+    _number_of_flags = 3  # of networks
+
     @typed
     def __init__(self, logger: ILogger) -> None:
-        _check_logger(logger)
         self._logger = logger
 
     @typed
-    def create_network(self, flags: int = 0) -> INetworkDefinition:
-        return INetworkDefinition(flags)
+    def create_network(self, flags: int = 0) -> INetworkDefinition | None:
+        if not 0 <= flags < 1 << self._number_of_flags:
+            return _fail(self._logger, "flagSet.toU32() < (1U << EnumMax<NetworkDefinitionCreationFlag>())")
+        return INetworkDefinition(flags, self._logger)
 
     @typed
     def create_builder_config(self) -> IBuilderConfig:
-        return IBuilderConfig()
+        return IBuilderConfig(self._logger)
 
     @typed
     def create_optimization_profile(self) -> IOptimizationProfile:
-        return IOptimizationProfile()
+        return IOptimizationProfile(self._logger)
 
+    @typed
     def build_serialized_network(
         self, network: INetworkDefinition, config: IBuilderConfig
     ) -> IHostMemory | None:
-        for profile in config._profiles:
-            problem = _profile_problem(network, profile)
-            if problem:
-                self._logger.log(ILogger.Severity.ERROR, f"Error Code 4: API Usage Error ({problem})")
-                return None
-        content = self._content(network, config)
+        problem = _network_problem(network, config)
+        if problem:
+            return _fail(self._logger, problem)
+        content = json.dumps(self._content(network, config)).encode()
         if config._timing_cache is not None:
             config._timing_cache._content += network._path.parent.name.encode()
-        return IHostMemory(MAGIC + bytes(20) + bytes(VERSION) + json.dumps(content).encode())
+        size = (HEADER_BYTES + len(content)).to_bytes(8, "little")
+        return IHostMemory(self._magic + bytes(12) + size + bytes(self._version) + content)
 
     def _content(self, network: INetworkDefinition, config: IBuilderConfig) -> dict[str, Any]:
         return {
@@ -444,18 +484,47 @@ class Builder:
         }
 
 
+def _fail(logger: ILogger, problem: str) -> None:
+    logger.log(ILogger.Severity.ERROR, f"Error Code 4: API Usage Error ({problem})")
+
+
+def _network_problem(network: INetworkDefinition, config: IBuilderConfig) -> str | None:
+    workspace = config._pools.get(MemoryPoolType.WORKSPACE)
+    if workspace == 0 or ("MatMul" in network._operators and workspace and workspace < MATMUL_WORKSPACE):
+        return "no tactics to implement the operation within workspace limit"
+    for layer in network._layers:
+        # The double has no fused kernels. TensorRT has some, for fp16.
+        if layer.type == LayerType.ATTENTION_OUTPUT and not layer._attention.decomposable:
+            return "Attention operation was not supported by a dedicated kernel."
+    dynamic = any(-1 in tensor.shape for tensor in network._inputs)
+    if dynamic and not config._profiles:
+        return "Network has dynamic or shape inputs, but no optimization profile has been defined."
+    problems = [network._update_problem, *(_profile_problem(network, p) for p in config._profiles)]
+    return next(filter(None, problems), None)
+
+
 def _profile_problem(network: INetworkDefinition, profile: IOptimizationProfile) -> str | None:
-    for number in range(3):  # min, opt, max
-        symbols: dict[str, int] = {}
-        for tensor, dims in zip(network._inputs, network._dims, strict=True):
-            if -1 in tensor.shape and tensor.name not in profile._shapes:
-                return f"dynamic input {tensor.name} is missing dimensions in the profile"
-            shape = profile._shapes.get(tensor.name, (tensor.shape,) * 3)[number]
-            for dim, size in zip(dims, shape, strict=True):
-                if isinstance(dim, int) and dim != size:
-                    return f"{tensor.name} has the fixed size {dim}, not {size}"
-                if symbols.setdefault(dim, size) != size and isinstance(dim, str):
-                    return f"{tensor.name}: {dim} is {size}, elsewhere {symbols[dim]}"
+    ranges: dict[str, list[tuple[int, ...]]] = {}  # of symbols: (min, opt, max) in each place
+    for tensor, dims in zip(network._inputs, network._dims, strict=True):
+        if tensor.name not in profile._shapes:
+            if -1 in tensor.shape:
+                return f"Dynamic input tensor {tensor.name} is missing dimensions in the profile"
+            continue
+        sizes = list(zip(*profile._shapes[tensor.name], strict=True))
+        if len(sizes) != len(dims):
+            return f"{tensor.name} has {len(dims)} dimensions but the profile has {len(sizes)}"
+        for dim, size in zip(dims, sizes, strict=True):
+            if isinstance(dim, str):
+                ranges.setdefault(dim, []).append(size)
+            elif set(size) != {dim}:
+                return f"Dimension mismatch for tensor {tensor.name}: profile has {size}, tensor has {dim}"
+    for symbol, sizes in ranges.items():
+        low, high = max(low for low, _, _ in sizes), min(high for _, _, high in sizes)
+        tuned = {tuned for _, tuned, _ in sizes}
+        if low > high:
+            return f"{symbol}: Input dimensions with this name have contradictory constraints: {sizes}"
+        if low < high and (len(tuned) > 1 or not low <= min(tuned) <= high):
+            return f"Profile kOPT values are not self-consistent: {symbol} is {tuned}, in {low}..{high}"
     return None
 
 
@@ -490,12 +559,15 @@ class IAttentionOutputLayer(ILayer):
 
 
 class INetworkDefinition:
-    def __init__(self, flags: int) -> None:
+    def __init__(self, flags: int, logger: ILogger) -> None:
         self._flags = flags
+        self._logger = logger
         self._layers: list[ILayer] = []
+        self._operators: set[str] = set()
         self._inputs: list[ITensor] = []
         self._dims: list[tuple[int | str, ...]] = []
         self._aliases: dict[str, str] = {}
+        self._update_problem: str | None = None  # of an update of a cache
         self._path = Path()
 
     @property
@@ -507,12 +579,36 @@ class INetworkDefinition:
         return len(self._layers)
 
     @typed
-    def get_layer(self, index: int) -> ILayer:
-        return self._layers[index]
+    def get_layer(self, index: int) -> ILayer | None:
+        return self._at(self._layers, index)
 
     @typed
-    def get_input(self, index: int) -> ITensor:
-        return self._inputs[index]
+    def get_input(self, index: int) -> ITensor | None:
+        return self._at(self._inputs, index)
+
+    def _at(self, values: list[Any], index: int) -> Any:
+        if not 0 <= index < len(values):
+            return _fail(self._logger, f"Invalid index: {index}. Valid range is [0, {len(values)})")
+        return values[index]
+
+    def _fill(self, graph: ir.Graph) -> None:
+        for value in graph.inputs:
+            dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+            self._dims.append(dims)
+            self._inputs.append(ITensor(value.name, tuple(d if isinstance(d, int) else -1 for d in dims)))
+        self._layers = [ILayer(node.op_type) for node in graph]
+        self._operators = {node.op_type for node in graph}
+        for node in graph:
+            if node.op_type == "TensorScatter":
+                cache, result = node.inputs[0], node.outputs[0]
+                if cache not in graph.inputs:
+                    self._update_problem = f"{node.name}: The cache tensor must be a network input."
+                elif result not in graph.outputs:
+                    self._update_problem = f"{node.name}: The output tensor must be a network output."
+                elif cache.name in self._aliases.values():
+                    self._update_problem = f"{node.name}: Input index already mapped to an output_index"
+                else:
+                    self._aliases[result.name] = cache.name
 
 
 class ParserError:
@@ -536,6 +632,7 @@ class OnnxParser:
     @typed
     def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
         self._network = network
+        self._logger = logger
         self._errors: list[ParserError] = []
 
     @property
@@ -548,30 +645,51 @@ class OnnxParser:
 
     @typed
     def parse_from_file(self, model: str) -> bool:
-        graph, network = ir.load(model).graph, self._network
-        unknown = [node for node in graph if node.domain or node.op_type == "NonZeroPlugin"]
-        self._errors = [ParserError("no importer", node.name, node.op_type) for node in unknown]
-        network._path = Path(model).resolve()
-        for value in graph.inputs:
-            dims = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
-            network._dims.append(dims)
-            network._inputs.append(ITensor(value.name, tuple(d if isinstance(d, int) else -1 for d in dims)))
-        network._layers = [ILayer(node.op_type) for node in graph]
-        for node in graph:
-            if node.op_type == "TensorScatter" and node.inputs[0] in graph.inputs:
-                network._aliases[node.outputs[0].name] = node.inputs[0].name
-        return not self._errors
+        network, path = self._network, Path(model).resolve()
+        if network._path != Path():
+            return self._refuse(ParserError("A model was previously parsed!", "", ""))
+        if not path.is_file():
+            return self._refuse(ParserError(f"Input file cannot be found: {model}", "", ""))
+        try:
+            graph = ir.load(path).graph
+        except Exception:
+            return self._refuse(ParserError("Failed to parse the ONNX model.", "", ""))
+        network._path = path
+        network._fill(graph)
+        # The operator's domain does not matter to the real parser either.
+        return self._refuse(
+            *(
+                ParserError("Plugin not found", node.name, node.op_type)
+                for node in graph
+                if not onnx.defs.has(node.op_type)
+            )
+        )
+
+    def _refuse(self, *errors: ParserError) -> bool:
+        self._errors = list(errors)
+        for error in errors:
+            self._logger.log(ILogger.Severity.ERROR, f"{error.node_operator()}: {error.desc()}")
+        return not errors
 
 
 class IOptimizationProfile:
-    def __init__(self) -> None:
+    def __init__(self, logger: ILogger) -> None:
+        self._logger = logger
         self._shapes: dict[str, list[list[int]]] = {}
 
     @typed
     def set_shape(self, input: str, min: Dims, opt: Dims, max: Dims) -> None:
-        if any(not 0 <= a <= b <= c for a, b, c in zip(min, opt, max, strict=True)):
-            raise ValueError(f"Shape provided for min, opt, max is inconsistent: {min}, {opt}, {max}")
+        if any(size < 0 for size in (*min, *opt, *max)):
+            _fail(self._logger, f"{input}: sizes must not be negative")
+            raise RuntimeError("Shape provided for min, opt or max is inconsistent with other shapes.")
         self._shapes[input] = [list(min), list(opt), list(max)]
+
+    def _is_valid(self) -> bool:
+        return all(
+            len(low) == len(tuned) == len(high)
+            and all(a <= b <= c for a, b, c in zip(low, tuned, high, strict=True))
+            for low, tuned, high in self._shapes.values()
+        )
 
 
 class ITimingCache:
@@ -584,7 +702,8 @@ class ITimingCache:
 
 
 class IBuilderConfig:
-    def __init__(self) -> None:
+    def __init__(self, logger: ILogger) -> None:
+        self._logger = logger
         self._flags = {BuilderFlag.TF32}
         self._profiles: list[IOptimizationProfile] = []
         self._pools: dict[MemoryPoolType, int] = {}
@@ -604,6 +723,9 @@ class IBuilderConfig:
 
     @typed
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
+        if not profile._is_valid():
+            _fail(self._logger, "please ensure that the optimization profiles satisfy MIN<=OPT<=MAX")
+            return -1
         self._profiles.append(profile)
         return len(self._profiles) - 1
 

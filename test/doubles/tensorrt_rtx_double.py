@@ -13,6 +13,7 @@ from typing import Any
 
 from doubles import tensorrt_double
 from doubles.tensorrt_double import (
+    HEADER_BYTES,
     DataType,
     ExecutionContextAllocationStrategy,
     IAttentionOutputLayer,
@@ -47,11 +48,12 @@ MAGIC = b"vtrt"
 
 
 class ComputeCapability(enum.Enum):
-    NONE, CURRENT, SM75, SM80, SM86, SM89, SM120, SM121 = range(8)
+    NONE, CURRENT = range(2)
+    SM75, SM80, SM86, SM89, SM120, SM121 = 75, 80, 86, 89, 120, 121
 
 
 class BuilderFlag(enum.Enum):
-    TF32, VERSION_COMPATIBLE, REQUIRE_USER_ALLOCATION = range(3)
+    TF32, VERSION_COMPATIBLE, REQUIRE_USER_ALLOCATION = 6, 12, 28
 
 
 class DynamicShapesKernelSpecializationStrategy(enum.Enum):
@@ -132,22 +134,38 @@ class Runtime(tensorrt_double.Runtime):
     @typed
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
         plan = bytes(serialized_engine)
-        if plan[:4] != MAGIC:
-            return self._refuse("Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed.")
-        content, gpu = json.loads(plan[28:]), self._gpu
+        if not self._is_plan(plan, MAGIC):
+            return None
+        made_by = tuple(plan[24:HEADER_BYTES])
+        if made_by != VERSION:
+            return self._refuse(
+                f"The engine has been created with TensorRT-RTX version {'.'.join(map(str, made_by))}, "
+                f"but the current runtime is TensorRT-RTX version {__version__}."
+            )
+        content, gpu = json.loads(plan[HEADER_BYTES:]), self._gpu
         if gpu not in content["gpus"]:
             return self._refuse(f"The engine cannot run on this GPU, which has compute capability {gpu}")
         return ICudaEngine(content, self._logger)
 
 
 class IBuilderConfig(tensorrt_double.IBuilderConfig):
-    num_compute_capabilities: int
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, logger: ILogger) -> None:
+        super().__init__(logger)
         self._flags = {BuilderFlag.TF32}
-        self.num_compute_capabilities = 0
-        self._capabilities: dict[int, ComputeCapability] = {}
+        self._capabilities: list[ComputeCapability | None] = []
+
+    @property
+    def num_compute_capabilities(self) -> int:
+        return len(self._capabilities)
+
+    @num_compute_capabilities.setter
+    def num_compute_capabilities(self, number: int) -> None:
+        if not isinstance(number, int):
+            raise TypeError(f"incompatible function arguments: {number!r}")
+        if number < 0:
+            tensorrt_double._fail(self._logger, "Number of compute capabilities must be non-negative.")
+            raise ValueError("Provided number of compute capabilities is incorrect")
+        self._capabilities = (self._capabilities + [None] * number)[:number]
 
     @typed
     def set_flag(self, flag: BuilderFlag) -> None:
@@ -160,16 +178,27 @@ class IBuilderConfig(tensorrt_double.IBuilderConfig):
     @typed
     def set_compute_capability(self, compute_capability: ComputeCapability, index: int) -> bool:
         if not 0 <= index < self.num_compute_capabilities:
-            return False
-        self._capabilities[index] = compute_capability
-        return True
+            problem = "Index of compute capability is not in a valid range."
+        elif compute_capability == ComputeCapability.NONE:
+            problem = "Compute capability cannot be kNONE."
+        elif compute_capability == ComputeCapability.CURRENT and self.num_compute_capabilities != 1:
+            problem = "When set to kCURRENT, the number of compute capabilities must be 1."
+        else:
+            self._capabilities[index] = compute_capability
+            return True
+        tensorrt_double._fail(self._logger, problem)
+        return False
 
 
 class Builder(tensorrt_double.Builder):
+    _magic, _version = MAGIC, VERSION
+    _number_of_flags = 1
+
     @typed
     def create_builder_config(self) -> IBuilderConfig:
-        return IBuilderConfig()
+        return IBuilderConfig(self._logger)
 
+    @typed
     def build_serialized_network(
         self, network: INetworkDefinition, config: IBuilderConfig
     ) -> IHostMemory | None:
@@ -180,9 +209,11 @@ class Builder(tensorrt_double.Builder):
                 "libnvinfer_lean.so.1)",
             )
             return None
-        plan = super().build_serialized_network(network, config)
-        return None if plan is None else IHostMemory(MAGIC + plan[4:])
+        if None in config._capabilities:
+            return self._logger.log(ILogger.Severity.ERROR, "Unexpected exception bad optional access")
+        return super().build_serialized_network(network, config)
 
     def _content(self, network: INetworkDefinition, config: IBuilderConfig) -> dict[str, Any]:
-        gpus = [capability.name for capability in config._capabilities.values()]
-        return super()._content(network, config) | {"gpus": gpus}
+        gpus = [capability.name for capability in config._capabilities]
+        every = [name for name in ComputeCapability.__members__ if name.startswith("SM")]
+        return super()._content(network, config) | {"gpus": gpus or every}

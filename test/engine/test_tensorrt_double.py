@@ -155,24 +155,3 @@ def test_arguments_of_a_wrong_type_are_refused(context, log):
     ):
         with pytest.raises(TypeError):
             call()
-
-
-def test_a_profile_without_a_dynamic_input_or_with_contradicting_sizes_is_refused(log, tmp_path, plan):
-    builder = trt.Builder(log)
-    network = builder.create_network(0)
-    trt.OnnxParser(network, log).parse_from_file(str(tmp_path / "model.onnx"))
-
-    def build(**shapes):
-        profile, config = builder.create_optimization_profile(), builder.create_builder_config()
-        for name, shape in shapes.items():
-            profile.set_shape(name, shape, shape, shape)
-        config.add_optimization_profile(profile)
-        return builder.build_serialized_network(network, config)
-
-    assert build(x=(1, 2, 4), write_index=(1,), cache=(1, 1, 8, 4))
-    assert build(x=(1, 2, 4), write_index=(1,)) is None
-    assert "dynamic input cache is missing" in log.take()
-    assert build(x=(1, 2, 4), write_index=(2,), cache=(1, 1, 8, 4)) is None
-    assert "write_index: B is 2, elsewhere 1" in log.take()
-    with pytest.raises(ValueError, match="inconsistent"):
-        builder.create_optimization_profile().set_shape("x", (3,), (2,), (4,))

@@ -14,6 +14,7 @@ from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plan
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine.plan_choice import choose_plan
+from edgellm_ros.engine.plan_file import read_plans
 from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
 from fixtures.graphs import linear_with_cache
 from fixtures.on_device import put
@@ -172,3 +173,11 @@ def test_kernels_are_written_only_if_they_changed(model, host, tensors):
     written = model.with_name(KERNELS).stat().st_ino
     backend.capture(backend.bind(1, tensors(1, 1), None), None)
     assert model.with_name(KERNELS).stat().st_ino == written
+
+
+def test_a_plan_of_another_version_under_this_version_s_record_is_named(model, host):
+    (plan,) = read_plans(model)
+    contents = plan.path.read_bytes()
+    plan.path.write_bytes(contents[:24] + bytes([1, 6, 0, 9]) + contents[28:])
+    with pytest.raises(EngineError, match=r"created with TensorRT-RTX version 1.6.0.9.*another TensorRT"):
+        TensorRTBackend(model, host)
