@@ -125,7 +125,7 @@ def _problems(node: ir.Node, values: Values) -> Iterator[str]:
 
 def _types(node: ir.Node, values: Values) -> Iterator[ir.DataType]:
     """Yield the types of the data that a node takes and of those that its attributes name."""
-    kind = values.type(operand(node, 2) if node.op_type == "OneHot" else data_input(node))
+    kind = values.type(data_input(node))
     if kind is not None:
         yield kind
     for name in ("to", "dtype"):

@@ -48,6 +48,8 @@ def _attention(node: ir.Node, values: Values) -> Iterator[str]:
     for index, name in enumerate(("Q", "K", "V", "attn_mask")):
         if _has(node, index):
             yield from _four_dimensions(name, values.rank(node.inputs[index]))
+    if node.inputs[0] is node.inputs[1]:
+        yield "Q and K are the same tensor, which crashes the builder of TensorRT for RTX 1.7.1"
     query = values.type(node.inputs[0])
     for index, name in ((1, "K"), (2, "V")):
         kind = values.type(node.inputs[index])

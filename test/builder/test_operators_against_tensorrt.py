@@ -6,7 +6,12 @@ To add an operator: a line in SUPPORTED, and one in NODES of test/fixtures/opera
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -24,6 +29,7 @@ trt = pytest.importorskip(
     "tensorrt_rtx", reason="TensorRT for RTX has no wheel for this Python or machine (requirements-test.txt)"
 )
 pytestmark = pytest.mark.only_on("cpu", reason="nothing here runs on a device")
+ROOT = Path(__file__).parents[2]
 Type = ir.DataType
 # Types that this parser and builder take and the documentation of 10.15 does not: DOUBLE is computed as
 # FLOAT, INT8 is documented for quantised tensors only.
@@ -225,3 +231,21 @@ def test_a_mistake_in_the_language_model_is_refused_by_both(tensorrt, language_m
     assert refusal is not None
     assert refusal.stage == stage
     assert re.search(words, refusal.words, re.DOTALL), refusal
+
+
+ATTEND_TO_ITSELF = """
+import tensorrt_rtx
+from fixtures.graphs import FLOAT, helper, make_model
+from fixtures.real_tensorrt import TensorRT
+
+node = helper.make_node("Attention", ["x", "x", "x"], ["y"])
+print(TensorRT(tensorrt_rtx).refusal(make_model([node], {"x": (FLOAT, [1, 2, 16, 8])}, {"y": (FLOAT, None)})))
+"""
+
+
+def test_an_attention_of_a_tensor_to_itself_crashes_the_builder():
+    """So the check refuses it. When the builder takes it, the rule can go."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "test")))}
+    command = [sys.executable, "-c", ATTEND_TO_ITSELF]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGSEGV, done.stdout + done.stderr

@@ -58,13 +58,21 @@ def test_ranks_are_followed_through_reshapes_of_computed_shapes():
             helper.make_node("Shape", ["n"], ["batch"]),
             helper.make_node("Concat", ["batch", "sizes"], ["shape"], axis=0),
             helper.make_node("Reshape", ["x", "shape"], ["q"]),
-            helper.make_node("Attention", ["q", "q", "q"], ["y"]),
+            helper.make_node("Attention", ["q", "k", "v"], ["y"]),
         ],
-        {"x": (FLOAT, ["N", 8]), "n": (INT64, ["B"])},
+        {"x": (FLOAT, ["N", 8]), "n": (INT64, ["B"])} | {name: (FLOAT, ["B", 2, 9, 8]) for name in "kv"},
         {"y": (FLOAT, None)},
         {"sizes": np.array([2, -1, 8])},
     )
     assert problems(model) == []
+
+
+def test_an_attention_of_a_tensor_to_itself_is_refused():
+    """The builder of TensorRT for RTX crashes on it: test_operators_against_tensorrt.py."""
+    node = helper.make_node("Attention", ["x", "x", "x"], ["y"], name="here")
+    model = make_model([node], {"x": (FLOAT, ["B", 2, 16, 8])}, {"y": (FLOAT, None)})
+    (problem,) = problems(model)
+    assert "Attention 'here': Q and K are the same tensor, which crashes the builder" in problem
 
 
 def test_export_refuses_a_graph_before_it_writes_anything(tiny_checkpoint, tmp_path, monkeypatch):
