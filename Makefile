@@ -11,21 +11,27 @@ INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 # processor time with one worker and with two, the parity tests of test/parity 52 s and 69 s, as both import PyTorch.
 # A crash, or native code that hangs, ends the run: no module is started again.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
+# Tests with targets of their own are left out of the others.
+INCLUDED := not parity and not tensorrt_build
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
 
-.PHONY: demo test test-fast parity bench expected lint venv clean
+.PHONY: demo test test-fast test-tensorrt parity bench expected lint venv clean
 .DELETE_ON_ERROR:
 
 demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, and a picture of the episode
 	$(BIN)/edgellm demo --spoken --action-samples 4
 
 test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
-	$(BIN)/python -m pytest -m "not alone and not parity" $(PARALLEL)
-	$(BIN)/python -m pytest -m "alone and not parity"
-	$(BIN)/python -m pytest -m "not parity" $(PARALLEL) $(ON_DOUBLE)
+	$(BIN)/python -m pytest -m "not alone and $(INCLUDED)" $(PARALLEL)
+	$(BIN)/python -m pytest -m "alone and $(INCLUDED)"
+	$(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(ON_DOUBLE)
 
 test-fast: venv ## tests of every part, in less than a minute
-	$(BIN)/python -m pytest -m "not slow and not parity" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow and $(INCLUDED)" $(PARALLEL)
+
+# One module, so its tests are spread: each worker begins with half of them, in order, and exports each graph once.
+test-tensorrt: venv ## parse and build every graph with NVIDIA's builder, which needs no GPU; a table of the plans
+	$(BIN)/python -m pytest -m tensorrt_build $(PARALLEL) --dist worksteal test/builder/test_tensorrt_builds.py
 
 parity: venv $(STAMPS)/parity ## compare the engines with transformers and PyTorch
 	$(BIN)/pip check

@@ -34,7 +34,7 @@ from edgellm_ros.engine.plan_file import (
 )
 from edgellm_ros.engine.tensorrt_errors import engine_error
 from edgellm_ros.engine.tensorrt_library import Library, library_log, load_library, start, title_of
-from edgellm_ros.engine.tensorrt_rtx import check_gpus, set_targets
+from edgellm_ros.engine.tensorrt_rtx import check_gpus, check_precision, set_targets
 from edgellm_ros.engine_directory.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ def build_plans(
     profiles = make_profiles(config, options.verification_tokens)
     library, gpus = _choose_library(options, open_device)
     timing_cache = None
-    if library.__name__ == TENSORRT:
+    if library.__name__ == RTX:
+        check_precision(gpus, config.precision)
+    else:
         timing_cache = options.timing_cache or engine / f"{gpus[0]}-trt{library.__version__}.timing"
         timing_cache.parent.mkdir(parents=True, exist_ok=True)  # fail before the build, which takes minutes
     built = []

@@ -19,6 +19,7 @@ TO_BOOL = {
     "Or",
     "Xor",
 }
+RANKS = {"Shape": 1, "Size": 0, "Range": 1, "Flatten": 2, "GatherND": None}  # whatever the inputs' ranks are
 TO_INT64 = {"ArgMax", "ArgMin", "Shape", "Size"}
 
 
@@ -74,11 +75,15 @@ class Values:
         if node.op_type == "Gather":
             second = ranks[1]
             return None if first is None or second is None else first + second - 1
-        if node.op_type.startswith("Reduce"):
+        if node.op_type.startswith(("Reduce", "Arg")):
             keeps = node.attributes.get("keepdims")
             return first if keeps is None or keeps.as_int() else None
-        if node.op_type in ("Shape", "Size"):
-            return 1
+        if node.op_type in RANKS:
+            return RANKS[node.op_type]
+        if node.op_type == "ConstantOfShape":
+            return self._length(node.inputs[0])
+        if node.op_type == "OneHot":
+            return None if first is None else first + 1
         known = [rank for rank in ranks if rank is not None]
         return max(known) if len(known) == len(ranks) and known else first
 
@@ -100,5 +105,5 @@ class Values:
 
 def data_input(node: ir.Node) -> ir.Value | None:
     """Return the input whose type is the operator's type."""
-    index = 1 if node.op_type == "Where" else 0
+    index = {"Where": 1, "OneHot": 2}.get(node.op_type, 0)
     return node.inputs[index] if len(node.inputs) > index else None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIX = "SM"  # of the names of GPUs in ComputeCapability
+FP16_ONLY = "sm_75"  # Turing
 
 
 class RtxLibrary(Protocol):
@@ -50,6 +51,15 @@ def check_gpus(gpus: Sequence[str], library: Library) -> None:
                 f"{title_of(library)} does not support {gpu}, only {listed(supported_gpus(library))}; "
                 "other GPUs need TensorRT (pip install tensorrt-cu13)"
             )
+
+
+def check_precision(gpus: Sequence[str], precision: str) -> None:
+    """Raise ValueError for a GPU on which TensorRT for RTX does not compute in this precision."""
+    if FP16_ONLY in gpus and precision != "fp16":
+        raise ValueError(
+            f"TensorRT for RTX computes in fp16 only on {FP16_ONLY}, the engine directory is {precision}: "
+            f"export with --precision fp16, or leave {FP16_ONLY} out"
+        )
 
 
 def set_targets(config: trt.IBuilderConfig, gpus: Sequence[str], library: Library) -> None:

@@ -233,6 +233,13 @@ class TestNamedGpus:
             build_plans(engine, self.no_device, PlanOptions(gpus=("sm_89", "sm_87")))
         assert not list(engine.glob("*/*.plan"))
 
+    def test_turing_is_built_for_in_fp16_only(self, engine, tiny_checkpoint, tmp_path):
+        with pytest.raises(ValueError, match=r"fp16 only on sm_75, the engine directory is fp32: export"):
+            build_plans(engine, self.no_device, PlanOptions(gpus=("sm_75", "sm_89")))
+        export(tiny_checkpoint, tmp_path / "fp16", precision="fp16")
+        built = build_plans(tmp_path / "fp16", self.no_device, PlanOptions(gpus=("sm_75", "sm_89")))
+        assert built[0].plan.gpus == ("sm_75", "sm_89")
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [

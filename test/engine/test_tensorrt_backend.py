@@ -2,6 +2,7 @@
 """The TensorRT backend on TensorRT's double, which enforces the library's rules."""
 
 import dataclasses
+import functools
 import gc
 import sys
 import weakref
@@ -24,7 +25,7 @@ from edgellm_ros.engine.plan_file import TENSORRT, PlanFile, plan_path, read_pla
 from edgellm_ros.engine.tensorrt_backend import KEPT_CONTEXTS, TensorRTBackend
 from edgellm_ros.engine.tensorrt_errors import engine_error, plan_error
 from fixtures.graphs import FLOAT, helper, linear_with_cache, save_model
-from fixtures.on_device import put
+from fixtures.on_device import linear_tensors, put
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 PREFILL = Profile("prefill", {"B": Range(1, 1, 4), "S": Range(2, 4, 8)}, lengths_vary=True)
@@ -62,17 +63,7 @@ def backend(model, host) -> TensorRTBackend:
 
 @pytest.fixture
 def tensors(host):
-    def make(batch=2, tokens=3):
-        cache = put(host, np.zeros((batch, 1, 8, 4)), np.float32)
-        return {
-            "x": put(host, np.ones((batch, tokens, 4)), np.float32),
-            "write_index": put(host, np.zeros(batch), np.int64),
-            "cache": cache,
-            "y": host.zeros((batch, tokens, 3), np.float32),
-            "present": cache,
-        }
-
-    return make
+    return functools.partial(linear_tensors, host)
 
 
 class TestRunning:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The TensorRT backend with plans of TensorRT for RTX, on the library's double."""
 
+import functools
 import gc
 import sys
 
@@ -17,7 +18,7 @@ from edgellm_ros.engine.plan_choice import choose_plan
 from edgellm_ros.engine.plan_file import read_plans
 from edgellm_ros.engine.tensorrt_backend import TensorRTBackend
 from fixtures.graphs import linear_with_cache
-from fixtures.on_device import put
+from fixtures.on_device import linear_tensors
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
 PROFILES = (
@@ -53,17 +54,7 @@ def model(tmp_path, library):
 
 @pytest.fixture
 def tensors(host):
-    def make(batch=2, tokens=3):
-        cache = put(host, np.zeros((batch, 1, 8, 4)), np.float32)
-        return {
-            "x": put(host, np.ones((batch, tokens, 4)), np.float32),
-            "write_index": put(host, np.zeros(batch), np.int64),
-            "cache": cache,
-            "y": host.zeros((batch, tokens, 3), np.float32),
-            "present": cache,
-        }
-
-    return make
+    return functools.partial(linear_tensors, host)
 
 
 def test_a_plan_for_several_gpus_runs_on_each(model, host, tensors):

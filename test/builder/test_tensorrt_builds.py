@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's parser and builder take every graph, and keep the layers that TensorRT has kernels for.
+
+The library is TensorRT for RTX, which builds without a GPU. The language model of the demo's checkpoint is
+parsed and built with every combination of precision and export options, with the profiles of `edgellm build`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import save_file
+
+from edgellm_ros.builder import export, tensorrt_plan
+from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT
+from edgellm_ros.builder.families import families, registered
+from edgellm_ros.builder.profiles import make_profiles
+from edgellm_ros.builder.tensorrt_plan import PlanOptions, parse, serialize_plan
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.plan_file import RTX
+from edgellm_ros.engine.tensorrt_library import Library, load_library, start
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
+from edgellm_ros.engine_directory.schema import read_json
+from fixtures.llama_family import LLAMA, write_llama_checkpoint
+
+pytestmark = pytest.mark.tensorrt_build
+TURING = "sm_75"
+GPUS = ("sm_86", "sm_89", "sm_120")
+REFUSED_FOR_TURING = {"fp32": "FP32 GEMM is not supported", "bf16": "HW-specific datatypes: b16"}
+WITHOUT_DEDICATED_KERNEL = "Attention operation was not supported by a dedicated kernel"
+# Kinds of layer that TensorRT has kernels for; all are counted, so that 0 is expected of the others.
+NATIVE = ("KV_CACHE_UPDATE", "ATTENTION_OUTPUT", "ROTARY_EMBEDDING", "NORMALIZATION", "SOFTMAX")
+CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
+    "qwen3_omni": lambda folder: ARENA_CHECKPOINT,
+    "llama": lambda folder: write_llama_checkpoint(folder / "checkpoint"),
+}
+OPTIONS = ("lora", "hidden_states", "lm_head_input", "vocab_map")
+COMBINATIONS = [
+    tuple(itertools.compress(OPTIONS, chosen)) for chosen in itertools.product((False, True), repeat=4)
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One graph, as it is exported."""
+
+    part: str
+    precision: str
+    options: tuple[str, ...] = ()
+    family: str = "qwen3_omni"
+
+    def __str__(self) -> str:
+        return "-".join((self.family, self.part, self.precision, *self.options))
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return GPUS if self.precision in REFUSED_FOR_TURING else (TURING, *GPUS)
+
+
+LANGUAGE_MODELS = [Case("llm", *chosen) for chosen in itertools.product(PRECISIONS, COMBINATIONS)]
+OTHERS = [Case(*chosen) for chosen in itertools.product(("visual", "audio", "action"), PRECISIONS)]
+CASES = [*LANGUAGE_MODELS, *OTHERS, Case("llm", "fp16", family="llama")]
+PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
+WITH_ATTENTION_LAYERS = [case for case in PLAIN if case.part != "action"]
+
+
+@dataclass
+class Graph:
+    """A graph, and the network that NVIDIA's parser makes of it."""
+
+    case: Case
+    model: Path
+    config: EngineConfig
+    network: Any
+    parser: Any  # owns the network's weights
+    seconds: float
+
+    def layers(self, kind: str, interface: type | None = None) -> list[Any]:
+        """List the layers of one kind, with all attributes if their interface is given."""
+        layers = [self.network.get_layer(i) for i in range(self.network.num_layers)]
+        found = [layer for layer in layers if layer.type.name == kind]
+        for layer in found:
+            layer.__class__ = interface or layer.__class__  # the bindings return a plain ILayer
+        return found
+
+    def count(self) -> dict[str, int]:
+        return {kind: len(self.layers(kind)) for kind in NATIVE}
+
+    def nodes(self) -> Counter[str]:
+        return Counter(node.op_type for node in onnx.load(self.model, load_external_data=False).graph.node)
+
+
+@contextmanager
+def exported(case: Case) -> Iterator[tuple[Path, EngineConfig]]:
+    """Export a checkpoint; its files are removed at the end, because all of them need some GB."""
+    with tempfile.TemporaryDirectory() as name, registered(LLAMA):
+        folder = Path(name)
+        checkpoint = CHECKPOINTS[case.family](folder)
+        options: dict[str, Any] = {"max_lora_rank": None if "lora" in case.options else 0}
+        text = read_json(checkpoint / "config.json").get("text_config", {})
+        if "hidden_states" in case.options:
+            options["hidden_state_layers"] = (1, text["num_hidden_layers"])
+        if "lm_head_input" in case.options:
+            options["lm_head_input"] = True
+        if "vocab_map" in case.options:
+            options["vocab_map"] = folder / "map.safetensors"
+            save_file({"vocab_map": np.arange(text["vocab_size"] // 2)}, options["vocab_map"])
+        config = export(checkpoint, folder / "engine", case.precision, **options)
+        yield folder / "engine" / case.part / "model.onnx", config
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    try:
+        return load_library(RTX)
+    except EngineError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def graph(request, library) -> Iterator[Graph]:
+    builder = start(library, library.Builder)
+    with exported(request.param) as (model, config):
+        began = time.perf_counter()
+        network, parser = parse(model, library, builder)
+        yield Graph(request.param, model, config, network, parser, time.perf_counter() - began)
+
+
+def serialize(model: Path, config: EngineConfig, library: Library, gpus: tuple[str, ...]) -> memoryview:
+    return serialize_plan(model, make_profiles(config)[model.parent.name], PlanOptions(), library, gpus)
+
+
+def native_layers(config: EngineConfig, part: str) -> dict[str, int]:
+    """Compute the number of native layers of each kind from the model's config."""
+    layers = {
+        "llm": config.llm.num_hidden_layers,
+        "visual": config.vision.depth if config.vision else 0,
+        "audio": config.audio.encoder_layers if config.audio else 0,
+        "action": config.action.num_hidden_layers if config.action else 0,
+    }[part]
+    found = dict.fromkeys(NATIVE, 0)
+    if part == "action":  # its attention is written out, so that it reads the cache in place
+        return found | {"ROTARY_EMBEDDING": 2 * layers, "SOFTMAX": layers}
+    found["ATTENTION_OUTPUT"] = layers
+    if part == "llm":  # the keys and the values of each layer; the queries and the keys of each layer
+        return found | {"KV_CACHE_UPDATE": 2 * layers, "ROTARY_EMBEDDING": 2 * layers}
+    if part == "visual":  # two norms in a block, one in each merger
+        mergers = 1 + len(config.vision.deepstack_visual_indexes)
+        return found | {"ROTARY_EMBEDDING": 2 * layers, "NORMALIZATION": 2 * layers + mergers}
+    return found | {"NORMALIZATION": 2 * layers + 1}  # two in a layer, and the last
+
+
+def test_every_family_and_every_graph_is_among_the_cases():
+    assert {family.name for family in families()} <= CHECKPOINTS.keys()
+    with exported(PLAIN[0]) as (_, config):
+        assert {case.part for case in PLAIN} == make_profiles(config).keys()
+
+
+def test_the_parser_makes_the_native_layers_that_the_config_calls_for(graph):
+    assert graph.count() == native_layers(graph.config, graph.case.part)
+
+
+def test_the_parser_keeps_layer_norms_and_writes_out_rms_norms(graph, library):
+    """An RMSNormalization becomes a mean, a square root and elementwise layers, no NORMALIZATION."""
+    nodes = graph.nodes()
+    means = graph.layers("REDUCE", library.IReduceLayer)
+    roots = graph.layers("UNARY", library.IUnaryLayer)
+    assert len(graph.layers("NORMALIZATION")) == nodes["LayerNormalization"]
+    assert Counter(layer.op.name for layer in means)["AVG"] == nodes["RMSNormalization"]
+    assert Counter(layer.op.name for layer in roots)["SQRT"] == nodes["RMSNormalization"]
+
+
+def test_only_the_language_model_updates_caches_and_does_it_in_place(graph):
+    """TensorRT binds input and output of a KV_CACHE_UPDATE to the same memory."""
+    updates = [(layer.get_input(0), layer.get_output(0)) for layer in graph.layers("KV_CACHE_UPDATE")]
+    layers = graph.config.llm.num_hidden_layers if graph.case.part == "llm" else 0
+    assert sorted((cache.name, present.name) for cache, present in updates) == sorted(
+        pair
+        for i in range(layers)
+        for pair in (
+            (names.key_cache(i), names.present_key(i)),
+            (names.value_cache(i), names.present_value(i)),
+        )
+    )
+    assert all(cache.is_network_input and present.is_network_output for cache, present in updates)
+
+
+def test_the_builder_makes_a_plan_for_several_gpus(graph, library, record_property):
+    began = time.perf_counter()
+    plan = serialize(graph.model, graph.config, library, graph.case.gpus)
+    seconds = time.perf_counter() - began
+    row = {"parse_s": graph.seconds, "build_s": seconds, "plan_mb": plan.nbytes / 1e6, **graph.count()}
+    record_property("tensorrt_build", {"graph": str(graph.case), **row})
+    assert plan.nbytes > graph.model.with_name("model.onnx.data").stat().st_size  # it has the weights
+
+
+@pytest.mark.parametrize("case", [case for case in PLAIN if case.precision in REFUSED_FOR_TURING], ids=str)
+def test_the_builder_refuses_fp32_and_bf16_for_turing(case, library):
+    with (
+        exported(case) as (model, config),
+        pytest.raises(EngineError, match=f"could not build it: .*{REFUSED_FOR_TURING[case.precision]}"),
+    ):
+        serialize(model, config, library, (TURING,))
+
+
+@pytest.mark.parametrize("case", WITH_ATTENTION_LAYERS, ids=str)
+def test_attention_has_a_dedicated_kernel_unless_it_is_fp32(case, library, monkeypatch):
+    """The builder refuses an attention without one, unless it may use several kernels for it."""
+    monkeypatch.setattr(tensorrt_plan, "_let_attention_decompose", lambda library, network: None)
+    with exported(case) as (model, config):
+        if case.precision != "fp32":
+            assert serialize(model, config, library, case.gpus).nbytes
+            return
+        with pytest.raises(EngineError, match=WITHOUT_DEDICATED_KERNEL):
+            serialize(model, config, library, case.gpus)
