@@ -49,6 +49,10 @@ class Device(Protocol):
     max_queued_steps: int  # decode steps that may be queued after the one whose tokens the host waits for
     capturing: bool  # true while `capture` records
 
+    def activate(self) -> None:
+        """Make the device usable by libraries in the calling thread."""
+        ...
+
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         """Allocate a buffer with undefined contents."""
         ...
@@ -117,6 +121,9 @@ class CpuDevice:
     stream = None
     max_queued_steps = 0
     capturing = False
+
+    def activate(self) -> None:
+        pass
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         dtype = np.dtype(dtype)

@@ -73,7 +73,7 @@ class TensorRTBackend:
         self._engine = self._load(library)
         self._kernels: CompiledKernels | None = None
         if self._plan.library == RTX:
-            self._kernels = CompiledKernels(self._engine, self.path, device.arch, library)
+            self._kernels = CompiledKernels(self._engine, self.path, device, library)
         self.bindings = read_bindings(model)
         self._check_bindings(model)
         self._aliases = self._find_aliases()

@@ -8,12 +8,14 @@ TensorRT.
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.plan_file import listed, write_atomically
 from edgellm_ros.engine.tensorrt_library import Library, title_of
@@ -84,13 +86,15 @@ class CompiledKernels:
     plan is freed or the process ends.
     """
 
-    def __init__(self, engine: trt.ICudaEngine, plan: Path, gpu: str, library: Library) -> None:
-        self.path = plan.with_name(f"{plan.name}.{gpu}.kernels")
+    def __init__(self, engine: trt.ICudaEngine, plan: Path, device: Device, library: Library) -> None:
+        self.path = plan.with_name(f"{plan.name}.{device.arch}.kernels")
         self._strategies = cast(RtxLibrary, library).DynamicShapesKernelSpecializationStrategy
         self._cache = cast("rtx.ICudaEngine", engine).create_runtime_config().create_runtime_cache()
         if self.path.is_file() and not self._cache.deserialize(self.path.read_bytes()):
             logger.info("%s: of another %s; kernels are compiled again", self.path, title_of(library))
-        weakref.finalize(self, _save, self._cache, self.path)
+        # The arguments live until they are saved: the engine too, whose kernels these are.
+        self.save = functools.partial(_save, self._cache, self.path, device, engine)
+        weakref.finalize(self, self.save)
 
     def use(self, config: trt.IRuntimeConfig, lengths_vary: bool) -> None:
         """Use these kernels in execution contexts made with `config`.
@@ -105,14 +109,12 @@ class CompiledKernels:
             self._strategies.LAZY if lengths_vary else self._strategies.EAGER
         )
 
-    def save(self) -> None:
-        """Write the kernels to the file; only a warning if that fails."""
-        _save(self._cache, self.path)
 
-
-def _save(cache: rtx.IRuntimeCache, path: Path) -> None:
+def _save(cache: rtx.IRuntimeCache, path: Path, device: Device, engine: trt.ICudaEngine) -> None:
+    """Write the kernels to the file; only a warning if that fails."""
+    device.activate()  # the library needs a current CUDA context, also in a thread that never used the GPU
     memory = cache.serialize()
-    if memory is None:  # as the library does without a current CUDA context
+    if memory is None:
         logger.warning("%s: compiled kernels are not kept: the library does not serialise them", path)
         return
     contents = memoryview(memory).cast("B")  # of floats, says the library: not comparable

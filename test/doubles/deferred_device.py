@@ -65,6 +65,9 @@ class DeferredDevice:
         self._lock = threading.RLock()
         devices[self.stream.handle] = self
 
+    def activate(self) -> None:
+        pass
+
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         dtype = np.dtype(dtype)
         buffer = Buffer(self, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)

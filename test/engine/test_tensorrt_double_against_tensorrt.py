@@ -23,6 +23,7 @@ import pytest
 
 from doubles import tensorrt_double, tensorrt_rtx_double
 from edgellm_ros.engine import tensorrt_rtx
+from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.onnx_bindings import read_bindings
 from edgellm_ros.engine.tensorrt_backend import _numpy_type
 from edgellm_ros.engine.tensorrt_library import library_log
@@ -561,10 +562,10 @@ class TestPlans:
                 return memory
 
         path = tmp_path / "kernels"
-        tensorrt_rtx._save(Cache(), path)
+        tensorrt_rtx._save(Cache(), path, CpuDevice(), None)
         assert path.read_bytes() == bytes(memoryview(memory))
         written = path.stat().st_ino
-        tensorrt_rtx._save(Cache(), path)
+        tensorrt_rtx._save(Cache(), path, CpuDevice(), None)
         assert path.stat().st_ino == written
 
     @pytest.mark.parametrize(
