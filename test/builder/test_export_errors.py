@@ -33,7 +33,7 @@ def change(path, keys, value):
 
 
 CONFIG_ERRORS = [
-    ("model_type", "llama", "model_type 'llama': supported: qwen3_omni_moe_thinker"),
+    ("model_type", "gpt2", "model_type 'gpt2': supported: llama, mistral, qwen2, qwen3, qwen3_omni"),
     ("text_config.num_experts", 128, "num_experts 128: only dense layers are supported; layer 0 has experts"),
     ("text_config.num_experts", ..., "only dense layers"),
     ("text_config.hidden_act", "gelu", "hidden_act 'gelu': supported: silu"),
@@ -44,8 +44,8 @@ CONFIG_ERRORS = [
     ("text_config.num_key_value_heads", 3, "not a multiple of"),
     (
         "text_config.rope_parameters.rope_type",
-        "yarn",
-        "rope_parameters: rope_type 'yarn': supported: default",
+        "dynamic",
+        "rope_type 'dynamic': supported: default, linear, llama3, yarn, longrope, proportional",
     ),
     ("text_config.rope_parameters.mrope_section", [4, 4, 4], "mrope_section"),
     ("text_config.rope_parameters.mrope_interleaved", False, "mrope_interleaved"),
