@@ -5,20 +5,15 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import onnx
 import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.families import llama, qwen2, qwen3
-from edgellm_ros.engine.device import CpuDevice
-from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.decoder_checkpoint import CONFIGS, SIZES, write_decoder_checkpoint
-from fixtures.on_device import put
 from fixtures.tiny_checkpoint import CHAT_TEMPLATE, write_json
 
 pytestmark = pytest.mark.only_on("cpu", reason="the export is the same for every device")
@@ -126,53 +121,6 @@ def test_a_window_as_large_as_the_cache_leaves_the_mask_as_it_is(tmp_path):
     for capacity, windows in ((96, 0), (97, 1)):  # one mask for both layers that have the window
         export(checkpoint, tmp_path / "engine", max_input_len=64, max_kv_cache_capacity=capacity)
         assert operators(tmp_path / "engine" / "llm" / "model.onnx").count("And") == windows
-
-
-def test_drafted_rows_of_a_tree_have_the_window_of_their_position(tmp_path):
-    """Two branches after the same prompt give the logits that each gives alone."""
-    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "mistral", sliding_window=6)
-    config = export(checkpoint, tmp_path / "engine", **LIMITS)
-    embeds = np.random.default_rng(0).standard_normal((14, config.llm.hidden_size))
-    prompt, first, second = embeds[:10], embeds[10:12], embeds[12:]
-    causal = np.tri(14, dtype=bool)
-    tree = causal.copy()
-    tree[12:, 10:12] = False  # the second branch does not see the first
-    positions = np.array([*range(12), 10, 11])
-    together = run(tmp_path / "engine", config, embeds, tree, positions)
-    for branch, rows in ((first, [10, 11]), (second, [12, 13])):
-        rows_alone = np.concatenate([prompt, branch])
-        alone = run(tmp_path / "engine", config, rows_alone, causal[:12, :12], np.arange(12))
-        np.testing.assert_allclose(together[rows], alone[10:], atol=1e-5)
-
-
-def run(engine, config: EngineConfig, embeds, seen, positions) -> np.ndarray:
-    """Run the graph once from an empty cache: logits of all tokens [S,V]."""
-    device, count = CpuDevice(), len(embeds)
-    executor = EngineExecutor.open(engine / "llm" / "model.onnx", device)
-    angles = positions[:, None] * np.array(config.llm.rope.frequencies)
-    mask = np.zeros((1, 1, count, LIMITS["max_kv_cache_capacity"]), bool)
-    mask[0, 0, :, :count] = seen
-    values = {
-        "inputs_embeds": embeds[None],
-        "rope_cos": np.cos(angles)[None],
-        "rope_sin": np.sin(angles)[None],
-        "kv_write_index": np.array([0]),
-        "attention_mask": mask,
-        "last_token_ids": np.arange(count)[None],
-    }
-    dims, tensors = {"B": 1, "S": count, "N": count}, {}
-    for name, binding in executor.bindings.items():
-        shape = tuple(dims.get(dim, dim) for dim in binding.shape)
-        if name in values:
-            tensors[name] = put(device, values[name].astype(binding.dtype))
-        elif "present" in name:
-            kind, layer = name.removeprefix("present_").split("_")
-            tensors[name] = tensors[f"{kind}_cache_{layer}"]
-        else:
-            tensors[name] = put(device, np.zeros(shape, binding.dtype))
-    executor.prepare(0, dims, tensors, device.stream)
-    executor.execute(device.stream)
-    return device.download(tensors["logits"])[0]
 
 
 def test_a_chat_template_is_taken_from_the_tokenizer_s_config(tmp_path):
