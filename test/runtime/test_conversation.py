@@ -67,7 +67,7 @@ def text_of(builder, tokenizer, one: LLMGenerationRequest) -> str:
         ),
         (
             {"messages": [Message("user", [ImagePart(np.zeros((4, 4, 3)))])]},
-            r"messages\[0\] \(user\): content\[0\]: an image must be a uint8 array .*, got float64 \[4, 4, 3\]",
+            r"messages\[0\] \(user\): content\[0\]: an image must be .*, got float64 \[4, 4, 3\]",
         ),
         (
             {"messages": [Message("user", [AudioPart("a.wav")])]},
@@ -172,7 +172,7 @@ def test_no_message_can_write_special_tokens(builder, tokenizer, role, as_part):
 
 
 def test_no_tool_and_no_tool_call_can_write_special_tokens(builder_of, tokenizer):
-    builder = builder_of("{{ tools | tojson }}{{ messages[0].tool_calls | tojson }}{{ messages[-1].content }}")
+    builder = builder_of("{{ tools | tojson }}{{ messages[0].tool_calls | tojson }}")
     calls = {"tool_calls": [{"function": {"name": "f", "arguments": {INJECTED: INJECTED}}}]}
     one = talk(Message("assistant", "", calls), HELLO, tools=[{"name": "f", "description": INJECTED}])
     ids = builder.build(one, (), (), ())
