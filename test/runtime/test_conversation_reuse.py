@@ -12,6 +12,7 @@ from edgellm_ros.runtime.conversation import AudioPart, ImagePart, Message, Text
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_answer, request
+from fixtures.tiny_adapter import write_adapter
 from fixtures.tiny_checkpoint import CHAT_TEMPLATE
 
 # Tokens of a turn beside its words, as characters (a special token is one of them): the history after its
@@ -147,6 +148,19 @@ def test_random_conversations_in_a_cache_that_is_too_small_answer_the_same(
                 assert_same_answer(answer, recomputing.handle_request(ask(messages)))
                 messages.append(Message("assistant", answer.text))
         assert runtime.prefill_metrics.reused_tokens > 200
+
+
+def test_a_conversation_with_an_adapter_is_continued_with_this_adapter_only(
+    tiny_lora_engine, tiny_checkpoint, tmp_path, runtime_device
+):
+    adapters = {"one": write_adapter(tmp_path / "one", tiny_checkpoint, seed=1, r=4)}
+    with LLMInferenceRuntime(tiny_lora_engine, runtime_device, lora_dirs=adapters) as runtime:
+        answer = runtime.handle_request(ask([question(0)], lora="one"))
+        messages = [question(0), Message("assistant", answer.text), question(1)]
+        assert runtime.handle_request(ask(messages)).reused_tokens == 0
+        continued = runtime.handle_request(ask(messages, lora="one"))
+        new = len(question(1).content[0].text) + AROUND
+        assert continued.prompt_tokens - continued.reused_tokens == new
 
 
 def test_the_short_form_stores_its_prompt_only(reusing):
