@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edgellm generate`: one request, from files and a prompt to text and trajectory."""
+"""`edgellm generate`: requests, from files and a prompt to text and trajectory."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.inputs import read_history, read_image
+from edgellm_ros.cli.request_files import ReadSound, read_conversation
 from edgellm_ros.cli.sound_file import read_sound
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
-    from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress
+    from edgellm_ros.multimodal.sound import Sound
+    from edgellm_ros.runtime.request import (
+        LLMGenerationRequest,
+        LLMGenerationResponse,
+        Progress,
+        SamplingParams,
+    )
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -24,10 +31,25 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="answer a prompt about images, with a trajectory if the model has an action head",
-        description="Run one request. Prints the text to standard output, and times to standard error.",
+        description="Run one request, or a file of requests. Prints the text to standard output, and times "
+        "to standard error.",
     )
     arguments.add_engine_dir(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="prompt text; optional with --audio")
+    parser.add_argument(
+        "--messages",
+        metavar="FILE",
+        help="conversation as JSON, in place of --prompt: a list of messages, or an object with messages, "
+        "tools and enable_thinking; images and sounds are files relative to its folder",
+    )
+    parser.add_argument(
+        "--requests",
+        metavar="FILE",
+        help="JSON list of requests, answered in batches to the file of --out; sampling options are defaults",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="answers of --requests in the same order, or the error of a failed one"
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt (default: none)")
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="image file; repeat for several images"
@@ -54,7 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--speed", type=arguments.number(0), metavar="M/S", help="speed now (default: from the history)"
     )
-    _add_sampling(parser)
+    add_sampling(parser)
     _add_action(parser)
     parser.add_argument(
         "--logprobs",
@@ -73,7 +95,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the token sampler."""
     group = parser.add_argument_group(
         "sampling", "what is not given comes from the model's generation_config.json"
     )
@@ -137,10 +160,15 @@ def _add_action(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the inputs, run the request, print the answer."""
+    _check_inputs(args)
+    if args.requests is not None:
+        from edgellm_ros.cli.request_batches import answer_file
+
+        return answer_file(args)
     from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
-    streamer = _Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None
+    streamer = Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None
     request = make_request(args, EngineConfig.load(args.engine_dir), streamer)
     adapters = lora_dirs(args.lora, args.engine_dir)
     with LLMInferenceRuntime(args.engine_dir, device=args.device, lora_dirs=adapters) as runtime:
@@ -156,6 +184,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_inputs(args: argparse.Namespace) -> None:
+    """Check which options are given together; ValueError names them."""
+    sources = ("requests", "messages", "prompt", "system", "image", "audio")
+    given = [f"--{name}" for name in sources if getattr(args, name) not in (None, "", [])]
+    alone = [name for name in given if name in ("--requests", "--messages")]
+    if alone and len(given) > 1:
+        other = next(name for name in given if name != alone[0])
+        raise ValueError(f"{alone[0]} and {other}: give one of them")
+    if (args.requests is None) != (args.out is None):
+        raise ValueError("--requests and --out are given together")
+    if args.requests is not None:
+        for name in ("history", "speed", "stream"):
+            if getattr(args, name) not in (None, False):
+                raise ValueError(f"--{name} is for one request, not for --requests")
+    if not {"--requests", "--messages", "--prompt", "--audio"} & set(given) and args.prompt is None:
+        raise ValueError("nothing to answer: give --prompt or --audio, --messages or --requests")
+
+
 def make_request(
     args: argparse.Namespace, config: EngineConfig, on_progress: Callable[[Progress], None] | None = None
 ) -> LLMGenerationRequest:
@@ -163,37 +209,71 @@ def make_request(
 
     Raises ValueError or FileNotFoundError, whose message names the option or file.
     """
-    from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+    from edgellm_ros.runtime.request import LLMGenerationRequest
 
-    if args.prompt is None and not args.audio:
-        raise ValueError("nothing to answer: give --prompt or --audio")
+    sounds = sound_reader(args.engine_dir, config)
+    inputs = {
+        "history": None if args.history is None else read_history(args.history),
+        "speed": args.speed,
+        "sampling": sampling_params(args, config),
+        "on_progress": on_progress,
+        **common_fields(args, config),
+    }
+    if args.messages is not None:
+        conversation = read_conversation(args.messages, sounds)
+        try:
+            return LLMGenerationRequest(**inputs, **conversation)
+        except ValueError as error:
+            raise ValueError(f"{args.messages}: {error}") from None
     if args.audio and config.audio is None:
         raise ValueError(f"--audio {args.audio[0]}: {args.engine_dir} has no audio encoder")
-    longest_sound = config.audio.max_seconds(config.builder.max_input_len) if config.audio else 0.0
+    return LLMGenerationRequest(
+        prompt=args.prompt or "",
+        system_prompt=args.system,
+        images=tuple(read_image(path) for path in args.image),
+        audio=tuple(sounds(path) for path in args.audio),
+        **inputs,
+    )
+
+
+def sound_reader(engine_dir: str, config: EngineConfig) -> ReadSound:
+    """Return the function that reads a sound file for an engine."""
+
+    def read(path: str | Path) -> Sound:
+        if config.audio is None:
+            raise ValueError(f"{path}: {engine_dir} has no audio encoder")
+        return read_sound(path, config.audio.max_seconds(config.builder.max_input_len))
+
+    return read
+
+
+def sampling_params(
+    args: argparse.Namespace, config: EngineConfig, given: Mapping[str, Any] | None = None
+) -> SamplingParams:
+    """Return the sampling parameters: `given`, then the options, then the checkpoint's."""
+    from edgellm_ros.runtime.request import SamplingParams
+
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
     sampling: dict[str, Any] = {
         name: getattr(config.generation, name)
         for name in ("temperature", "top_k", "top_p", "repetition_penalty")
     }
     sampling.update({name: getattr(args, name) for name in names if getattr(args, name) is not None})
+    return SamplingParams(**{**sampling, "stop": tuple(args.stop), **(given or {})})
+
+
+def common_fields(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
+    """Return the fields of LLMGenerationRequest that the options set for every request."""
     action_samples = args.action_samples
     if action_samples is None:
         action_samples = 0 if config.action is None else 1
-    return LLMGenerationRequest(
-        prompt=args.prompt or "",
-        system_prompt=args.system,
-        images=tuple(read_image(path) for path in args.image),
-        audio=tuple(read_sound(path, longest_sound) for path in args.audio),
-        history=None if args.history is None else read_history(args.history),
-        speed=args.speed,
-        lora=args.lora.partition("=")[0],
-        sampling=SamplingParams(stop=tuple(args.stop), **sampling),
-        logprobs=args.logprobs,
-        action_samples=action_samples,
-        noise_seed=args.noise_seed,
-        denoise_steps=args.denoise_steps,
-        on_progress=on_progress,
-    )
+    return {
+        "lora": args.lora.partition("=")[0],
+        "logprobs": args.logprobs,
+        "action_samples": action_samples,
+        "noise_seed": args.noise_seed,
+        "denoise_steps": args.denoise_steps,
+    }
 
 
 def lora_dirs(option: str, engine_dir: str) -> dict[str, Path]:
@@ -205,7 +285,7 @@ def lora_dirs(option: str, engine_dir: str) -> dict[str, Path]:
     return {} if directory is None else {name: directory}
 
 
-class _Streamer:
+class Streamer:
     """Prints a growing text piece by piece."""
 
     def __init__(self, file: TextIO) -> None:

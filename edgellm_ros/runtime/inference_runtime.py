@@ -123,6 +123,9 @@ class LLMInferenceRuntime:
                     pipeline.store_prefixes(ended)  # KV cache -> prefix cache
                     pipeline.batch.evict(ended)
                     clock.end("keep_s")
+                if not output_thinker_embeddings:  # a further prefill would overwrite the hidden states
+                    pipeline.store_answers(active)  # answers as the next turns read them -> prefix cache
+                    clock.end("keep_s")
             except BaseException as error:
                 pipeline.recover_after(error)
                 raise

@@ -18,6 +18,7 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
@@ -165,7 +166,7 @@ class Pipeline:
 
     def match_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
         """Find the longest stored prefix of each prompt; the prefill skips its tokens."""
-        if not self.prefixes.capacity_bytes:
+        if not self.prefixes.capacity_bytes or not sequences:
             return
         for sequence in sequences:
             ids, images, sounds = sequence.token_ids, sequence.image_tokens, sequence.audio_tokens
@@ -185,6 +186,29 @@ class Pipeline:
             if sequence.prefix_keys:
                 rows = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
                 self.prefixes.insert(sequence.adapter.key, sequence.prefix_keys, rows)
+
+    def store_answers(self, sequences: list[GenerationSequence]) -> None:
+        """Store conversations as their next turns begin: the answer as the chat template writes it.
+
+        The rows are computed by a prefill, so that they have the bits of a prompt's rows (prefix_cache.py).
+        Conversations whose prompt the prefix cache had no room for are left out. The batch must be empty.
+        """
+        turns: list[GenerationSequence] = []
+        for sequence in sequences:
+            adapter, keys = sequence.adapter.key, sequence.prefix_keys
+            if sequence.is_cancelled or not keys or self.prefixes.stored_length(adapter, keys) < len(keys):
+                continue
+            turn = self.preparer.prepare_next_turn(sequence, turns[-1].end_row if turns else 0)
+            if turn is not None:
+                turns.append(turn)
+        self.match_prefixes(turns)
+        turns = [turn for turn in turns if turn.prefix.length < len(turn.token_ids) - 1]
+        if turns:
+            self.encode_images(turns)
+            self.encode_audio(turns)
+            self._compute_rows(turns, self.batch.admit(turns))
+            self.store_prefixes(turns)
+            self.batch.evict(turns)
 
     def remove_loras(self, names: Sequence[str]) -> None:
         """Remove adapters, from any thread; see `LLMInferenceRuntime.remove_lora`.
@@ -223,13 +247,14 @@ class Pipeline:
         for sequence in sequences:
             reused = sequence.reused(self.config.image_token_id)
             row, first_new = sequence.image_row, sequence.image_row + reused
+            images = sequence.request.prompt_images
             for index, (height, width) in enumerate(sequence.image_grids):
                 if not sequence.report("vision", index):
                     break
                 start, row = row, row + height * width
                 if row > first_new:
                     image_rows, deepstack_rows = self.embedder.image_rows(start, height * width)
-                    self.vision.encode(sequence.request.images[index], image_rows, deepstack_rows)
+                    self.vision.encode(images[index], image_rows, deepstack_rows)
                     self._metrics.multimodal.total_images += 1
                     self._metrics.multimodal.total_image_tokens += height * width
 
@@ -240,12 +265,13 @@ class Pipeline:
         for sequence in sequences:
             reused = sequence.reused(self.config.audio_token_id)
             row, first_new = sequence.audio_row, sequence.audio_row + reused
+            sounds = sequence.request.prompt_audio
             for index, tokens in enumerate(sequence.audio_tokens):
                 if not sequence.report("audio", index):
                     break
                 start, row = row, row + tokens
                 if row > first_new:
-                    self.audio.encode(sequence.request.audio[index], self.embedder.audio_rows(start, tokens))
+                    self.audio.encode(sounds[index], self.embedder.audio_rows(start, tokens))
                     self._metrics.multimodal.total_sounds += 1
                     self._metrics.multimodal.total_audio_tokens += tokens
 
@@ -255,6 +281,23 @@ class Pipeline:
         KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones.
         """
         rows = self.batch.admit(sequences)
+        embeds, logits = self._compute_rows(sequences, rows)
+        self.input_token_ids = [sequence.token_ids for sequence in sequences]
+        reused = sum(sequence.reused_tokens for sequence in sequences)
+        self._metrics.prefill.total_runs += 1
+        self._metrics.prefill.computed_tokens += sum(map(len, self.input_token_ids)) - reused
+        self._metrics.prefill.reused_tokens += reused
+        self.sampling.sample(logits, rows)
+        self.sampling.commit_rows(rows, self.sampling.count(rows))
+        logprobs = max(sequence.request.logprobs for sequence in sequences)
+        self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
+        if keep_hidden_states:
+            self.hidden_states.keep(embeds)
+        for sequence in sequences:
+            sequence.report("decode", 0)
+
+    def _compute_rows(self, sequences: list[GenerationSequence], rows: range) -> tuple[Tensor, Tensor]:
+        """Fill the KV rows of admitted sequences; return inputs_embeds [B,S,H] and logits [B,1,V]."""
         cache = self.runner.kv_cache
         for row, sequence in zip(rows, sequences, strict=True):
             self.prefixes.load(sequence.prefix, cache.sequence(row), sequence.reused_tokens)
@@ -281,20 +324,9 @@ class Pipeline:
             [sequence.adapter for sequence in sequences],
             rows,
         )
-        self.input_token_ids = [sequence.token_ids for sequence in sequences]
-        self._metrics.prefill.total_runs += 1
-        self._metrics.prefill.computed_tokens += sum(map(len, prompts))
-        self._metrics.prefill.reused_tokens += sum(sequence.reused_tokens for sequence in sequences)
-        self.sampling.sample(logits, rows)
-        self.sampling.commit_rows(rows, self.sampling.count(rows))
-        logprobs = max(sequence.request.logprobs for sequence in sequences)
         for sequence in sequences:
             sequence.kv_length = len(sequence.token_ids)
-        self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
-        if keep_hidden_states:
-            self.hidden_states.keep(embeds)
-        for sequence in sequences:
-            sequence.report("decode", 0)
+        return embeds, logits
 
     def decode(self) -> list[GenerationSequence]:
         """Decode until at least one sequence has ended; return the ended sequences."""

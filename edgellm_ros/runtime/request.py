@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
@@ -21,6 +23,8 @@ MAX_SPEED = 1000.0  # m/s; speeds become float32 positions
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 MIN_TOP_P = 1e-30
 MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
+# Variables of a chat template that a request sets by fields of its own.
+TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt")
 
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:
@@ -84,12 +88,14 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class LLMGenerationRequest:
-    """One question to the model.
+    """One question to the model, or a conversation whose last message the model answers.
 
-    ValueError names a field that is out of range or of another type.
+    The short form is `prompt` with `system_prompt`, `images` and `audio`; `messages` are the long form. The
+    KV rows of answers to the long form are stored for the next turn. ValueError names a field that is out of
+    range or of another type, and refuses both forms at once.
     """
 
-    prompt: str  # the user's text; may be empty
+    prompt: str = ""  # the user's text; may be empty
     system_prompt: str = ""  # "" = none
     images: tuple[np.ndarray, ...] = ()  # uint8 [H, W, 3], RGB
     audio: tuple[Sound, ...] = ()  # placed before the text in the prompt
@@ -105,6 +111,10 @@ class LLMGenerationRequest:
     denoise_steps: int | None = None  # Euler steps, from 1 to 1000; None = the checkpoint's number
     on_progress: Callable[[Progress], None] | None = None  # called on the thread of `handle_request`
     cancel: threading.Event | None = None  # when set, the request ends at the next token or Euler step
+    messages: tuple[Message, ...] | None = None  # the conversation, oldest first; None = the short form
+    tools: tuple[Mapping[str, Any], ...] | None = None  # JSON schemas of functions for the chat template
+    enable_thinking: bool | None = None  # for the chat template; None = the template's default
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # its further variables
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
@@ -112,6 +122,7 @@ class LLMGenerationRequest:
                 raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
         object.__setattr__(self, "images", tuple(self.images))
         object.__setattr__(self, "audio", tuple(self.audio))
+        self._check_conversation()
         if not isinstance(self.sampling, SamplingParams):
             raise ValueError(f"sampling must be SamplingParams, got {type(self.sampling).__name__}")
         _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
@@ -122,6 +133,41 @@ class LLMGenerationRequest:
             _check_integer("denoise_steps", self.denoise_steps, 1, MAX_DENOISE_STEPS)
         if self.speed is not None:
             check_speed("speed", self.speed)
+
+    @property
+    def prompt_images(self) -> tuple[np.ndarray, ...]:
+        """All images of the prompt in their order."""
+        return self.images if self.messages is None else images_of(self.messages)
+
+    @property
+    def prompt_audio(self) -> tuple[Sound, ...]:
+        """All sounds of the prompt in their order."""
+        return self.audio if self.messages is None else sounds_of(self.messages)
+
+    def _check_conversation(self) -> None:
+        if self.messages is not None:
+            if not isinstance(self.messages, (list, tuple)):
+                raise ValueError(f"messages must be a sequence of Message, got {quoted(self.messages)}")
+            short = [name for name in ("prompt", "system_prompt", "images", "audio") if getattr(self, name)]
+            if short:
+                raise ValueError(f"a request has messages or {short[0]}, not both")
+            object.__setattr__(self, "messages", tuple(self.messages))
+            check_messages(self.messages)
+        if self.tools is not None:
+            tools = self.tools
+            if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+                raise ValueError(f"tools must be a sequence of JSON objects, got {quoted(tools)}")
+            object.__setattr__(self, "tools", tuple(tools))
+        thinking = self.enable_thinking
+        if thinking is not None and not isinstance(thinking, bool):
+            raise ValueError(f"enable_thinking must be True, False or None, got {quoted(thinking)}")
+        if not isinstance(self.chat_template_kwargs, Mapping):
+            raise ValueError(
+                f"chat_template_kwargs must be a mapping, got {quoted(self.chat_template_kwargs)}"
+            )
+        taken = [name for name in TEMPLATE_FIELDS if name in self.chat_template_kwargs]
+        if taken:
+            raise ValueError(f"chat_template_kwargs must not have {taken[0]!r}: it is not a further variable")
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,6 +71,26 @@ class RequestPreparer:
         request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
         return self._make_sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
 
+    def prepare_next_turn(
+        self, answered: GenerationSequence, first_row: int
+    ) -> GenerationSequence | None:
+        """Make a sequence of the ids that the next turn of a conversation begins with.
+
+        None if there can be no next turn: the request has no messages, the prompt would be too long, or the
+        chat template refuses it.
+        """
+        if answered.request.messages is None:
+            return None
+        request = dataclasses.replace(answered.request, on_progress=None, cancel=None)
+        images, sounds = answered.image_tokens, answered.audio_tokens
+        try:
+            token_ids = self._prompts.next_turn_prefix(request, answered.text.text, images, sounds)
+            turn = self._make_sequence(request, token_ids, answered.image_grids, sounds, first_row)
+        except ValueError:
+            return None
+        turn.adapter = answered.adapter
+        return turn
+
     def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
         self._check_against_engine(request)
         action = self._config.action
@@ -81,9 +102,10 @@ class RequestPreparer:
                 with np.errstate(over="ignore"):  # an infinite speed is refused below
                     speed = history_speed(points, action.trajectory_history)
                 check_speed("the speed of the history", speed)
-        grids = [self._vision.token_grid(image) for image in request.images] if self._vision else []
+        images, sounds = request.prompt_images, request.prompt_audio
+        grids = [self._vision.token_grid(image) for image in images] if self._vision else []
         image_tokens = [height * width for height, width in grids]
-        audio_tokens = [self._audio.num_tokens(sound) for sound in request.audio] if self._audio else []
+        audio_tokens = [self._audio.num_tokens(sound) for sound in sounds] if self._audio else []
         token_ids = self._prompts.build(request, image_tokens, audio_tokens, history)
         sequence = self._make_sequence(request, token_ids, grids, audio_tokens, first_row)
         sequence.speed = speed
@@ -128,9 +150,9 @@ class RequestPreparer:
         )
 
     def _check_against_engine(self, request: LLMGenerationRequest) -> None:
-        if request.images and self._vision is None:
+        if request.prompt_images and self._vision is None:
             raise ValueError("this engine has no vision encoder, the request has images")
-        if request.audio and self._audio is None:
+        if request.prompt_audio and self._audio is None:
             raise ValueError("this engine has no audio encoder, the request has audio")
         if request.logprobs > self._config.llm.output_vocab_size:
             raise ValueError(

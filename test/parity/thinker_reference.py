@@ -30,7 +30,7 @@ class Prompt:
 
     input_ids: Tensor  # [1, S]
     pixel_values: Tensor | None  # [P, values per patch]
-    grid: Tensor | None  # [1, 3] time, rows, columns of patches
+    grid: Tensor | None  # [images, 3] time, rows, columns of patches
     input_features: Tensor | None = None  # [sounds, mel bins, frames]
     feature_mask: Tensor | None = None  # [sounds, frames], 1 where there is sound
 
@@ -92,6 +92,16 @@ class ThinkerReference:
         items += [{"type": "audio"} for _ in sounds]
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": [*items, {"type": "text", "text": text}]})
+        return self.conversation(messages, [] if image is None else [image], history, sounds)
+
+    def conversation(
+        self,
+        messages: list[dict],
+        images: Sequence[np.ndarray],
+        history=None,
+        sounds: Sequence[np.ndarray] = (),
+    ) -> Prompt:
+        """`prompt` for messages in transformers' format, with their images and sounds in order."""
         ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         pixel_values = grid = features = mask = None
         if sounds:
@@ -99,11 +109,11 @@ class ThinkerReference:
             window, token = self.model.config.audio_config.n_window, self.model.config.audio_token_id
             counts = omni._get_feat_extract_output_lengths(mask.sum(-1), window).tolist()
             ids = _replace(ids, token, *[[token] * count for count in counts])
-        if image is not None:
-            processed = self.processor(images=[image], return_tensors="pt")
+        if images:
+            processed = self.processor(images=list(images), return_tensors="pt")
             pixel_values, grid = processed["pixel_values"], processed["image_grid_thw"]
-            rows = int(grid.prod()) // self.processor.merge_size**2
-            ids = _replace(ids, self.model.config.image_token_id, [self.model.config.image_token_id] * rows)
+            token, block = self.model.config.image_token_id, self.processor.merge_size**2
+            ids = _replace(ids, token, *[[token] * (int(one.prod()) // block) for one in grid])
         if self.expert_config is not None:
             ids = _replace(ids, self.expert_config["history_token_id"], self.history_ids(history))
         return Prompt(torch.tensor([ids]), pixel_values, grid, features, mask)

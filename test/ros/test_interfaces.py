@@ -9,6 +9,7 @@ import pytest
 from edgellm_ros import action, msg, srv
 
 FIELDS = {
+    msg.ChatMessage: "role text images",
     msg.AudioChunk: "header encoding sample_rate channels data",
     msg.SamplingParams: "temperature top_p top_k min_p repetition_penalty max_tokens stop seed",
     msg.Generation: "header request_id text token_count token_ids prompt_token_count finish_reason lora "
@@ -21,7 +22,7 @@ FIELDS = {
     srv.SaveSystemPrompt.Request: "system_prompt lora",
     srv.GetMetrics.Response: "success message names values",
     action.Plan.Goal: "prompt system_prompt images audio lora sampling noise_seed action_samples "
-    "denoise_steps",
+    "denoise_steps earlier_messages",
     action.Plan.Feedback: "text tokens stage",
     action.Plan.Result: "generation action_chunks paths termination_reason message",
 }

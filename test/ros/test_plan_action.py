@@ -12,9 +12,11 @@ import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import AudioChunk, SamplingParams
+from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams
+from sensor_msgs.msg import Image
 
 from edgellm_ros.ros.processes import ros_environment
+from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.request import SamplingParams as RuntimeSamplingParams
@@ -143,6 +145,34 @@ class TestResult:
         assert call.feedback[-1].tokens == result.generation.token_count
 
 
+class TestEarlierMessages:
+    def test_are_part_of_the_prompt_in_their_order(self, peer, goal, scene, runtime):
+        earlier = scene.pixels[:, ::-1].copy()
+        goal.system_prompt, goal.noise_seed, goal.sampling.max_tokens = "you are a robot", 7, 50
+        goal.earlier_messages = [
+            ChatMessage(role="user", text="what do you see?", images=[image_message(earlier)]),
+            ChatMessage(role="assistant", text="a red box"),
+        ]
+        result = peer.plan(goal)
+        messages = [
+            Message("system", "you are a robot"),
+            Message("user", [ImagePart(earlier), TextPart("what do you see?")]),
+            Message("assistant", "a red box"),
+            Message("user", [ImagePart(scene.pixels), TextPart(scene.command)]),
+        ]
+        sampling = RuntimeSamplingParams(max_tokens=50)
+        expected = runtime.handle_request(
+            LLMGenerationRequest(messages=messages, sampling=sampling, action_samples=1, noise_seed=7)
+        )
+        assert (result.termination_reason, result.message) == (R.COMPLETED, "")
+        assert list(result.generation.token_ids) == expected.token_ids
+        assert result.generation.prompt_token_count == expected.prompt_tokens
+        if expected.actions is not None:
+            chunk = result.action_chunks[0]
+            values = np.array(chunk.values).reshape(chunk.horizon, -1)
+            np.testing.assert_array_equal(values, expected.actions[0])
+
+
 class TestCancel:
     @pytest.mark.parametrize("stage", ["vision", "prefill", "decode", "action"])
     def test_takes_effect_in_every_stage(self, peer, long_goal, stage):
@@ -256,6 +286,14 @@ BAD_GOALS = {
         "action_samples must be an integer from 0 to 2147483647 (0 = text only), got -1",
     ),
     "too many samples": (bad_goal(action_samples=1000), "action_samples is 1000; this engine takes at most"),
+    "unknown role": (
+        bad_goal(earlier_messages=[ChatMessage(role="user"), ChatMessage(role="robot")]),
+        "earlier_messages[1]: role must be one of user, assistant, tool, got 'robot'",
+    ),
+    "empty earlier image": (
+        bad_goal(earlier_messages=[ChatMessage(role="user", images=[Image(encoding="rgb8")])]),
+        "earlier_messages[0] (user): image is empty: 0 x 0 pixels",
+    ),
     "unknown adapter": (bad_goal(lora="polite"), "unknown LoRA adapter 'polite'"),
     "sound without a rate": (bad_goal(audio=[AudioChunk(encoding="S16LE")]), "sample_rate must be from 4000"),
     "negative tokens": (

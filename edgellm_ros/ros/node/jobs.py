@@ -18,6 +18,7 @@ from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import (
+    earlier_messages_from_goal,
     sampling_from_goal,
     sampling_from_parameters,
     sound_from_messages,
@@ -87,7 +88,7 @@ class JobFactory:
         on_done: Callable[[Outcome], None],
     ) -> Job:
         """Make the job of a goal; both callbacks report to its client."""
-        parameters, audio = self._parameters.current, goal.audio
+        parameters, audio, earlier = self._parameters.current, goal.audio, goal.earlier_messages
         request = PlanRequest(
             request_id=goal_id,
             prompt=goal.prompt,
@@ -99,6 +100,7 @@ class JobFactory:
             noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,
             action_samples=goal.action_samples,
             denoise_steps=goal.denoise_steps or None,
+            earlier_messages=(lambda: earlier_messages_from_goal(earlier)) if earlier else None,
         )
         return self._make(request, on_progress, on_done)
 

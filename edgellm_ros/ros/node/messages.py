@@ -14,12 +14,15 @@ from std_msgs.msg import Header
 
 from edgellm_ros.action import Plan as PlanAction
 from edgellm_ros.diffusion.config import ActionSpaceConfig
-from edgellm_ros.msg import ActionChunk, AudioChunk, Generation
+from edgellm_ros.echo import quoted
+from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation
 from edgellm_ros.multimodal.pcm import PcmFormat, join
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.sound_stream import Utterance
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds, to_time
+from edgellm_ros.ros.node.images import decode_image
 from edgellm_ros.ros.node.parameters import MAX_INT32, Parameters
+from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
 from edgellm_ros.runtime.request import MAX_DENOISE_STEPS, LLMGenerationResponse, SamplingParams
 
 
@@ -56,6 +59,25 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
         max_tokens=parameters.max_tokens,
         seed=parameters.seed,
     )
+
+
+def earlier_messages_from_goal(earlier: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """Convert the earlier messages of a goal.
+
+    ValueError names the index of a message with an unknown role, or with an image that cannot be decoded.
+    """
+    roles = (ChatMessage.USER, ChatMessage.ASSISTANT, ChatMessage.TOOL)
+    messages = []
+    for index, message in enumerate(earlier):
+        if message.role not in roles:
+            known, got = ", ".join(roles), quoted(message.role)
+            raise ValueError(f"earlier_messages[{index}]: role must be one of {known}, got {got}")
+        try:
+            images = [ImagePart(decode_image(image)) for image in message.images]
+        except ValueError as error:
+            raise ValueError(f"earlier_messages[{index}] ({message.role}): {error}") from None
+        messages.append(Message(message.role, (*images, TextPart(message.text)) if images else message.text))
+    return tuple(messages)
 
 
 def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:

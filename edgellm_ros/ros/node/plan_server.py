@@ -112,7 +112,7 @@ class PlanServer:
 
     def _finish(self, handle: ServerGoalHandle, outcome: Outcome) -> PlanAction.Result:
         """End the goal and return its result, which rclpy stores for `result_timeout`."""
-        handle.request.images, handle.request.audio = [], []
+        handle.request.images, handle.request.audio, handle.request.earlier_messages = [], [], []
         if outcome.reason == COMPLETED:
             handle.succeed()
         elif outcome.reason == CANCELLED and handle.is_cancel_requested:

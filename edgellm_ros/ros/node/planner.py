@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from nav_msgs.msg import Path
@@ -28,6 +29,7 @@ from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import to_action_chunks, to_generation, to_path
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, STALE_INPUT, Job, Outcome
+from edgellm_ros.runtime.conversation import USER, AudioPart, ImagePart, Message, TextPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, SamplingParams
 
@@ -36,7 +38,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationRespo
 class PlanRequest:
     """The inputs of one plan.
 
-    `sampling` and `sound` are called when the plan starts, so that their errors end this plan.
+    The functions are called when the plan starts, so that their errors end this plan.
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class PlanRequest:
     noise_seed: int | None  # None = the runtime's
     action_samples: int
     denoise_steps: int | None  # None = the checkpoint's default
+    earlier_messages: Callable[[], tuple[Message, ...]] | None = None  # None = nothing was said before
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +114,7 @@ class Planner:
         has_actions = self._runtime.config.action is not None
         response = self._runtime.handle_request(
             LLMGenerationRequest(
-                prompt=request.prompt,
-                system_prompt=request.system_prompt,
-                images=images,
-                audio=sounds,
+                **self._prompt(request, images, sounds),
                 history=history,
                 speed=speed,
                 lora=request.lora,
@@ -131,6 +131,21 @@ class Planner:
             stopped = job.stopped or Outcome(CANCELLED, "cancelled")
             return Outcome(stopped.reason, stopped.message, plan)
         return Outcome(COMPLETED, "", plan)
+
+    def _prompt(
+        self, request: PlanRequest, images: tuple[np.ndarray, ...], sounds: tuple[Sound, ...]
+    ) -> dict[str, Any]:
+        """Return the fields of the prompt: messages if something was said before, else the short form."""
+        if request.earlier_messages is None:
+            return {
+                "prompt": request.prompt,
+                "system_prompt": request.system_prompt,
+                "images": images,
+                "audio": sounds,
+            }
+        system = [Message("system", request.system_prompt)] if request.system_prompt else []
+        content = (*map(ImagePart, images), *map(AudioPart, sounds), TextPart(request.prompt))
+        return {"messages": (*system, *request.earlier_messages(), Message(USER, content))}
 
     def _sounds(self, request: PlanRequest) -> tuple[Sound, ...]:
         if request.sound is None:

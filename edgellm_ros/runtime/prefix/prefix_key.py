@@ -32,8 +32,8 @@ def prefix_keys(
     first n KV rows, whatever follows.
     """
     keys: list[Key] = list(token_ids)
-    images = [content_hash(image) for image in request.images]
-    sounds = [content_hash(sound.samples, sound.sample_rate) for sound in request.audio]
+    images = [content_hash(image) for image in request.prompt_images]
+    sounds = [content_hash(sound.samples, sound.sample_rate) for sound in request.prompt_audio]
     _replace(keys, special_tokens.image_token_id, images, image_tokens)
     _replace(keys, special_tokens.audio_token_id, sounds, audio_tokens)
     return keys

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,15 @@ class ChatTemplate:
         except (jinja2.TemplateError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: not a Jinja template: {error}") from None
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """Return the text of the prompt, which ends where the assistant's answer begins.
 
-        ValueError with the template's own error message.
+        `variables`: further ones, such as tools and enable_thinking. ValueError with the template's own error
+        message.
         """
+        given = {**self._variables, **(variables or {})}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._variables)
+            return self._template.render({**given, "messages": messages, "add_generation_prompt": True})
         except Exception as error:  # a template's expressions may raise anything
             raise ValueError(f"{self._path}: {error}") from error
 

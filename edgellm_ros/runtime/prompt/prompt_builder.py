@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.conversation import ASSISTANT, USER, AudioPart, ImagePart, Message, TextPart
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -28,6 +30,7 @@ class PromptBuilder:
         self._image_token = _or_no_token(config.special_tokens.image_token_id)
         self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
         self._history_token = config.action.history_token_id if config.action else NO_TOKEN
+        self._text_only = config.vision is None and config.audio is None and config.action is None
 
     def system_prefix(self, system_prompt: str) -> list[int]:
         """Return the ids of the prefix that all prompts of a system prompt share.
@@ -39,13 +42,33 @@ class PromptBuilder:
         one, other = (
             self.build(LLMGenerationRequest(text, system_prompt=system_prompt), (), (), ()) for text in "a0"
         )
-        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        ids = [token for token, _ in pairs]
+        ids = _common_prefix(one, other)
         if not ids:
             raise ValueError(
                 "no prompt begins with this system prompt: the chat template puts the text first"
             )
         return ids
+
+    def next_turn_prefix(
+        self,
+        request: LLMGenerationRequest,
+        answer: str,
+        image_tokens: Sequence[int],
+        audio_tokens: Sequence[int],
+    ) -> list[int]:
+        """Return the ids that the next turn's prompt begins with, whatever the user says.
+
+        They end where the next message begins. The template may write the answer in other tokens than the
+        model did, or leave out its reasoning. `request` has messages. ValueError if the template refuses the
+        next turn.
+        """
+        prompts = []
+        for text, token in (("a", NO_TOKEN), ("0", NO_TOKEN - 1)):
+            messages = (*(request.messages or ()), Message(ASSISTANT, answer), Message(USER, text))
+            history = [token] if self._history_token != NO_TOKEN else []
+            turn = dataclasses.replace(request, messages=messages)
+            prompts.append(self.build(turn, image_tokens, audio_tokens, history))
+        return _common_prefix(*prompts)
 
     def build(
         self,
@@ -56,25 +79,125 @@ class PromptBuilder:
     ) -> list[int]:
         """Return the ids of the prompt.
 
-        The user's content has this order: image_tokens[i] placeholders for image i, the history's tokens,
-        audio_tokens[i] placeholders for sound i, and the text. Special tokens in the user's text stay plain
-        text. ValueError if the template leaves out an image, a sound or the history.
+        The user's content of the short form has this order: image_tokens[i] placeholders for image i, the
+        history's tokens, audio_tokens[i] placeholders for sound i, and the text. In a conversation the
+        placeholders of images and sounds follow its order, and the history goes to the last message of the
+        user, after the images that it begins with. Special tokens in the texts of messages and tools stay
+        plain text. ValueError if the template leaves out an image, a sound or the history.
         """
-        guard, (system, prompt) = self._tokenizer.protect(request.system_prompt, request.prompt)
-        content: list[dict[str, Any]] = [{"type": "image"} for _ in image_tokens]
+        if request.messages is None:
+            images, sounds = len(image_tokens), len(audio_tokens)
+            messages = _short_form(request.system_prompt, request.prompt, images, sounds)
+        else:
+            messages = [_to_template(message) for message in request.messages]
         if history:
-            content.append({"type": "trajectory_history"})
-        content += [{"type": "audio"} for _ in audio_tokens]
-        content.append({"type": "text", "text": prompt})
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
-        ids = self._tokenizer.encode_prompt(self._template.render(messages), guard)
-        images = [[self._image_token] * count for count in image_tokens]
-        sounds = [[self._audio_token] * count for count in audio_tokens]
-        ids = _fill(ids, self._image_token, images, "images")
-        ids = _fill(ids, self._audio_token, sounds, "sounds")
+            _add_history(messages)
+        if self._text_only:
+            for message in messages:
+                message["content"] = _text_of(message["content"])
+        variables = dict(request.chat_template_kwargs)
+        if request.enable_thinking is not None:
+            variables["enable_thinking"] = request.enable_thinking
+        ids = self._encode(messages, request.tools, variables)
+        ids = _fill(ids, self._image_token, [[self._image_token] * count for count in image_tokens], "images")
+        ids = _fill(ids, self._audio_token, [[self._audio_token] * count for count in audio_tokens], "sounds")
         return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
+
+    def _encode(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: dict[str, Any],
+    ) -> list[int]:
+        """Render the template and convert its text to ids; special tokens in texts stay plain text."""
+        texts: list[str] = []
+        _change_texts(messages, tools, texts.append)
+        guard, protected = self._tokenizer.protect(*texts)
+        waiting = iter(protected)
+        messages, tools = _change_texts(messages, tools, lambda text: next(waiting))
+        if tools is not None:
+            variables["tools"] = tools
+        return self._tokenizer.encode_prompt(self._template.render(messages, variables), guard)
+
+
+def _short_form(system_prompt: str, prompt: str, images: int, sounds: int) -> list[dict[str, Any]]:
+    """Return the messages of a request's short form."""
+    content = [{"type": "image"}] * images + [{"type": "audio"}] * sounds
+    messages: list[dict[str, Any]] = [
+        {"role": USER, "content": [*content, {"type": "text", "text": prompt}]}
+    ]
+    if system_prompt:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return messages
+
+
+def _to_template(message: Message) -> dict[str, Any]:
+    """Return a message as the template reads it, without pixels and samples."""
+    fields = dict(message.fields)
+    if "reasoning_content" in fields:
+        fields.setdefault("thinking", fields["reasoning_content"])  # as transformers names it too
+    if isinstance(message.content, str):
+        return {"role": message.role, "content": message.content, **fields}
+    names = {ImagePart: "image", AudioPart: "audio"}
+    parts = [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": names[type(part)]}
+        for part in message.content
+    ]
+    return {"role": message.role, "content": parts, **fields}
+
+
+def _add_history(messages: list[dict[str, Any]]) -> None:
+    """Add the trajectory history to the last message of the user, after its first images."""
+    users = [message for message in messages if message["role"] == USER]
+    if not users:
+        raise ValueError("messages need one from the user, which the trajectory history is written to")
+    content = users[-1]["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    place = len(list(takewhile(lambda part: part["type"] == "image", parts)))
+    users[-1]["content"] = [*parts[:place], {"type": "trajectory_history"}, *parts[place:]]
+
+
+def _text_of(content: str | list[dict[str, Any]]) -> str:
+    """Join the texts of a content: templates of models without encoders expect a string."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _change_texts(
+    messages: list[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    change: Callable[[str], Any],
+) -> tuple[list[dict[str, Any]], list[Any] | None]:
+    """Apply `change` to every text of messages and tools, always in the same order."""
+
+    def content_of(content: str | list[dict[str, Any]]) -> Any:
+        if isinstance(content, str):
+            return change(content)
+        return [{**part, "text": change(part["text"])} if "text" in part else part for part in content]
+
+    changed = [
+        {
+            name: value if name == "role" else content_of(value) if name == "content" else _map(value, change)
+            for name, value in message.items()
+        }
+        for message in messages
+    ]
+    return changed, None if tools is None else [_map(tool, change) for tool in tools]
+
+
+def _map(value: Any, change: Callable[[str], Any]) -> Any:
+    """Apply `change` to every string of a JSON value."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map(key, change): _map(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map(item, change) for item in value]
+    return value
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return [token for token, _ in pairs]
 
 
 def _or_no_token(token: int | None) -> int:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a conversation: who said what, with images and sounds between the words.
+
+A conversation is a sequence of messages. The content of a message is text, or parts in the order in which the
+chat template writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgellm_ros.echo import quoted
+from edgellm_ros.multimodal.image_processor import check_image
+from edgellm_ros.multimodal.sound import Sound
+
+USER, ASSISTANT = "user", "assistant"
+ROLES = ("system", USER, ASSISTANT, "tool")
+LAST_ROLES = (USER, "tool")  # the roles that the model answers
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Words; special tokens in them are plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePart:
+    """One image."""
+
+    image: np.ndarray  # uint8 [H, W, 3], RGB
+
+
+@dataclass(frozen=True, eq=False)
+class AudioPart:
+    """One sound."""
+
+    sound: Sound
+
+
+Part = TextPart | ImagePart | AudioPart
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """One message of a conversation; `LLMGenerationRequest` checks it."""
+
+    role: str  # "system", "user", "assistant" or "tool"
+    content: str | Sequence[Part]
+    # further keys that the chat template may read, such as tool_calls and reasoning_content
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The content as parts."""
+        return (TextPart(self.content),) if isinstance(self.content, str) else tuple(self.content)
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Check a conversation; ValueError names the index, the role and what was expected."""
+    if not messages:
+        raise ValueError("messages must have at least one message, got none")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise ValueError(f"messages[{index}] must be a Message, got {type(message).__name__}")
+        where = f"messages[{index}]"
+        if message.role not in ROLES:
+            raise ValueError(f"{where}: role must be one of {', '.join(ROLES)}, got {quoted(message.role)}")
+        _check_message(message, f"{where} ({message.role})")
+    role = messages[-1].role
+    if role not in LAST_ROLES:
+        raise ValueError(
+            f"messages[{len(messages) - 1}] ({role}): the last message must be from "
+            f"{' or '.join(LAST_ROLES)}, because the model answers it"
+        )
+
+
+def images_of(messages: Iterable[Message]) -> tuple[np.ndarray, ...]:
+    """Return all images in the order of the conversation."""
+    return tuple(part.image for message in messages for part in message.parts if isinstance(part, ImagePart))
+
+
+def sounds_of(messages: Iterable[Message]) -> tuple[Sound, ...]:
+    """Return all sounds in the order of the conversation."""
+    return tuple(part.sound for message in messages for part in message.parts if isinstance(part, AudioPart))
+
+
+def _check_message(message: Message, where: str) -> None:
+    if not isinstance(message.fields, Mapping) or {"role", "content"} & set(message.fields):
+        raise ValueError(f"{where}: fields must be a mapping without role and content")
+    if isinstance(message.content, str):
+        return
+    if not isinstance(message.content, (list, tuple)):
+        raise ValueError(
+            f"{where}: content must be a string or a sequence of parts, got {quoted(message.content)}"
+        )
+    for index, part in enumerate(message.content):
+        place = f"{where}: content[{index}]"
+        if isinstance(part, TextPart):
+            if not isinstance(part.text, str):
+                raise ValueError(f"{place}: text must be a string, got {quoted(part.text)}")
+        elif isinstance(part, ImagePart):
+            try:
+                check_image(part.image)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+        elif isinstance(part, AudioPart):
+            if not isinstance(part.sound, Sound):
+                raise ValueError(f"{place}: sound must be a Sound, got {type(part.sound).__name__}")
+        else:
+            raise ValueError(
+                f"{place} must be TextPart, ImagePart or AudioPart, got {type(part).__name__}"
+            )
