@@ -134,3 +134,26 @@ def test_both_graphs_rotate_the_same_part_of_a_head(checkpoint):
         nodes = [node for node in build(decoder, weights, options).graph if node.op_type == "RotaryEmbedding"]
         assert len(nodes) == 6
         assert {node.attributes["rotary_embedding_dim"].as_int() for node in nodes} == {6}
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model", "language_model.model", "thinker.model"])
+def test_a_decoder_of_a_larger_model_computes_the_same_and_takes_the_same_adapters(
+    checkpoint, tmp_path, prefix
+):
+    copy = checkpoint.with_name("larger")
+    copy.mkdir()
+    tensors = load_file(checkpoint / "model.safetensors")
+    renamed = {name.replace("model.", f"{prefix}.", 1): values for name, values in tensors.items()}
+    save_file(renamed, copy / "model.safetensors")
+    section, embeds = read_section(checkpoint / "config.json"), np.random.default_rng(0).random((9, 64))
+    logits, inputs = [], []
+    for name, source in (("model", checkpoint), (prefix, copy)):
+        decoder, weights = llama.read_decoder(section, name), Weights(source)
+        options = options_of(decoder, weights)
+        path, _ = build_decoder(decoder, weights, options).save(tmp_path / name / "model.onnx")
+        logits.append(run(path, decoder.runner.rope, embeds, np.tri(9, dtype=bool), np.arange(9)))
+        with_lora = build_decoder(decoder, weights, dataclasses.replace(options, lora=True))
+        inputs.append([value.name for value in with_lora.graph.inputs])
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert inputs[0] == inputs[1]
+    assert "model.layers.0.self_attn.o_proj.lora_A.weight" in inputs[0]

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.rope import get_rope_index, make_rope_table
 from fixtures.on_device import put
 from fixtures.reference_inputs import IMAGE_TOKEN, VISION_START, prompt_ids
+from fixtures.requests_for_tests import IMAGE, request
+from fixtures.tiny_checkpoint import write_json
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
 
@@ -35,6 +39,18 @@ def test_images_that_are_not_in_the_prompt_are_an_error():
     for grid in [(2, 4), (20, 30)]:
         with pytest.raises(ValueError, match=r"an image of \d+ x \d+ tokens needs \d+ placeholders in a row"):
             get_rope_index(ids, [grid], IMAGE_TOKEN, VISION_START)
+
+
+@pytest.mark.parametrize("section", [[4, 2, 2], []])
+def test_images_move_the_positions_of_models_with_mrope_only(tmp_path, tiny_engine, section):
+    engine = shutil.copytree(tiny_engine, tmp_path / "engine")
+    config = json.loads((engine / "config.json").read_text())
+    config["llm"]["rope"]["mrope_section"] = section
+    write_json(engine / "config.json", config)
+    with LLMInferenceRuntime(engine) as runtime:
+        (sequence,) = runtime.pipeline.preparer.prepare([request("go", images=(IMAGE,))], 0)
+    plain = [list(range(len(sequence.token_ids)))] * 3
+    assert (sequence.positions.tolist() == plain, sequence.rope_delta == 0) == (not section, not section)
 
 
 @pytest.mark.parity
