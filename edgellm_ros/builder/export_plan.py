@@ -100,10 +100,11 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     # 2. Parts of the checkpoint.
     section = read_section(checkpoint / "config.json")
     family, weights, model = _read_model(checkpoint, section)
-    if options.max_kv_cache_capacity > model.llm.max_position_embeddings:
+    limit = model.llm.max_position_embeddings
+    if limits.max_kv_cache_capacity > limit:
         raise ValueError(
-            f"max_kv_cache_capacity {options.max_kv_cache_capacity} exceeds the model's "
-            f"max_position_embeddings {model.llm.max_position_embeddings}"
+            f"max_kv_cache_capacity {limits.max_kv_cache_capacity} exceeds the model's "
+            f"{model.position_limit} {limit}"
         )
     expert = _read_expert(checkpoint, model)
     expert_weights = None if expert is None else Weights(checkpoint / EXPERT_FOLDER)

@@ -110,12 +110,18 @@ class GraphBuilder:
         self.graph.append(node)
         return node.outputs
 
-    def weight(self, name: str, shape: Sequence[int], read: Callable[[], np.ndarray]) -> ir.Value:
-        """Add a weight in the graph's dtype.
+    def weight(
+        self,
+        name: str,
+        shape: Sequence[int],
+        read: Callable[[], np.ndarray],
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Add a weight in the graph's dtype, or in `dtype`.
 
         `read` is called when the file is written and not before, so that weights need not fit in memory.
         """
-        return self._initializer(Weight(name, self.dtype, shape, read))
+        return self._initializer(Weight(name, dtype or self.dtype, shape, read))
 
     def constant(self, value: Any, dtype: ir.DataType = INT64) -> ir.Value:
         """Add a small constant tensor (a shape, axes, a factor).

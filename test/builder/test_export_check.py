@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import ExportOptions, check, export, inspect, render_check
+from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import qwen3_omni
-from edgellm_ros.builder.families.qwen3_omni.text_cuda import build_cuda_llm
 from edgellm_ros.builder.safetensors_file import StoredTensor
 from fixtures.sparse_checkpoint import write_sparse_checkpoint
 from fixtures.tiny_adapter import write_adapter
@@ -113,11 +113,11 @@ def test_a_variant_needs_the_weights_of_its_graph(tiny_checkpoint, monkeypatch):
     """The check of the variant comes before anything is written."""
 
     def with_one_more(*arguments):
-        graph = build_cuda_llm(*arguments)
+        graph = build_cuda_decoder(*arguments)
         graph.weight("model.more.weight", (2,), lambda: np.zeros(2))
         return graph
 
-    monkeypatch.setattr(qwen3_omni, "build_cuda_llm", with_one_more)
+    monkeypatch.setattr(qwen3_omni, "build_cuda_decoder", with_one_more)
     with pytest.raises(ValueError, match=r"llm has no weight 'model\.more\.weight'"):
         check(tiny_checkpoint)
 
