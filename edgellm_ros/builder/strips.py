@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-STRIP_BYTES = 1 << 26
+STRIP_BYTES = 1 << 24
 MIN_ROWS = 64  # fewer rows of a transposed matrix would use less than a line of the CPU's cache
 TRANSPOSED_COLUMNS = 64
 
