@@ -20,7 +20,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.model_shapes import ModelShape
 from edgellm_ros.builder.families import families
-from edgellm_ros.builder.families.qwen3_omni.config import MODEL_TYPE
 from edgellm_ros.builder.graph import DTYPES
 
 NEVER = "<|endoftext|>"  # the stop token; its logit is always 0, which is never the largest
@@ -65,38 +64,16 @@ def write_checkpoint(directory: Path, shape: ModelShape, precision: str, seed: i
 
 
 def checkpoint_config(shape: ModelShape) -> dict[str, Any]:
-    """Make `config.json` of a family that reads the shape's tensors.
-
-    Without a family for it, Qwen3 is the text model of a Qwen3-Omni thinker, whose tensors are the same.
-    """
-    config = {
+    """Make `config.json` of a text model."""
+    known = {name for family in families() for name in family.model_types}
+    if shape.model_type not in known:
+        raise ValueError(f"no family of the builder reads the model type {shape.model_type!r}")
+    return {
         **asdict(shape),
         "hidden_act": "silu",
         "max_position_embeddings": MAX_POSITIONS,
         "eos_token_id": shape.vocab_size - 1,
     }
-    if shape.model_type in _model_types():
-        return config
-    if not can_write(shape):
-        raise ValueError(f"no family of the builder reads the model type {shape.model_type!r}")
-    half = shape.head_dim // 2
-    side = half * 5 // 16  # 24, 20 and 20 of 64, as in Qwen3
-    sections = {"mrope_section": [half - 2 * side, side, side], "mrope_interleaved": True}
-    rope = {"rope_parameters": {**shape.rope_parameters, **sections}}
-    return {
-        "model_type": MODEL_TYPE,
-        "tie_word_embeddings": shape.tie_word_embeddings,
-        "text_config": {**config, **rope, "num_experts": 0},
-    }
-
-
-def can_write(shape: ModelShape) -> bool:
-    """Tell whether a family reads checkpoints of this shape."""
-    return shape.model_type in {"qwen3", *_model_types()}
-
-
-def _model_types() -> set[str]:
-    return {name for family in families() for name in family.model_types}
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:

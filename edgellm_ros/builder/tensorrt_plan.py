@@ -133,7 +133,7 @@ def _choose_library(
                 library = load_library(RTX)
             except EngineError as error:
                 raise EngineError(f"{missing}; {error}") from None
-        gpus: tuple[str, ...] = (open_device().arch,)
+        gpus: tuple[str, ...] = (_gpu_at_hand(open_device, library),)
     else:
         library = load_library(RTX)
         gpus = tuple(sorted(set(options.gpus), key=lambda gpu: int(gpu.removeprefix("sm_"))))
@@ -158,6 +158,15 @@ def _check_alignment(config: EngineConfig) -> None:
             f"max_kv_cache_capacity {capacity}: the keys of a layer take {capacity * row_bytes} bytes, "
             f"TensorRT needs a multiple of {ALIGNMENT}; export with a capacity that is a multiple of {step}"
         )
+
+
+def _gpu_at_hand(open_device: Callable[[], Device], library: Library) -> str:
+    try:
+        return open_device().arch
+    except EngineError as error:
+        if library.__name__ != RTX:
+            raise
+        raise EngineError(f"{error}; --gpu names GPUs to build for without one") from None
 
 
 def serialize_plan(

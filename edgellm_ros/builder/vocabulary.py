@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -119,7 +120,7 @@ def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
     read_json(tokenizer)
     template_file = checkpoint / TEMPLATE_FILE
     config = checkpoint / "tokenizer_config.json"
-    template = read_json(config).get("chat_template") if config.is_file() else None
+    template = _default_template(read_json(config).get("chat_template")) if config.is_file() else None
     if template_file.is_file():
         template = template_file.read_text(encoding="utf-8")
     if not isinstance(template, str):
@@ -130,6 +131,14 @@ def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
         TEMPLATE_FILE: template.encode(),
         SPECIAL_TOKENS_FILE: f"{special_tokens}\n".encode(),
     }
+
+
+def _default_template(value: Any) -> Any:
+    """Choose the template `default` where `tokenizer_config.json` has several, as transformers does."""
+    if not isinstance(value, list):
+        return value
+    entries = [entry for entry in value if isinstance(entry, dict)]
+    return next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
 
 
 def template_tokens(checkpoint: Path) -> dict[str, str]:

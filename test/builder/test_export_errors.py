@@ -34,7 +34,7 @@ def change(path, keys, value):
 
 
 CONFIG_ERRORS = [
-    ("model_type", "llama", "model_type 'llama': supported: qwen3_omni_moe_thinker"),
+    ("model_type", "gpt2", "model_type 'gpt2': supported: llama, mistral, qwen2, qwen3, qwen3_omni"),
     ("model_type", ..., "key 'model_type' is missing"),
     ("model_type", ["llama"], "model_type ['llama']: expected a string"),
     (

@@ -257,6 +257,12 @@ class TestNamedGpus:
         built = build_plans(engine, open_device)
         assert {each.plan.path.name for each in built} == {"sm_121-rtx1.7.1.116.plan"}
 
+    def test_without_any_library_the_error_says_what_to_install(self, engine, monkeypatch):
+        for name in ("tensorrt", "tensorrt_rtx"):
+            monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(EngineError, match=r"TensorRT is not .*pip install tensorrt-cu13; .*RTX"):
+            build_plans(engine, open_device)
+
     def test_without_a_library_named_gpus_are_an_error_that_says_what_to_install(self, engine, monkeypatch):
         monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
         with pytest.raises(

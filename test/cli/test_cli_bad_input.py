@@ -258,8 +258,10 @@ def test_export_with_limits_that_contradict_each_other(edgellm, tiny_checkpoint,
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed here")
-def test_build_without_tensorrt_says_what_to_install(edgellm, tiny_engine):
-    assert_refused(edgellm("build", tiny_engine), "TensorRT is not installed", "pip install tensorrt-cu13")
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="TensorRT for RTX is missing")
+def test_build_without_a_gpu_says_that_gpus_can_be_named(edgellm, tiny_engine):
+    run = edgellm("build", tiny_engine)
+    assert_refused(run, "no usable NVIDIA GPU", "; --gpu names GPUs to build for without one")
 
 
 def test_build_for_more_drafted_tokens_than_the_cache_has(edgellm, tiny_engine):

@@ -13,8 +13,9 @@ from functools import partial
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.decoder import DecoderArchitecture
 from edgellm_ros.builder.families.qwen3_omni.processor import image_processing, sound_processing
-from edgellm_ros.builder.rope import read_position_limit, read_rope, rope_section
-from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.builder.rope import read_rope, rope_section
+from edgellm_ros.builder.text_model import read_head_dim, read_language_model
+from edgellm_ros.engine_directory.config import RopeConfig
 from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
 
 MODEL_TYPE = "qwen3_omni_moe_thinker"
@@ -44,31 +45,11 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Dec
     """
     text = config.section("text_config")
     _check_dense(text)
-    text.one_of("hidden_act", ["silu"], default="silu")
     if text.has("sliding_window") and text.flag("use_sliding_window", True):
         raise text.fail("sliding_window", "only full attention (null) is supported")
-    heads, layers = text.size("num_attention_heads"), text.size("num_hidden_layers")
-    if num_deepstack_features > layers:
-        raise text.fail(
-            "num_hidden_layers", f"expected at least the {num_deepstack_features} deepstack features"
-        )
-    head_dim = text.size("head_dim", text.size("hidden_size") // heads)
-    runner = text.make(
-        LanguageModelConfig,
-        hidden_size=text.size("hidden_size"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=text.size("num_key_value_heads"),
-        head_dim=head_dim,
-        vocab_size=text.size("vocab_size"),
-        max_position_embeddings=read_position_limit(text)[0],
-        reduced_vocab_size=0,
-        num_deepstack_features=num_deepstack_features,
-        rope=_text_rope(text, head_dim),
-    )
-    bias = text.flag("attention_bias", False)
+    head_dim, bias = read_head_dim(text), text.flag("attention_bias", False)
     return DecoderArchitecture(
-        runner=runner,
+        runner=read_language_model(text, head_dim, _text_rope(text, head_dim), 4, num_deepstack_features),
         intermediate_size=text.size("intermediate_size"),
         epsilon=text.number("rms_norm_eps"),
         qkv_bias=bias,
