@@ -32,7 +32,7 @@ Examples
 --------
     python -m benchmarks.decode
     python -m benchmarks.decode --shape qwen3-1.7b --device cuda --batch 1,8
-    python -m benchmarks.decode --shape qwen3-0.6b,num_hidden_layers=2 --no-transformers
+    python -m benchmarks.decode --shape llama-3.2-1b,num_hidden_layers=2 --no-transformers
 
 Standard error has the duration of each phase. Last JSON line: the options, `batches` (the figures of each
 batch size), `memory_bytes`, `memory_overhead`, `kernels` (with --profile), `transformers`, and `seconds` by
@@ -57,14 +57,8 @@ from benchmarks.common import finish
 from benchmarks.decode_runs import decode, make_requests, measure, profile_steps
 from benchmarks.device_memory import PeakMemory, used_bytes
 from benchmarks.kernel_profile import KernelProfile, format_table
-from benchmarks.random_checkpoint import (
-    BYTES_PER_VALUE,
-    SHAPES,
-    ModelShape,
-    bytes_per_step,
-    parse_shape,
-    write_checkpoint,
-)
+from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, bytes_per_step, parse_shape
+from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.cli.arguments import DEVICES, integer
 from edgellm_ros.cli.copy_bandwidth import copy_bandwidth

@@ -2,152 +2,42 @@
 """Complete checkpoints of any size with random weights, written in seconds.
 
 Speed does not depend on the values of weights. The checkpoints are text only, in Hugging Face format, as
-`edgellm export` reads them. Their tensors have the names of Qwen3.
+`edgellm export` reads them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict
 from math import log2, prod, sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from edgellm_ros.builder.families.qwen3_omni.config import MODEL_TYPE
+from benchmarks.model_shapes import ModelShape
+from edgellm_ros.builder.families import families
 from edgellm_ros.builder.graph import DTYPES
 
 NEVER = "<|endoftext|>"  # the stop token; its logit is always 0, which is never the largest
 TEMPLATE = (
     "{% for message in messages %}{% for item in message.content %}{{ item.text }}{% endfor %}{% endfor %}"
 )
-ROPE_THETA, EPSILON, MAX_POSITIONS = 1e6, 1e-6, 40960
+MAX_POSITIONS = 40960
 MANTISSA_BITS = {"fp16": 10, "bf16": 7, "fp32": 23}
 EXPONENT_BIAS = {"fp16": 15, "bf16": 127, "fp32": 127}
-BYTES_PER_VALUE = {"fp16": 2, "bf16": 2, "fp32": 4}
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a dense Qwen3 language model, named as in its configuration."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int = 128
-    vocab_size: int = 151936
-    tie_word_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        if self.vocab_size < 257:
-            raise ValueError(
-                f"vocab_size must be at least 257 (256 bytes and a stop token), got {self.vocab_size}"
-            )
-
-    def layer(self) -> Shapes:
-        """Return name and shape of each tensor of one layer."""
-        hidden, inner, size = self.hidden_size, self.intermediate_size, self.head_dim
-        q, kv = self.num_attention_heads * size, self.num_key_value_heads * size
-        return {
-            "input_layernorm.weight": (hidden,),
-            "self_attn.q_proj.weight": (q, hidden),
-            "self_attn.k_proj.weight": (kv, hidden),
-            "self_attn.v_proj.weight": (kv, hidden),
-            "self_attn.q_norm.weight": (size,),
-            "self_attn.k_norm.weight": (size,),
-            "self_attn.o_proj.weight": (hidden, q),
-            "post_attention_layernorm.weight": (hidden,),
-            "mlp.gate_proj.weight": (inner, hidden),
-            "mlp.up_proj.weight": (inner, hidden),
-            "mlp.down_proj.weight": (hidden, inner),
-        }
-
-    def shards(self) -> Iterator[Shapes]:
-        """Yield the tensors of each file."""
-        table = (self.vocab_size, self.hidden_size)
-        yield {"model.embed_tokens.weight": table, "model.norm.weight": (self.hidden_size,)}
-        if not self.tie_word_embeddings:
-            yield {"lm_head.weight": table}
-        for index in range(self.num_hidden_layers):
-            yield {f"model.layers.{index}.{name}": shape for name, shape in self.layer().items()}
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of weights; a table that is used twice counts once."""
-        return sum(prod(shape) for shard in self.shards() for shape in shard.values())
-
-    @property
-    def parameters_per_step(self) -> int:
-        """Return the number of weights that one decode step reads.
-
-        The embedding table counts only if it is the last matrix too.
-        """
-        table = self.vocab_size * self.hidden_size
-        return self.parameters - (0 if self.tie_word_embeddings else table)
-
-    @property
-    def cache_values_per_token(self) -> int:
-        """Return the number of values per token in the KV cache."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
-
-
-QWEN3_0_6B = ModelShape(1024, 3072, 28, 16, 8)
-SHAPES = {
-    "qwen3-0.6b": QWEN3_0_6B,
-    "qwen3-1.7b": replace(QWEN3_0_6B, hidden_size=2048, intermediate_size=6144),
-    "qwen3-4b": ModelShape(2560, 9728, 36, 32, 8),
-    "qwen3-8b": ModelShape(4096, 12288, 36, 32, 8, tie_word_embeddings=False),
-}
-
-
-def bytes_per_step(
-    shape: ModelShape, precision: str, batch: int, context: int, tokens: int
-) -> dict[str, int]:
-    """Compute the average bytes that a decode step reads: {"weights", "kv_cache"}.
-
-    The first of tokens - 1 steps reads context + 1 rows of each sequence, the last context + tokens - 1.
-    """
-    width = BYTES_PER_VALUE[precision]
-    rows = context + tokens / 2
-    return {
-        "weights": shape.parameters_per_step * width,
-        "kv_cache": round(batch * rows * shape.cache_values_per_token * width),
-    }
-
-
-def parse_shape(text: str) -> ModelShape:
-    """Parse a name of `SHAPES` with optional changes.
-
-    Example: "qwen3-0.6b,num_hidden_layers=2".     ValueError for an unknown name or key, or a value that is
-    not a number.
-    """
-    name, *changes = text.split(",")
-    if name not in SHAPES:
-        raise ValueError(f"unknown shape {name!r}, expected one of {', '.join(SHAPES)}")
-    names = [field.name for field in fields(ModelShape)]
-    values: dict[str, int] = {}
-    for change in changes:
-        key, _, value = change.partition("=")
-        if key not in names or not value.isdecimal():
-            raise ValueError(f"expected KEY=NUMBER with a key of {', '.join(names)}, got {change!r}")
-        values[key] = bool(int(value)) if key == "tie_word_embeddings" else int(value)
-    return replace(SHAPES[name], **values)
 
 
 def write_checkpoint(directory: Path, shape: ModelShape, precision: str, seed: int = 0) -> Path:
     """Write the checkpoint unless the directory has it already; return the directory.
 
-    `precision`: type of the weights.
+    `precision`: type of the weights. `config.json` has a key "random" that describes them. ValueError if no
+    family reads such a checkpoint.
     """
-    config = thinker_config(shape, precision, seed)
+    config = checkpoint_config(shape) | {"random": {"precision": precision, "seed": seed}}
     config_file = directory / "config.json"
     if config_file.is_file() and json.loads(config_file.read_text()) == config:
         return directory
@@ -173,30 +63,16 @@ def write_checkpoint(directory: Path, shape: ModelShape, precision: str, seed: i
     return directory
 
 
-def thinker_config(shape: ModelShape, precision: str, seed: int) -> dict:
-    """Make `config.json`; its key "random" describes the weights."""
-    text = asdict(shape)
-    tied = text.pop("tie_word_embeddings")
-    half = shape.head_dim // 2
-    side = half * 5 // 16  # 24, 20 and 20 of 64, as in Qwen3
+def checkpoint_config(shape: ModelShape) -> dict[str, Any]:
+    """Make `config.json` of a text model."""
+    known = {name for family in families() for name in family.model_types}
+    if shape.model_type not in known:
+        raise ValueError(f"no family of the builder reads the model type {shape.model_type!r}")
     return {
-        "model_type": MODEL_TYPE,
-        "tie_word_embeddings": tied,
-        "random": {"precision": precision, "seed": seed},
-        "text_config": {
-            **text,
-            "hidden_act": "silu",
-            "max_position_embeddings": MAX_POSITIONS,
-            "rms_norm_eps": EPSILON,
-            "num_experts": 0,
-            "eos_token_id": shape.vocab_size - 1,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": ROPE_THETA,
-                "mrope_section": [half - 2 * side, side, side],
-                "mrope_interleaved": True,
-            },
-        },
+        **asdict(shape),
+        "hidden_act": "silu",
+        "max_position_embeddings": MAX_POSITIONS,
+        "eos_token_id": shape.vocab_size - 1,
     }
 
 
@@ -216,13 +92,13 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], precision: str) -> np.ndarray:
-    """Make a random matrix that keeps the scale of its input, or a vector of ones.
+    """Make a random matrix that keeps the scale of its input, a scale of ones or a bias of zeros.
 
     The row of the stop token is 0.
     """
     dtype = DTYPES[precision].numpy()
     if len(shape) == 1:
-        return np.ones(shape, dtype)
+        return (np.zeros if name.endswith("bias") else np.ones)(shape, dtype)
     values = _random(rng, shape, precision, shape[1] ** -0.5)
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         values[-1] = 0

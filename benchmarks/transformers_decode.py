@@ -11,9 +11,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, Qwen3Config, Qwen3ForCausalLM, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache, StaticCache
 
-from benchmarks.random_checkpoint import EPSILON, MAX_POSITIONS, ROPE_THETA, ModelShape
+from benchmarks.model_shapes import ModelShape
+from benchmarks.random_checkpoint import MAX_POSITIONS
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MAX_RUNS = 3
@@ -23,21 +24,16 @@ Step = Callable[[torch.Tensor, Cache], torch.Tensor]
 
 
 class TransformersDecoder:
-    """`Qwen3ForCausalLM` with the weights of a checkpoint that uses its tensor names."""
+    """The model class of a shape with the weights of a checkpoint that uses its tensor names."""
 
     def __init__(self, checkpoint: Path, shape: ModelShape, precision: str, device: str) -> None:
-        config = Qwen3Config(
-            **asdict(shape),
-            max_position_embeddings=MAX_POSITIONS,
-            rms_norm_eps=EPSILON,
-            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        )
-        model, found = Qwen3ForCausalLM.from_pretrained(
+        config = AutoConfig.for_model(**asdict(shape), max_position_embeddings=MAX_POSITIONS)
+        model, found = AutoModelForCausalLM.from_pretrained(
             checkpoint, config=config, dtype=DTYPES[precision], output_loading_info=True
         )
         unexpected = {key: names for key, names in found.items() if names and key != "error_msgs"}
         if unexpected:
-            raise RuntimeError(f"the checkpoint's tensors do not match Qwen3: {unexpected}")
+            raise RuntimeError(f"the checkpoint's tensors do not match {shape.model_type}: {unexpected}")
         self._device = device
         self._model = model.to(device).eval()
 

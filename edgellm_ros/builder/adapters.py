@@ -18,6 +18,8 @@ from edgellm_ros.engine_directory.peft_adapter import (
     read_peft_adapter,
 )
 
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+
 
 def read_adapters(
     adapters: Mapping[str, Path], inputs: Mapping[str, Sequence[Any]], max_rank: int | None
@@ -41,5 +43,5 @@ def copy_adapters(adapters: Mapping[str, Path], engine: Path) -> None:
         target = engine / FOLDER / name
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        for file in (CONFIG_FILE, WEIGHTS_FILE):
+        for file in ADAPTER_FILES:
             shutil.copyfile(path / file, target / file)

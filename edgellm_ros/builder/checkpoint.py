@@ -1,18 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a Hugging Face checkpoint without PyTorch: JSON and safetensors files."""
+"""Reads the tensors of a Hugging Face checkpoint without PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
+from edgellm_ros.builder.safetensors_file import FLOATS, StoredTensor, read_header
+from edgellm_ros.builder.strips import rows_per_strip
 from edgellm_ros.engine_directory.schema import read_json
 
-FLOAT_DTYPES = ("F16", "BF16", "F32")
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Other formats of weights, and what to do with them.
+TO_CONVERT = (
+    "save it as safetensors with transformers on a computer that trusts the file: "
+    "AutoModel.from_pretrained(...).save_pretrained(...)"
+)
+OTHER_FORMATS = {
+    "*.bin": f"PyTorch pickles, which can run code when they are read: {TO_CONVERT}",
+    "*.pt": f"PyTorch pickles, which can run code when they are read: {TO_CONVERT}",
+    "*.pth": f"PyTorch pickles, which can run code when they are read: {TO_CONVERT}",
+    "*.gguf": "quantised weights of llama.cpp: export the checkpoint that it was made of",
+    "*.msgpack": f"weights of Flax: {TO_CONVERT}",
+    "*.h5": f"weights of TensorFlow: {TO_CONVERT}",
+    "consolidated*.safetensors": "weights in Mistral's own format: use the files in Hugging Face format",
+}
 
 
 class Weights:
@@ -24,58 +39,84 @@ class Weights:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        index = directory / "model.safetensors.index.json"
-        weight_map: dict[str, str] = {}
-        if index.is_file():
-            weight_map = read_json(index).get("weight_map") or {}
-            if not weight_map:
-                raise ValueError(f"{index}: weight_map is missing or empty")
-        self._files: dict[str, Any] = {}
-        for file in sorted(set(weight_map.values())) or ["model.safetensors"]:
-            handle = _open(directory / file)
-            self._files.update(dict.fromkeys(handle.keys(), handle))
+        index = directory / INDEX
+        weight_map = _weight_map(index) if index.is_file() else {}
+        self.where = index if weight_map else directory / FILE  # the file that lists all tensors
+        if not weight_map and not self.where.is_file():
+            raise FileNotFoundError(f"{self.where} not found{_other_format(directory)}")
+        headers = {file: read_header(directory / file) for file in sorted(set(weight_map.values())) or [FILE]}
+        self._tensors = {name: tensor for header in headers.values() for name, tensor in header.items()}
         for name, file in weight_map.items():
-            if name not in self._files:
+            if name not in headers[file]:
                 raise ValueError(f"{directory / file}: tensor {name!r} is missing, but {index.name} lists it")
+            self._tensors[name] = headers[file][name]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._tensors
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of values of all tensors."""
+        return sum(prod(tensor.shape) for tensor in self._tensors.values())
 
     def has_module(self, name: str) -> bool:
         """Tell whether the checkpoint has any tensor of the module `name`."""
-        return any(tensor.startswith(f"{name}.") for tensor in self._files)
+        return any(tensor.startswith(f"{name}.") for tensor in self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor.
 
         ValueError if the tensor is missing or holds no floats.
         """
-        if name not in self._files:
-            raise ValueError(f"{self.directory}: tensor {name!r} is missing")
-        entry = self._files[name].get_slice(name)
-        dtype = entry.get_dtype()
-        if dtype not in FLOAT_DTYPES:
-            supported = ", ".join(FLOAT_DTYPES)
-            raise ValueError(f"{self.directory}: tensor {name!r} has dtype {dtype}; supported: {supported}")
-        return tuple(entry.get_shape())
+        return self._floats(name).shape
 
     def require(self, name: str, shape: Sequence[int]) -> None:
         """Raise ValueError unless a tensor has this shape."""
-        found = list(self.shape(name))
-        if found != list(shape):
+        tensor = self._floats(name)
+        if tensor.shape != tuple(shape):
             raise ValueError(
-                f"{self.directory}: tensor {name!r} has shape {found}, but by the config it is {list(shape)}"
+                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but by the config it is "
+                f"{list(shape)}"
             )
 
     def read(self, name: str) -> np.ndarray:
         """Read one tensor in its stored type."""
-        return self._files[name].get_tensor(name)
+        return self._floats(name).read()
+
+    def read_strips(self, name: str, dtype: np.dtype) -> Iterator[np.ndarray]:
+        """Read the rows of a matrix in strips, converted to a type."""
+        tensor = self._floats(name)
+        rows = rows_per_strip(tensor.shape, dtype)
+        for start in range(0, tensor.shape[0], rows):
+            yield tensor.read(start, start + rows).astype(dtype, copy=False)
+
+    def _floats(self, name: str) -> StoredTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            longer = sorted(found for found in self._tensors if found.endswith(f".{name}"))
+            there = f", which has {longer[0]!r}" if longer else ""
+            raise ValueError(f"{self.where}: tensor {name!r} is missing{there}")
+        if tensor.dtype not in FLOATS:
+            raise ValueError(
+                f"{tensor.file}: tensor {name!r} has dtype {tensor.dtype}; supported: {', '.join(FLOATS)}"
+            )
+        return tensor
 
 
-def _open(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} not found")
-    try:
-        return safe_open(path, framework="numpy")
-    except SafetensorError as error:
-        raise ValueError(f"{path}: damaged or cut short: {error}") from None
+def _weight_map(index: Path) -> dict[str, str]:
+    """Read the file of each tensor from the index of a sharded checkpoint."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: weight_map is missing or empty, expected the file of each tensor")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file or Path(file).name != file:
+            raise ValueError(f"{index}: weight_map: {name} {file!r}: expected the name of a file beside it")
+    return weight_map
+
+
+def _other_format(directory: Path) -> str:
+    for pattern, advice in OTHER_FORMATS.items():
+        files = sorted(directory.glob(pattern))
+        if files:
+            return f"; {files[0].name} has {advice}"
+    return ""

@@ -6,13 +6,18 @@ Errors name the file, the key, the value and what was expected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgellm_ros.engine_directory.schema import read_json
 
 T = TypeVar("T")
+
+
+class MixtureOfExpertsError(ValueError):
+    """The model is a mixture of experts, which no family supports."""
 
 
 class ConfigSection:
@@ -29,6 +34,10 @@ class ConfigSection:
     def fail(self, key: str, reason: str) -> ValueError:
         """Make the error to raise for the value of `key`."""
         return ValueError(f"{self.where}: {key} {self.data.get(key)!r}: {reason}")
+
+    def mixture_of_experts(self, key: str, reason: str) -> MixtureOfExpertsError:
+        """Make the error to raise if the value of `key` makes the model a mixture of experts."""
+        return MixtureOfExpertsError(str(self.fail(key, f"a mixture of experts, only dense {reason}")))
 
     def has(self, key: str) -> bool:
         """Tell whether the key is present with a value other than null."""
@@ -56,7 +65,11 @@ class ConfigSection:
         """Read the number at `key` as a float, or return `default` if the key is missing."""
         if default is not None and not self.has(key):
             return default
-        return float(self._get(key, (int, float), "a number"))
+        return self._finite(key, self._get(key, (int, float), "a number"))
+
+    def text(self, key: str) -> str:
+        """Read the string at `key`."""
+        return self._get(key, str, "a string")
 
     def flag(self, key: str, default: bool) -> bool:
         """Read true or false at `key`, or return `default` if the key is missing."""
@@ -74,14 +87,21 @@ class ConfigSection:
         values = self._get(key, list, "a list of numbers")
         if not all(type(value) in (int, float) for value in values):
             raise self.fail(key, "expected a list of numbers")
-        return tuple(float(value) for value in values)
+        return tuple(self._finite(key, value) for value in values)
 
     def one_of(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
         """Read a value that must be among `supported`; a missing key means `default`."""
         value = self.data.get(key, default)
-        if value not in supported:
+        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in supported):
             raise self.fail(key, f"supported: {', '.join(map(str, supported))}")
         return value
+
+    def nested(self) -> Iterator[ConfigSection]:
+        """Yield this section and all objects in it, at any depth."""
+        yield self
+        for key, value in self.data.items():
+            if isinstance(value, Mapping):
+                yield from self.section(key).nested()
 
     def make(self, cls: Callable[..., T], **values: Any) -> T:
         """Make a dataclass of values read here.
@@ -92,6 +112,15 @@ class ConfigSection:
             return cls(**values)
         except ValueError as error:
             raise ValueError(f"{self.where}: {error}") from None
+
+    def _finite(self, key: str, value: float) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.fail(key, "expected finite numbers")
+        return number
 
     def _get(self, key: str, kind: Any, expected: str) -> Any:
         if key not in self.data:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import lora_inputs
+from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
 PARTS = ("llm", "visual", "audio", "action")
@@ -106,17 +108,34 @@ def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
     config = EngineConfig.load(engine, verify)
     listed = {entry.path: entry.size for entry in config.files}
     parts = tuple(_part(engine, name) for name in PARTS if f"{name}/model.onnx" in listed)
-    adapters = _adapters(engine, config, parts[0])
-    return EngineReport(str(engine), config, parts, adapters, _memory(config, parts), verify)
+    adapters: tuple[AdapterReport, ...] = ()
+    if config.builder.max_lora_rank:
+        inputs = {binding.name: binding.shape for binding in parts[0].inputs}
+        found = read_adapters(find_adapters(engine), inputs, config.builder.max_lora_rank)
+        adapters = adapter_reports(config, inputs, found)
+    return EngineReport(str(engine), config, parts, adapters, memory_report(config, parts), verify)
 
 
 def render(report: EngineReport) -> str:
     """Render the report as tables: the model, memory, each graph's bindings."""
-    config, llm = report.config, report.config.llm
-    builder = config.builder
+    rows = [("engine", report.directory), *model_rows(report.config, report.adapters)]
+    rows.append(("files", f"{len(report.config.files)}, {'SHA-256' if report.verified else 'sizes'} checked"))
+    memory = memory_rows(report.parts, report.adapters, report.memory)
+    sections = [table(rows), "memory\n" + table(memory)]
+    for part in report.parts:
+        title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
+        beside = "".join(f"\n  variant {variant}" for variant in part.variants)
+        beside += "".join(map(_plan_lines, part.plans))
+        bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
+        sections.append(title + beside + "\n" + table(bindings))
+    return "\n\n".join(sections)
+
+
+def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[tuple[str, str]]:
+    """Make the rows of a table about the model and the limits of an engine."""
+    llm, builder = config.llm, config.builder
     answers = f", {llm.reduced_vocab_size} to answer with" if llm.reduced_vocab_size else ""
     rows = [
-        ("engine", report.directory),
         ("model", f"{config.model_type}, {config.precision}"),
         (
             "language",
@@ -146,7 +165,7 @@ def render(report: EngineReport) -> str:
         names = ", ".join(f"{name} [{unit}]" for name, unit in zip(space.names, space.units, strict=True))
         rows.append(("action", f"{names}: {space.horizon} steps of {space.dt} s"))
     if builder.max_lora_rank:
-        names = ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in report.adapters)
+        names = ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters)
         rows.append(("adapters", f"up to rank {builder.max_lora_rank}; {names or 'none here'}"))
     rows += [
         ("batch", f"{builder.max_batch_size} requests"),
@@ -154,16 +173,8 @@ def render(report: EngineReport) -> str:
             "lengths",
             f"prompt {builder.max_input_len}, prompt and answer {builder.max_kv_cache_capacity} tokens",
         ),
-        ("files", f"{len(config.files)}, {'SHA-256' if report.verified else 'sizes'} checked"),
     ]
-    sections = [_table(rows), "memory\n" + _table(_memory_rows(report))]
-    for part in report.parts:
-        title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
-        beside = "".join(f"\n  variant {variant}" for variant in part.variants)
-        beside += "".join(map(_plan_lines, part.plans))
-        bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
-        sections.append(title + beside + "\n" + _table(bindings))
-    return "\n\n".join(sections)
+    return rows
 
 
 def _part(engine: Path, name: str) -> PartReport:
@@ -172,7 +183,14 @@ def _part(engine: Path, name: str) -> PartReport:
         model = ir.load(path)
     except Exception as error:  # protobuf and onnx raise classes of their own
         raise ValueError(f"{path}: not a readable ONNX file: {error}") from None
-    graph = model.graph
+    variants = tuple(sorted(variant.name for variant in path.parent.glob("model.*.onnx")))
+    return part_report(name, model.graph, variants, _plans(path))
+
+
+def part_report(
+    name: str, graph: ir.Graph, variants: tuple[str, ...] = (), plans: tuple[PlanReport, ...] = ()
+) -> PartReport:
+    """Describe one graph; variants: names of its variants' files."""
     nodes = list(graph)
     return PartReport(
         name=name,
@@ -184,8 +202,8 @@ def _part(engine: Path, name: str) -> PartReport:
         weight_bytes=sum(
             value.const_value.nbytes for value in graph.initializers.values() if value.const_value
         ),
-        variants=tuple(sorted(variant.name for variant in path.parent.glob("model.*.onnx"))),
-        plans=_plans(path),
+        variants=variants,
+        plans=plans,
     )
 
 
@@ -212,13 +230,13 @@ def _problem(plan: PlanFile, model: Path) -> str:
     return ""
 
 
-def _adapters(engine: Path, config: EngineConfig, llm: PartReport) -> tuple[AdapterReport, ...]:
-    if not config.builder.max_lora_rank:
-        return ()
-    inputs = {binding.name: binding.shape for binding in llm.inputs}
+def adapter_reports(
+    config: EngineConfig, inputs: Mapping[str, Sequence[Any]], adapters: Mapping[str, PeftAdapter]
+) -> tuple[AdapterReport, ...]:
+    """Describe adapters of an engine; inputs: name of each input of the language model -> shape."""
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     reports = []
-    for name, adapter in read_adapters(find_adapters(engine), inputs, config.builder.max_lora_rank).items():
+    for name, adapter in adapters.items():
         adapted = [entry for entry in lora_inputs(inputs) if entry.is_adapted(adapter.weights)]
         values = sum(math.prod(shape) for entry in adapted for shape in entry.shapes(adapter.rank))
         reports.append(AdapterReport(name, adapter.rank, len(adapter.weights), values * itemsize))
@@ -230,7 +248,8 @@ def _binding(value: ir.Value) -> BindingReport:
     return BindingReport(str(value.name), str(value.dtype).lower(), shape)
 
 
-def _memory(config: EngineConfig, parts: tuple[PartReport, ...]) -> MemoryReport:
+def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryReport:
+    """Compute the memory that an engine needs at its limits."""
     llm, builder = config.llm, config.builder
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     weights = sum(part.weight_bytes for part in parts)
@@ -242,10 +261,12 @@ def _memory(config: EngineConfig, parts: tuple[PartReport, ...]) -> MemoryReport
     return MemoryReport(weights, embedding, per_token, per_sequence, cache, cache, total)
 
 
-def _memory_rows(report: EngineReport) -> list[tuple[str, str]]:
-    memory = report.memory
-    rows = [(f"weights of {part.name}", part.weight_bytes) for part in report.parts]
-    rows += [(f"adapter {adapter.name}", adapter.bytes) for adapter in report.adapters]
+def memory_rows(
+    parts: Sequence[PartReport], adapters: Sequence[AdapterReport], memory: MemoryReport
+) -> list[tuple[str, str]]:
+    """Make the rows of a table about memory."""
+    rows = [(f"weights of {part.name}", part.weight_bytes) for part in parts]
+    rows += [(f"adapter {adapter.name}", adapter.bytes) for adapter in adapters]
     rows += [
         ("embedding table", memory.embedding),
         ("KV cache of a token", memory.kv_cache_per_token),
@@ -254,6 +275,11 @@ def _memory_rows(report: EngineReport) -> list[tuple[str, str]]:
         ("prefix cache", memory.prefix_cache),
         ("weights, embedding, both caches", memory.total),
     ]
+    return size_rows(rows)
+
+
+def size_rows(rows: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
+    """Format sizes in bytes."""
     return [(name, f"{size / 2**20:9.3f} MiB") for name, size in rows]
 
 
@@ -285,7 +311,7 @@ def _binding_rows(way: str, bindings: tuple[BindingReport, ...]) -> list[tuple[s
     return rows
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
+def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Format columns as wide as their longest cell, two spaces apart, indented by two."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -111,8 +111,8 @@ def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -
     return np.unique(ids).astype(np.int32)
 
 
-def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
-    """Write tokenizer, chat template and special tokens; return the file names.
+def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
+    """Read tokenizer, chat template and special tokens: file name -> contents to write.
 
     The template is in its own file or in `tokenizer_config.json`.
     """
@@ -126,10 +126,11 @@ def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
     if not isinstance(template, str):
         raise FileNotFoundError(f"{template_file} not found, and tokenizer_config.json has no chat_template")
     special_tokens = json.dumps(template_tokens(checkpoint), indent=2, ensure_ascii=False)
-    (engine / TOKENIZER_FILE).write_bytes(tokenizer.read_bytes())
-    (engine / TEMPLATE_FILE).write_text(template, encoding="utf-8")
-    (engine / SPECIAL_TOKENS_FILE).write_text(special_tokens + "\n", encoding="utf-8")
-    return [TOKENIZER_FILE, TEMPLATE_FILE, SPECIAL_TOKENS_FILE]
+    return {
+        TOKENIZER_FILE: tokenizer.read_bytes(),
+        TEMPLATE_FILE: template.encode(),
+        SPECIAL_TOKENS_FILE: f"{special_tokens}\n".encode(),
+    }
 
 
 def _default_template(value: Any) -> Any:

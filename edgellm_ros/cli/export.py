@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from edgellm_ros.cli import arguments
 
@@ -23,7 +25,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="directory with config.json and safetensors files"
     )
-    parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="directory to write; created if missing")
+    parser.add_argument(
+        "engine_dir",
+        metavar="ENGINE_DIR",
+        nargs="?",
+        help="directory to write; created if missing (with --check: only its disk's free space is read)",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; show what would be written, its size and the engine's memory, or why not",
+    )
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -76,22 +88,29 @@ def _layers(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export the checkpoint and report the files."""
+    """Export the checkpoint and report the files; with --check, only report."""
+    options = {
+        "precision": args.precision,
+        "max_batch_size": args.max_batch_size,
+        "max_input_len": args.max_input_len,
+        "max_kv_cache_capacity": args.max_kv_cache_capacity,
+        "max_lora_rank": args.max_lora_rank,
+        "hidden_state_layers": args.hidden_states,
+        "lm_head_input": args.lm_head_input,
+        "vocab_map": args.vocab_map,
+    }
+    if args.check:
+        return _check(args, options)
+    if args.engine_dir is None:
+        raise ValueError("ENGINE_DIR is missing; only --check works without it")
+    return _export(args, options)
+
+
+def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from edgellm_ros.builder.exporter import export
 
     start = time.perf_counter()
-    config = export(
-        args.checkpoint,
-        args.engine_dir,
-        precision=args.precision,
-        max_batch_size=args.max_batch_size,
-        max_input_len=args.max_input_len,
-        max_kv_cache_capacity=args.max_kv_cache_capacity,
-        max_lora_rank=args.max_lora_rank,
-        hidden_state_layers=args.hidden_states,
-        lm_head_input=args.lm_head_input,
-        vocab_map=args.vocab_map,
-    )
+    config = export(args.checkpoint, args.engine_dir, **options)
     seconds = time.perf_counter() - start
     size = sum(entry.size for entry in config.files)
     print(
@@ -101,4 +120,23 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         files = {entry.path: entry.size for entry in config.files}
         arguments.print_json({"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files})
+    return 0
+
+
+def _check(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    from edgellm_ros.builder.export_check import check, render_check
+    from edgellm_ros.builder.export_plan import ExportOptions
+
+    report = check(args.checkpoint, ExportOptions(**options), args.engine_dir or ".")
+    if args.json:
+        arguments.print_json(dataclasses.asdict(report))
+    else:
+        print(render_check(report))
+    if report.disk.short:
+        disk = report.disk
+        print(
+            f"{disk.directory}: the disk is too small: {disk.needed / 1e6:.1f} MB needed, "
+            f"{disk.free / 1e6:.1f} MB free",
+            file=sys.stderr,
+        )
     return 0

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from statistics import median
 
 import numpy as np
 import pytest
 
-from benchmarks import decode
+from benchmarks import decode, random_checkpoint
 from benchmarks.decode_runs import decode as decode_requests
 from benchmarks.decode_runs import make_requests, observe_steps
-from benchmarks.random_checkpoint import SHAPES, bytes_per_step, parse_shape, write_checkpoint
+from benchmarks.model_shapes import SHAPES, bytes_per_step, parse_shape
+from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.engine.device import CpuDevice, HostCopy
@@ -79,6 +81,15 @@ def test_weights_and_cache_are_those_of_the_shape_and_what_they_exceed_is_told(r
 @pytest.mark.parametrize(
     ("name", "billions", "read"),
     [
+        ("qwen2.5-0.5b", 0.494, 0.494),
+        ("qwen2.5-1.5b", 1.544, 1.544),
+        ("qwen2.5-3b", 3.086, 3.086),
+        ("qwen2.5-7b", 7.616, 7.071),
+        ("llama-3.2-1b", 1.236, 1.236),
+        ("llama-3.2-3b", 3.213, 3.213),
+        ("llama-3.1-8b", 8.030, 7.505),
+        ("smollm2-135m", 0.1345, 0.1345),
+        ("smollm2-1.7b", 1.711, 1.711),
         ("qwen3-0.6b", 0.596, 0.596),
         ("qwen3-1.7b", 1.721, 1.721),
         ("qwen3-4b", 4.022, 4.022),
@@ -187,10 +198,31 @@ def test_options_that_cannot_be_are_refused(arguments, message, capsys):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("tied", [1, 0])
-def test_transformers_draws_the_same_tokens_eager_and_compiled(tied):
+@pytest.mark.parametrize("published", ["qwen3-0.6b", "qwen2.5-0.5b", "llama-3.2-1b", "smollm2-135m"])
+def test_transformers_draws_the_same_tokens_eager_and_compiled(published, tied):
     pytest.importorskip("transformers")
-    result = decode.main(options("--batch", "2", shape=f"{SMALL},tie_word_embeddings={tied}"))
+    sizes = f"{SMALL.replace('qwen3-0.6b', published)},tie_word_embeddings={tied}"
+    result = decode.main(options("--batch", "2", shape=sizes))
     for way in ("eager", "compiled"):
         (figures,) = result["transformers"][way]
         assert figures["same_tokens"] == TOKENS
         assert figures["decode_ms"] > 0
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", SHAPES)
+def test_tensors_of_a_shape_are_those_of_the_model_class(name):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    shape = SHAPES[name]
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(**asdict(shape))
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    expected = {key: tuple(tensor.shape) for key, tensor in model.named_parameters()}
+    assert {key: size for shard in shape.shards() for key, size in shard.items()} == expected
+
+
+def test_a_shape_that_no_family_reads_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(random_checkpoint, "families", list)
+    with pytest.raises(ValueError, match="no family of the builder reads the model type 'llama'"):
+        write_checkpoint(tmp_path, SHAPES["llama-3.2-1b"], "fp16")
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.builder.families.qwen3_omni import config as qwen3_omni_config
+from edgellm_ros.builder.safetensors_file import StoredTensor
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
@@ -227,13 +228,19 @@ def test_plans_and_parts_of_an_earlier_export_are_removed(tiny_checkpoint, tmp_p
     assert not list(engine.glob("action/*"))
 
 
-def test_an_interrupted_export_leaves_no_loadable_engine(tiny_checkpoint, tmp_path):
-    """The last tensor of the last graph is damaged: the export fails when it reads the tensor."""
+def test_an_interrupted_export_leaves_no_loadable_engine(tiny_checkpoint, tmp_path, monkeypatch):
+    """The weights of the action expert disappear after the checks."""
     engine = tmp_path / "engine"
     export(tiny_checkpoint, engine, **LIMITS)
-    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
-    (checkpoint / "chat_template.jinja").unlink()
-    with pytest.raises(FileNotFoundError, match="chat_template"):
-        export(checkpoint, engine, **LIMITS)
+    read = StoredTensor.read
+
+    def interrupted(tensor, *rows):
+        if tensor.file.parent.name == "action_expert":
+            raise OSError("the disk was removed")
+        return read(tensor, *rows)
+
+    monkeypatch.setattr(StoredTensor, "read", interrupted)
+    with pytest.raises(OSError, match="the disk was removed"):
+        export(tiny_checkpoint, engine, **LIMITS)
     with pytest.raises(FileNotFoundError, match="not an engine directory"):
         EngineConfig.load(engine)

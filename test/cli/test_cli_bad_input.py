@@ -241,6 +241,17 @@ def test_export_of_a_truncated_checkpoint(edgellm, tiny_checkpoint, tmp_path):
     assert_refused(edgellm("export", checkpoint, tmp_path / "engine"), str(shard))
 
 
+def test_check_of_a_checkpoint_that_cannot_be_exported(edgellm, tiny_checkpoint, tmp_path):
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
+    config = checkpoint / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "qwen9"}))
+    assert_refused(edgellm("export", "--check", checkpoint), str(config), "model_type 'qwen9'", "supported: ")
+
+
+def test_export_without_an_engine_directory(edgellm, tiny_checkpoint):
+    assert_refused(edgellm("export", tiny_checkpoint), "ENGINE_DIR is missing")
+
+
 def test_export_with_limits_that_contradict_each_other(edgellm, tiny_checkpoint, tmp_path):
     run = edgellm("export", tiny_checkpoint, tmp_path / "engine", "--max-input-len", 448)
     assert_refused(run, "max_kv_cache_capacity 448", "max_input_len")

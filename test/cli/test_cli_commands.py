@@ -183,6 +183,17 @@ def test_export_writes_an_engine_directory(edgellm, tiny_checkpoint, tmp_path):
     assert edgellm("inspect", tmp_path / "engine", "--json").json["config"]["builder"]["max_batch_size"] == 2
 
 
+def test_a_checked_export_shows_what_the_export_then_writes(edgellm, tiny_checkpoint, tmp_path):
+    arguments = ("export", tiny_checkpoint, tmp_path / "engine", "--max-batch-size", 2)
+    shown = edgellm(*arguments, "--check")
+    assert shown.code == 0
+    assert "KV cache of a sequence" in shown.out
+    checked = edgellm(*arguments, "--check", "--json").json
+    assert not (tmp_path / "engine").exists()
+    assert checked["files"] == edgellm(*arguments, "--json").json["files"]
+    assert checked["memory"] == edgellm("inspect", tmp_path / "engine", "--json").json["memory"]
+
+
 @pytest.mark.slow
 def test_bench_ends_with_its_figures_as_json(edgellm, tiny_engine):
     run = edgellm("bench", tiny_engine, "--runs", 3, "--warmup", 1, "--max-tokens", 5)

@@ -7,16 +7,18 @@ code names a family.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint_config import ConfigSection, MixtureOfExpertsError
 from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.unsupported import find_experts
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,22 @@ def families() -> list[Family]:
 def find_family(config: ConfigSection) -> Family:
     """Find the family of a checkpoint by `model_type`.
 
-    ValueError lists the supported types.
+    ValueError lists the supported types and names the nearest; MixtureOfExpertsError if the model is of no
+    family and has experts.
     """
     by_type = {model_type: family for family in families() for model_type in family.model_types}
-    return by_type[config.one_of("model_type", sorted(by_type))]
+    model_type = config.text("model_type")
+    if model_type in by_type:
+        return by_type[model_type]
+    experts = find_experts(config)
+    if experts:
+        raise MixtureOfExpertsError(f"{experts}; model_type {model_type!r} is not supported either")
+    raise config.fail("model_type", f"supported: {', '.join(sorted(by_type))}{_nearest(model_type, by_type)}")
+
+
+def _nearest(model_type: str, known: Iterable[str]) -> str:
+    names = difflib.get_close_matches(model_type, known, 1)
+    return f"; the nearest is {names[0]}" if names else ""
 
 
 @contextmanager

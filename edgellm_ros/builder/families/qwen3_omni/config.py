@@ -59,7 +59,7 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Dec
 
 
 def _check_dense(text: ConfigSection) -> None:
-    """Raise ValueError if a layer is a mixture of experts.
+    """Raise MixtureOfExpertsError if a layer is a mixture of experts.
 
     Rule and defaults are those of the model code.
     """
@@ -70,7 +70,7 @@ def _check_dense(text: ConfigSection) -> None:
     layers = range(text.size("num_hidden_layers"))
     sparse = [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]
     if sparse:
-        raise text.fail("num_experts", f"only dense layers are supported; layer {sparse[0]} has experts")
+        raise text.mixture_of_experts("num_experts", f"layers are supported; layer {sparse[0]} has experts")
 
 
 def _text_rope(text: ConfigSection, head_dim: int) -> RopeConfig:

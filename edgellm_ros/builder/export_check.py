@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells what an export would write, and which memory the engine would need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.builder.adapters import ADAPTER_FILES
+from edgellm_ros.builder.export_plan import CUDA_VARIANT, GRAPH_FILE, ExportOptions, ExportPlan, plan_export
+from edgellm_ros.builder.inspection import (
+    AdapterReport,
+    MemoryReport,
+    PartReport,
+    adapter_reports,
+    memory_report,
+    memory_rows,
+    model_rows,
+    part_report,
+    size_rows,
+    table,
+)
+from edgellm_ros.engine_directory.adapter_folder import FOLDER
+from edgellm_ros.engine_directory.config import EngineConfig
+
+
+@dataclass(frozen=True)
+class DiskReport:
+    """Space on the disk of the engine directory."""
+
+    directory: str
+    needed: int  # bytes of the export, less those of files that it replaces
+    free: int  # bytes
+    short: bool
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """All data that `edgellm export --check` shows."""
+
+    checkpoint: str
+    family: str
+    parameters: int
+    config: EngineConfig  # as the engine's `config.json` would be, but without files
+    parts: tuple[PartReport, ...]
+    adapters: tuple[AdapterReport, ...]
+    memory: MemoryReport  # the same figures as in `inspect`'s report of the engine
+    files: dict[str, int]  # path -> bytes; without `config.json`, which has SHA-256 of the files
+    bytes: int  # of all files
+    disk: DiskReport
+
+
+def check(
+    checkpoint_dir: str | Path, options: ExportOptions | None = None, engine_dir: str | Path = "."
+) -> ExportReport:
+    """Check whether a checkpoint can be exported, and with which result.
+
+    Everything that `export` does before it writes is done: configurations and headers of tensors are read,
+    and graphs are built. Only disk space can then keep the export from its end, which the report tells of the
+    disk of `engine_dir`. Raises the errors of `export`.
+    """
+    plan = plan_export(Path(checkpoint_dir), options or ExportOptions())
+    parts = tuple(
+        part_report(name, graph.graph, (CUDA_VARIANT,) if name in plan.variants else ())
+        for name, graph in plan.graphs.items()
+    )
+    inputs = {binding.name: binding.shape for binding in parts[0].inputs}
+    files = _file_sizes(plan)
+    return ExportReport(
+        checkpoint=str(checkpoint_dir),
+        family=plan.family,
+        parameters=plan.parameters,
+        config=plan.config,
+        parts=parts,
+        adapters=adapter_reports(plan.config, inputs, plan.adapters),
+        memory=memory_report(plan.config, parts),
+        files=files,
+        bytes=sum(files.values()),
+        disk=_disk(Path(engine_dir), files),
+    )
+
+
+def render_check(report: ExportReport) -> str:
+    """Render the report as tables: the model, memory, files."""
+    rows = [
+        ("checkpoint", f"{report.checkpoint}, {report.parameters / 1e9:.3f} billion parameters"),
+        ("family", report.family),
+        *model_rows(report.config, report.adapters),
+    ]
+    rows += [(part.name, f"{part.nodes} nodes, opset {part.opset}") for part in report.parts]
+    disk = report.disk
+    space = [("needed", disk.needed), ("free", disk.free)]
+    sections = [
+        table(rows),
+        "memory\n" + table(memory_rows(report.parts, report.adapters, report.memory)),
+        "files\n" + table(size_rows([*report.files.items(), ("all", report.bytes)])),
+        f"disk of {disk.directory}{': TOO SMALL' if disk.short else ''}\n" + table(size_rows(space)),
+    ]
+    return "\n\n".join(sections)
+
+
+def _file_sizes(plan: ExportPlan) -> dict[str, int]:
+    sizes = {name: len(contents) for name, contents in plan.texts.items()}
+    sizes |= {name: tensor.size for name, tensor in plan.tensors.items()}
+    for part, graph in plan.graphs.items():
+        saved = graph.saved_sizes(Path(part) / GRAPH_FILE)
+        sizes |= {path.as_posix(): size for path, size in saved.items()}
+    for part, variant in plan.variants.items():
+        sizes[f"{part}/{CUDA_VARIANT}"] = variant.saved_variant_size(Path(part) / GRAPH_FILE)
+    for name, folder in plan.adapter_folders.items():
+        sizes |= {f"{FOLDER}/{name}/{file}": (folder / file).stat().st_size for file in ADAPTER_FILES}
+    return dict(sorted(sizes.items()))
+
+
+def _disk(engine: Path, files: dict[str, int]) -> DiskReport:
+    """Compare sizes with the space on the disk of a directory that need not exist.
+
+    OSError if the directory cannot be made or written.
+    """
+    existing = next(path for path in (engine, *engine.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{existing}: expected a directory for the engine, found a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"{existing}: no permission to write an engine directory here")
+    replaced = [engine / name for name in files]
+    needed = sum(files.values()) - sum(path.stat().st_size for path in replaced if path.is_file())
+    free = shutil.disk_usage(existing).free
+    return DiskReport(str(engine), needed, free, short=needed > free)
