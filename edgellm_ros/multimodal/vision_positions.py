@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.multimodal.config import VisionConfig
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class VisionPositions:
     pos_embed_weight: np.ndarray  # [4, P] float32
 
 
-def vision_positions(grid_height: int, grid_width: int, config: VisionConfig) -> VisionPositions:
+def vision_positions(grid_height: int, grid_width: int, config: Qwen3VisionConfig) -> VisionPositions:
     """Compute positions for a grid of patches, merge block by merge block."""
     rows, columns = _merge_order(grid_height, grid_width, config.spatial_merge_size)
     quarter = config.head_dim // 4

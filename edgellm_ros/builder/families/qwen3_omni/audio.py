@@ -17,7 +17,7 @@ from edgellm_ros.builder.families.qwen3_omni.config import AudioArchitecture
 from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.multimodal.config import halved_three_times
+from edgellm_ros.multimodal.audio_config import halved_three_times
 
 EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code uses
 MAX_TIMESCALE = 10000.0  # of the sinusoids; a constant in the model code

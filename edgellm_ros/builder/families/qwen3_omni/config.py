@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.families.qwen3_omni.processor import image_processing, sound_processing
 from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
-from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
+from edgellm_ros.multimodal.audio_config import AudioConfig
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 
 MODEL_TYPE = "qwen3_omni_moe_thinker"
 
@@ -30,7 +31,7 @@ class TextArchitecture:
 class VisionArchitecture:
     """Vision tower."""
 
-    config: VisionConfig  # for the runtime; the graph uses all fields
+    config: Qwen3VisionConfig  # for the runtime; the graph uses all fields
     intermediate_size: int
 
 
@@ -134,7 +135,7 @@ def vision_architecture(config: ConfigSection, processor: ConfigSection) -> Visi
     )
 
     built = vision.make(
-        VisionConfig,
+        Qwen3VisionConfig,
         hidden_size=vision.size("hidden_size"),
         num_heads=vision.size("num_heads"),
         depth=vision.size("depth"),
