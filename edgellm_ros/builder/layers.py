@@ -13,6 +13,7 @@ from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import FLOAT, Dim, GraphBuilder
 from edgellm_ros.builder.lora import TARGETS, add_lora_inputs
 from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.lora_inputs import engine_module
 
 Cache = tuple[ir.Value, ir.Value]  # keys and values of one layer
 
@@ -114,7 +115,7 @@ class ModelBuilder(GraphBuilder):
         """Add LoRA inputs for layers (name -> fan_out), if the graph has any."""
         if not self.lora or not set(parts) <= set(TARGETS):
             return y
-        return add_lora_inputs(self, ".".join(self._prefix), parts, x, y, fan_in)
+        return add_lora_inputs(self, engine_module(".".join(self._prefix)), parts, x, y, fan_in)
 
     def conv2d(self, name: str, x: ir.Value, fan_in: int, fan_out: int) -> ir.Value:
         """Add a 3 x 3 convolution of stride 2.
@@ -140,12 +141,12 @@ class ModelBuilder(GraphBuilder):
     # x -- gate_up_proj --+-- gate --+-- Sigmoid --+
     #                     |          +----------- Mul --+
     #                     +-- up -------------------- Mul -- down_proj -->
-    def swiglu(self, name: str, x: ir.Value, size: int, inner: int) -> ir.Value:
+    def swiglu(self, name: str, x: ir.Value, size: int, inner: int, bias: bool = False) -> ir.Value:
         """Add the feed-forward block of Llama and Qwen, x [..., size] -> [..., size]."""
         with self.module(name):
-            gate, up = self.linears("gate_up_proj", {"gate_proj": inner, "up_proj": inner}, x, size)
+            gate, up = self.linears("gate_up_proj", {"gate_proj": inner, "up_proj": inner}, x, size, bias)
             silu = self.op("Mul", gate, self.op("Sigmoid", gate))
-            return self.linear("down_proj", self.op("Mul", silu, up), inner, size)
+            return self.linear("down_proj", self.op("Mul", silu, up), inner, size, bias)
 
     def rope_rows(self, length: int | str, pairs: int) -> tuple[ir.Value, ir.Value]:
         """Add inputs rope_cos and rope_sin [B, length, pairs] fp32.

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
+from edgellm_ros.builder.graph import BOOL, FLOAT, INT32, INT64, Dim
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.token_layout import TokenLayout
@@ -28,6 +29,29 @@ class LLMInputs:
     tokens: TokenLayout
     caches: list[Cache]  # of each layer, [B,Hkv,C,D]
     deepstack: list[ir.Value]  # [B,S,H] each
+    capacity: int  # C
+    _masks: dict[int, ir.Value] = field(default_factory=dict)  # of sliding windows
+
+    # mask -- Cast -- ReduceSum -- position + 1 --+
+    #   |                   slot + window -- GreaterOrEqual -- And -->
+    #   +-------------------------------------------------------+
+    def windowed_mask(self, graph: ModelBuilder, window: int | None) -> ir.Value:
+        """Return the mask of layers with a sliding window [B,1,S,C]; None is the mask as it is.
+
+        A token attends to all tokens before it, so the number of slots that the mask shows to it is its
+        position + 1. The window is exact for committed rows, whose slot is their position. The slot of a
+        drafted row of a tree is its position or a later one: a drafted row is not hidden as long as the
+        window is longer than the tree is deep.
+        """
+        if window is None:
+            return self.mask
+        if window not in self._masks:
+            with graph.scope(f"window_{window}"):
+                shown = graph.op("Cast", self.mask, to=int(INT32))
+                ends = graph.op("ReduceSum", shown, graph.constant([-1]), keepdims=1)
+                slots = graph.constant(np.arange(self.capacity) + window, INT32)
+                self._masks[window] = graph.op("And", self.mask, graph.op("GreaterOrEqual", slots, ends))
+        return self._masks[window]
 
 
 def llm_inputs(graph: ModelBuilder, config: LanguageModelConfig, capacity: int) -> LLMInputs:
@@ -43,7 +67,7 @@ def llm_inputs(graph: ModelBuilder, config: LanguageModelConfig, capacity: int) 
     tokens = TokenLayout(graph, graph.op("Shape", write_index) if graph.lora else None, inferred=(-1,))
     caches = graph.caches(config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
     deepstack = deepstack_inputs(graph, config)
-    return LLMInputs(embeds, cos_sin, write_index, mask, last_token_ids, tokens, caches, deepstack)
+    return LLMInputs(embeds, cos_sin, write_index, mask, last_token_ids, tokens, caches, deepstack, capacity)
 
 
 def deepstack_inputs(graph: ModelBuilder, config: LanguageModelConfig) -> list[ir.Value]:

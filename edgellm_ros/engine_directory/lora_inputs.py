@@ -23,6 +23,10 @@ import numpy as np
 
 MAX_JOINED = 3  # most layers that share one pair of inputs
 _INPUT = re.compile(r"(.+)\.lora_([AB])\.weight")
+# The decoder's layers in whatever model: the decoder alone, a thinker, a language model beside encoders.
+_DECODER = re.compile(
+    r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?P<module>layers\.\d+\..+)"
+)
 Weights = Mapping[str, tuple[np.ndarray, np.ndarray]]  # module -> A [K, rank], B [rank, N]
 
 
@@ -68,6 +72,16 @@ class LoraInput:
                 b[rows, column : column + fan_out] = given_b
             row, column = row + rank, column + fan_out
         return a, b
+
+
+def engine_module(name: str) -> str:
+    """Return the engine's name of a module of a checkpoint or of an adapter.
+
+    Modules of the decoder are called `model.layers.<i>...`, whatever model the decoder is part of, because
+    transformers and PEFT name them after the classes around it.
+    """
+    decoder = _DECODER.fullmatch(name)
+    return f"model.{decoder['module']}" if decoder else name
 
 
 def input_name(parent: str, parts: Mapping[str, int]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
+from edgellm_ros.engine_directory.lora_inputs import engine_module
 from edgellm_ros.engine_directory.schema import read_json
 
 CONFIG_FILE = "adapter_config.json"
@@ -40,8 +41,6 @@ PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 FLOAT_DTYPES = {"F16": np.float16, "BF16": np.uint16, "F32": np.float32, "F64": np.float64}
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<matrix>[AB])\.weight")
-# The decoder's layers in whatever model PEFT wrapped: the decoder alone, a thinker, or the whole model.
-_DECODER = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?P<module>layers\.\d+\..+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,9 +212,7 @@ def _pairs(
                 f"{path}: tensor {key!r} is not the lora_A or lora_B of a linear layer, as plain LoRA has it"
             )
         name = match["path"]
-        decoder = _DECODER.fullmatch(name)
-        module = f"model.{decoder['module']}" if decoder else name
-        found.setdefault((module, name), {})[match["matrix"]] = array
+        found.setdefault((engine_module(name), name), {})[match["matrix"]] = array
     for (_, name), pair in found.items():
         for matrix in "AB":
             if matrix not in pair:

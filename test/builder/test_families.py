@@ -11,14 +11,14 @@ from edgellm_ros.builder import export, inspect
 from edgellm_ros.builder.families import families, registered
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
-from fixtures.llama_family import LLAMA, write_llama_checkpoint
+from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 from fixtures.tiny_adapter import write_adapter
 from fixtures.tiny_checkpoint import write_json
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return write_llama_checkpoint(tmp_path_factory.mktemp("llama") / "checkpoint")
+    return write_seed_oss_checkpoint(tmp_path_factory.mktemp("seed_oss") / "checkpoint")
 
 
 def answer(engine, **options):
@@ -33,21 +33,21 @@ def test_the_folders_are_the_families():
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
     with pytest.raises(
-        ValueError, match=r"config\.json: model_type 'llama': supported: qwen3_omni_moe_thinker"
+        ValueError, match=r"config\.json: model_type 'seed_oss': supported: qwen3_omni_moe_thinker"
     ):
         export(checkpoint, tmp_path)
     with (
-        registered(dataclasses.replace(LLAMA, model_types=("plain",))),
-        pytest.raises(ValueError, match="model_type 'llama': supported: plain, qwen3_omni_moe_thinker"),
+        registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
+        pytest.raises(ValueError, match="model_type 'seed_oss': supported: plain, qwen3_omni_moe_thinker"),
     ):
         export(checkpoint, tmp_path)
 
 
 @pytest.mark.only_on("cpu", reason="the export is the same for every device")
 def test_a_family_outside_of_the_package_is_exported_and_answers(checkpoint, tmp_path):
-    with registered(LLAMA):
+    with registered(SEED_OSS):
         config = export(checkpoint, tmp_path / "engine", lm_head_input=True, max_lora_rank=4)
-    assert config.model_type == "llama"
+    assert config.model_type == "seed_oss"
     assert (config.vision, config.audio, config.action) == (None, None, None)
     assert [part.name for part in inspect(tmp_path / "engine", verify=True).parts] == ["llm"]
     assert not (tmp_path / "engine" / "llm" / "model.cuda.onnx").exists()
@@ -56,13 +56,13 @@ def test_a_family_outside_of_the_package_is_exported_and_answers(checkpoint, tmp
 
 @pytest.mark.only_on("cpu", reason="the export is the same for every device")
 def test_the_shared_layers_give_a_new_family_lora_inputs(checkpoint, tmp_path):
-    with registered(LLAMA):
+    with registered(SEED_OSS):
         export(checkpoint, tmp_path / "plain")
         export(checkpoint, tmp_path / "lora", max_lora_rank=4)
     plain = answer(tmp_path / "plain").logprobs
     assert answer(tmp_path / "lora").logprobs == plain
     # write_adapter reads the sizes from text_config
-    text = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes = tmp_path / "sizes"
     sizes.mkdir()
     write_json(sizes / "config.json", {"text_config": {**text, "head_dim": 16, "num_hidden_layers": 3}})

@@ -33,7 +33,7 @@ from edgellm_ros.engine.tensorrt_library import Library, load_library, start
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.schema import read_json
-from fixtures.llama_family import LLAMA, write_llama_checkpoint
+from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 
 pytestmark = pytest.mark.tensorrt_build
 TURING = "sm_75"
@@ -44,7 +44,7 @@ WITHOUT_DEDICATED_KERNEL = "Attention operation was not supported by a dedicated
 NATIVE = ("KV_CACHE_UPDATE", "ATTENTION_OUTPUT", "ROTARY_EMBEDDING", "NORMALIZATION", "SOFTMAX")
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3_omni": lambda folder: ARENA_CHECKPOINT,
-    "llama": lambda folder: write_llama_checkpoint(folder / "checkpoint"),
+    "seed_oss": lambda folder: write_seed_oss_checkpoint(folder / "checkpoint"),
 }
 OPTIONS = ("lora", "hidden_states", "lm_head_input", "vocab_map")
 COMBINATIONS = [
@@ -71,7 +71,7 @@ class Case:
 
 LANGUAGE_MODELS = [Case("llm", *chosen) for chosen in itertools.product(PRECISIONS, COMBINATIONS)]
 OTHERS = [Case(*chosen) for chosen in itertools.product(("visual", "audio", "action"), PRECISIONS)]
-CASES = [*LANGUAGE_MODELS, *OTHERS, Case("llm", "fp16", family="llama")]
+CASES = [*LANGUAGE_MODELS, *OTHERS, Case("llm", "fp16", family="seed_oss")]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
 WITH_ATTENTION_LAYERS = [case for case in PLAIN if case.part != "action"]
 
@@ -105,7 +105,7 @@ class Graph:
 @contextmanager
 def exported(case: Case) -> Iterator[tuple[Path, EngineConfig]]:
     """Export a checkpoint; its files are removed at the end, because all of them need some GB."""
-    with tempfile.TemporaryDirectory() as name, registered(LLAMA):
+    with tempfile.TemporaryDirectory() as name, registered(SEED_OSS):
         folder = Path(name)
         checkpoint = CHECKPOINTS[case.family](folder)
         options: dict[str, Any] = {"max_lora_rank": None if "lora" in case.options else 0}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.decoder import build_decoder
+from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
 from edgellm_ros.builder.families.qwen3_omni.config import (
@@ -16,8 +18,6 @@ from edgellm_ros.builder.families.qwen3_omni.config import (
     text_architecture,
     vision_architecture,
 )
-from edgellm_ros.builder.families.qwen3_omni.text import EMBEDDING, build_llm
-from edgellm_ros.builder.families.qwen3_omni.text_cuda import build_cuda_llm
 from edgellm_ros.builder.families.qwen3_omni.vision import build_vision
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
@@ -38,12 +38,12 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     section = config.section("text_config")
     return Model(
         llm=text.runner,
-        embedding=EMBEDDING,
-        lm_head=find_lm_head(weights, EMBEDDING, config.flag("tie_word_embeddings", False)),
+        embedding=text.embedding,
+        lm_head=find_lm_head(weights, text.embedding, config.flag("tie_word_embeddings", False)),
         special_tokens=special_tokens(config, section, generation),
         stop_token_ids=stop_token_ids(section, generation),
-        build_llm=partial(build_llm, text, weights),
-        build_cuda_llm=partial(build_cuda_llm, text, weights),
+        build_llm=partial(build_decoder, text, weights),
+        build_cuda_llm=partial(build_cuda_decoder, text, weights),
         vision=vision.config if vision else None,
         audio=audio.config if audio else None,
         encoders=encoders,

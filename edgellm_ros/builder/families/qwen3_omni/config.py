@@ -9,22 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.decoder import DecoderArchitecture
 from edgellm_ros.builder.families.qwen3_omni.processor import image_processing, sound_processing
 from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 
 MODEL_TYPE = "qwen3_omni_moe_thinker"
-
-
-@dataclass(frozen=True)
-class TextArchitecture:
-    """Language model."""
-
-    runner: LanguageModelConfig  # for the runtime; the graph uses all fields
-    intermediate_size: int
-    rms_norm_eps: float
-    attention_bias: bool
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,7 @@ class AudioArchitecture:
     encoder_ffn_dim: int
 
 
-def text_architecture(config: ConfigSection, num_deepstack_features: int) -> TextArchitecture:
+def text_architecture(config: ConfigSection, num_deepstack_features: int) -> DecoderArchitecture:
     """Read `text_config`.
 
     ValueError for anything that the graph would compute differently.
@@ -73,11 +64,14 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Tex
         num_deepstack_features=num_deepstack_features,
         rope=_text_rope(text, head_dim),
     )
-    return TextArchitecture(
+    bias = text.flag("attention_bias", False)
+    return DecoderArchitecture(
         runner=runner,
         intermediate_size=text.size("intermediate_size"),
-        rms_norm_eps=text.number("rms_norm_eps"),
-        attention_bias=text.flag("attention_bias", False),
+        epsilon=text.number("rms_norm_eps"),
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=True,
     )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of the language model for ONNX Runtime's CUDA provider.
+"""Graph of a dense decoder for ONNX Runtime's CUDA provider.
 
-The graph has the same weights as `text.py` and needs fewer kernels. Beside ONNX's operators it uses two of
-ONNX Runtime's own (domain com.microsoft), which TensorRT lacks:
+The graph has the same weights as that of `decoder.py` and needs fewer kernels. Beside ONNX's operators it
+uses two of ONNX Runtime's own (domain com.microsoft), which TensorRT lacks:
 
 - GroupQueryAttention, in half precision: normalises and rotates queries and keys, writes the new rows into
   the cache and attends to it. The kernel does not support fp32, which uses `Attention` with lengths.
@@ -13,10 +13,13 @@ Between the layers the tokens of all sequences are the rows of one matrix [B*S,H
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.families.qwen3_omni.config import TextArchitecture
+from edgellm_ros.builder.decoder import DecoderArchitecture, rotate_heads
 from edgellm_ros.builder.graph import FLOAT, INT32, INT64
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.llm_graph import deepstack_inputs, llm_outputs
@@ -27,10 +30,12 @@ from edgellm_ros.engine_directory import binding_names as names
 ORT_DOMAIN = "com.microsoft"
 
 
-def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
+def build_cuda_decoder(
+    architecture: DecoderArchitecture, weights: Weights, options: LLMOptions
+) -> ModelBuilder:
     """Build `llm/model.cuda.onnx`.
 
-    It has the inputs and outputs of `build_llm`, except for these.
+    It has the inputs and outputs of `build_decoder`, except for these.
 
     - rope_cos, rope_sin [P,D/2] fp32: a table, P at least C, of which each token takes row position_ids [B,S]
       i64; the tokens of a sequence take rows that follow each other
@@ -40,7 +45,7 @@ def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LL
     - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
     """
     graph = ModelBuilder("llm", weights, options.precision, options.lora)
-    runner, epsilon = architecture.runner, architecture.rms_norm_eps
+    runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
     step = _Step(architecture, graph, options.capacity)
@@ -53,12 +58,13 @@ def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LL
     hidden_states: dict[int, ir.Value] = {}
     x, update = step.tokens.flatten(step.embeds, hidden), None
     for i in range(layers):
-        with graph.module(f"model.layers.{i}", nodes=f"layers.{i}"):
+        with graph.module(f"{architecture.prefix}.layers.{i}", nodes=f"layers.{i}"):
             x, normed = _add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
-            attended, present = attend(step, normed, caches[i])
+            attended, present = attend(step, architecture.window(i, options.capacity), normed, caches[i])
             presents.append(present)
             x, normed = _add_norm(graph, "post_attention_layernorm", x, attended, hidden, epsilon)
-            update = graph.swiglu("mlp", normed, hidden, architecture.intermediate_size)
+            inner, bias = architecture.intermediate_size, architecture.mlp_bias
+            update = graph.swiglu("mlp", normed, hidden, inner, bias)
             if i + 1 in options.hidden_state_layers and i + 1 < layers:
                 x, update = graph.op("Add", x, update), None
                 hidden_states[i + 1] = step.tokens.unflatten(x, hidden)
@@ -66,7 +72,7 @@ def build_cuda_llm(architecture: TextArchitecture, weights: Weights, options: LL
                 if update is not None:
                     x = graph.op("Add", x, update)
                 update = step.tokens.flatten(deepstack[i], hidden)
-    with graph.module("model", nodes=""):
+    with graph.module(architecture.prefix, nodes=""):
         _, normed = _add_norm(graph, "norm", x, update, hidden, epsilon)
     hidden_states[layers] = step.tokens.unflatten(normed, hidden)
     rows = graph.rows(hidden_states[layers], last_token_ids, hidden)
@@ -83,7 +89,7 @@ class _Step:
     TensorScatter.
     """
 
-    def __init__(self, architecture: TextArchitecture, graph: ModelBuilder, capacity: int) -> None:
+    def __init__(self, architecture: DecoderArchitecture, graph: ModelBuilder, capacity: int) -> None:
         self.graph, self.architecture = graph, architecture
         runner = architecture.runner
         self.embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", runner.hidden_size])
@@ -104,6 +110,23 @@ class _Step:
                 self.last_row = graph.op("Cast", last, to=int(INT32))
             # ONNX Runtime reads this bound on the host, where the lengths are not known: the largest length.
             self.longest = graph.constant(capacity, INT32)
+        self._capacity = capacity
+        self._masks: dict[int, ir.Value] = {}
+
+    def windowed_mask(self, window: int) -> ir.Value:
+        """Return the mask [B,1,S,C] of a sliding window, for `Attention`, made once for all layers."""
+        if window not in self._masks:
+            graph = self.graph
+            with graph.scope(f"window_{window}"):
+                slots = graph.constant(np.arange(self._capacity))
+                tokens = graph.op("Squeeze", graph.op("Shape", self.embeds, start=1, end=2))
+                rows = graph.op("Range", graph.constant(0), tokens, graph.constant(1))
+                first = graph.op("Sub", self.kv_length, tokens)
+                last = graph.op("Add", graph.reshape(first, [-1, 1, 1, 1]), graph.reshape(rows, [-1, 1]))
+                after = graph.op("Greater", graph.op("Add", slots, graph.constant(window)), last)
+                seen = graph.op("LessOrEqual", slots, last)
+                self._masks[window] = graph.op("And", seen, after)
+        return self._masks[window]
 
 
 def _add_norm(
@@ -124,30 +147,35 @@ def _add_norm(
     return results[3], results[0]
 
 
-def _head_widths(architecture: TextArchitecture) -> dict[str, int]:
+def _head_widths(architecture: DecoderArchitecture) -> dict[str, int]:
     runner = architecture.runner
     keys = runner.num_key_value_heads * runner.head_dim
     return {"q_proj": runner.num_attention_heads * runner.head_dim, "k_proj": keys, "v_proj": keys}
 
 
 # x -- qkv_proj -- GroupQueryAttention (norms, RoPE, caches, attention) -- o_proj -->
-def _fused_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
+def _fused_attention(step: _Step, window: int | None, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
     """Add grouped-query attention over the cache in half precision.
 
     x [B*S,H] -> [B*S,H].
     """
     graph, architecture = step.graph, step.architecture
-    runner, bias = architecture.runner, architecture.attention_bias
+    runner = architecture.runner
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
     inputs: list[ir.Value | None]
     with graph.module("self_attn", nodes="attn"):
-        joined = graph.joined_linears("qkv_proj", widths, x, hidden, bias)
+        joined = graph.joined_linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
         inputs = [step.tokens.unflatten(joined, sum(widths.values())), None, None]
         inputs += [*cache, step.last_row, step.longest, step.cos, step.sin, step.position_ids]
-        inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
-        for name in ("q_norm", "k_norm"):
-            with graph.module(name):
-                inputs.append(graph.tensor("weight", head_dim))
+        options: dict[str, Any] = {}
+        if architecture.head_norms:
+            inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
+            for name in ("q_norm", "k_norm"):
+                with graph.module(name):
+                    inputs.append(graph.tensor("weight", head_dim))
+            options["qk_norm_epsilon"] = architecture.epsilon
+        if window is not None:
+            options["local_window_size"] = window
         attended, keys, values = graph.ops(
             "GroupQueryAttention",
             *inputs,
@@ -157,32 +185,38 @@ def _fused_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, 
             kv_num_heads=runner.num_key_value_heads,
             scale=head_dim**-0.5,
             do_rotary=1,
-            qk_norm_epsilon=architecture.rms_norm_eps,
+            **options,
         )
         attended = graph.reshape(attended, [-1, widths["q_proj"]])
+        bias = architecture.output_bias
         return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), (keys, values)
 
 
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ---------------------+
 #                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter -- Attention -- o_proj -->
 #                 +-- v ------------------------------- TensorScatter -----+
-def _plain_attention(step: _Step, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
+def _plain_attention(step: _Step, window: int | None, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
     """Add the same attention in fp32, with ONNX's operators."""
     graph, architecture = step.graph, step.architecture
-    runner, bias, epsilon = architecture.runner, architecture.attention_bias, architecture.rms_norm_eps
+    runner = architecture.runner
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
     rope = step.cos, step.sin, step.position_ids
     with graph.module("self_attn", nodes="attn"):
-        projected = graph.linears("qkv_proj", widths, x, hidden, bias)
+        projected = graph.linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
         q, k, v = (
             step.tokens.split_heads(rows, width // head_dim, head_dim)
             for rows, width in zip(projected, widths.values(), strict=True)
         )
-        q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *rope)
-        k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *rope)
+        q = rotate_heads(graph, architecture, "q_norm", q, *rope)
+        k = rotate_heads(graph, architecture, "k_norm", k, *rope)
         keys = graph.op("TensorScatter", cache[0], k, step.write_index, axis=-2, mode="linear")
         values = graph.op("TensorScatter", cache[1], v, step.write_index, axis=-2, mode="linear")
-        seen = [q, keys, values, None, None, None, step.kv_length]
-        attended = graph.op("Attention", *seen, is_causal=1, scale=head_dim**-0.5)
+        if window is None:
+            seen = [q, keys, values, None, None, None, step.kv_length]
+            attended = graph.op("Attention", *seen, is_causal=1, scale=head_dim**-0.5)
+        else:
+            mask = step.windowed_mask(window)
+            attended = graph.op("Attention", q, keys, values, mask, scale=head_dim**-0.5)
         attended = step.tokens.merge_heads(attended, widths["q_proj"])
+        bias = architecture.output_bias
         return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), (keys, values)
