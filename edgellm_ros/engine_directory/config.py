@@ -220,6 +220,8 @@ class EngineConfig:
                     f"vision has {vision.num_deepstack_features} deepstack features, "
                     f"llm takes num_deepstack_features {llm.num_deepstack_features}"
                 )
+            if vision.adds_image_boundaries and self.special_tokens.vision_end_token_id is None:
+                raise ValueError(f"special_tokens needs vision_end_token_id for a tower of {vision.kind}")
             if vision.min_image_tokens > self.builder.max_input_len:
                 raise ValueError(
                     f"max_input_len {self.builder.max_input_len} is less than the {vision.min_image_tokens} "

@@ -34,11 +34,11 @@ class TileProcessor:
         """
         check_image(image)
         rows, columns = best_tile_grid(image.shape[0], image.shape[1], self._config)
-        height, width = self._config.tile_height, self._config.tile_width
-        resized = self._cutter.resize(image, rows * height, columns * width)
+        size = self._config.tile_size
+        resized = self._cutter.resize(image, rows * size, columns * size)
         tiles = [tile for row in np.split(resized, rows) for tile in np.split(row, columns, axis=1)]
         if len(tiles) > 1:
-            tiles.append(self._cutter.resize(image, height, width))
+            tiles.append(self._cutter.resize(image, size, size))
         return np.stack([self._cutter.cut(tile) for tile in tiles])
 
     def grid_inputs(self, token_grid: tuple[int, int]) -> dict[str, np.ndarray]:
@@ -49,17 +49,17 @@ class TileProcessor:
 def best_tile_grid(height: int, width: int, config: InternVLVisionConfig) -> tuple[int, int]:
     """Choose rows and columns of tiles for an image.
 
-    The grid has min_tiles to max_tiles tiles, and of these the aspect ratio nearest to the image's (columns
-    to rows, whatever the tile's own sides are). Of equal ones the grid with fewer tiles is chosen, unless the
-    image has more than half of the larger grid's pixels.
+    The grid has min_tiles to max_tiles tiles, and of these the aspect ratio nearest to the image's. Of equal
+    ones the grid with fewer tiles is chosen, unless the image has more than half of the larger grid's pixels.
+    Without any grid of min_tiles to max_tiles tiles it is one tile.
     """
-    if not config.crop_to_tiles or config.max_tiles == 1:
+    if config.max_tiles == 1:
         return 1, 1
     ratio, area = width / height, width * height
     best, nearest = (1, 1), float("inf")
     for rows, columns in _tile_grids(config.min_tiles, config.max_tiles):
         distance = abs(ratio - columns / rows)
-        covered = config.tile_height * config.tile_width * rows * columns
+        covered = config.tile_size**2 * rows * columns
         if distance < nearest or (distance == nearest and area > 0.5 * covered):
             best, nearest = (rows, columns), distance
     return best

@@ -147,35 +147,32 @@ class Qwen3VisionConfig(QwenVisionTower):
 class InternVLVisionConfig(VisionTower):
     """Vision tower of InternVL3: an image becomes tiles of one size.
 
-    A tile has tile_height x tile_width pixels. An image is resized to the grid of min_tiles to max_tiles
-    tiles whose aspect ratio is nearest; a grid of several tiles is followed by the whole image as one tile.
+    A tile has tile_size x tile_size pixels. An image is resized to the grid of min_tiles to max_tiles tiles
+    whose aspect ratio is nearest; a grid of several tiles is followed by the whole image as one tile.
     """
 
     adds_image_boundaries: ClassVar[bool] = True
     pixels_dim: ClassVar[str] = "T"
 
     kind: Literal["internvl"] = field(default="internvl", kw_only=True)
-    tile_height: int
-    tile_width: int
-    crop_to_tiles: bool  # False: an image is one tile
+    tile_size: int
     min_tiles: int
-    max_tiles: int
+    max_tiles: int  # 1 = an image is one tile, whatever min_tiles is
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tile_height", "tile_width"):
-            size = getattr(self, name)
-            if size < 1 or size % self.size_factor:
-                raise ValueError(f"{name} must be a multiple of {self.size_factor} pixels, got {size}")
-        if not 1 <= self.min_tiles <= self.max_tiles:
+        check_at_least_1(self, "tile_size")
+        check_at_least_1(self, "min_tiles")
+        check_at_least_1(self, "max_tiles")
+        if self.tile_size % self.size_factor:
             raise ValueError(
-                f"expected 1 <= min_tiles <= max_tiles, got {self.min_tiles} and {self.max_tiles}"
+                f"tile_size must be a multiple of {self.size_factor} pixels, got {self.tile_size}"
             )
 
     @property
     def tile_tokens(self) -> int:
         """Return the number of tokens of a tile."""
-        return (self.tile_height // self.size_factor) * (self.tile_width // self.size_factor)
+        return (self.tile_size // self.size_factor) ** 2
 
     @property
     def tile_patches(self) -> int:

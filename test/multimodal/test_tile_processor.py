@@ -13,10 +13,10 @@ from fixtures.vision_config import TILES
 SIZES = [(64, 64), (65, 63), (100, 300), (301, 97), (480, 640), (31, 500), (1, 1), (7, 900), (900, 7)]
 CHANGES = [
     {},
-    {"crop_to_tiles": False},
     {"max_tiles": 1},
     {"min_tiles": 5, "max_tiles": 7},
-    {"tile_height": 48, "tile_width": 80},
+    {"tile_size": 48},
+    {"min_tiles": 4, "max_tiles": 3},
     {"rescale_factor": 1 / 127.5, "image_mean": (1.0, 0.9, 1.1), "resample": 2},
 ]
 
@@ -24,18 +24,16 @@ CHANGES = [
 def as_transformers(patches: np.ndarray, config) -> np.ndarray:
     """Put patches [T,P,C*p*p], merge block by merge block, back into tiles [T,C,h,w]."""
     merge, patch = config.spatial_merge_size, config.patch_size
-    rows, columns = config.tile_height // config.size_factor, config.tile_width // config.size_factor
-    blocks = patches.reshape(len(patches), rows, columns, merge, merge, 3, patch, patch)
-    return blocks.transpose(0, 5, 1, 3, 6, 2, 4, 7).reshape(
-        len(patches), 3, config.tile_height, config.tile_width
-    )
+    side, size = config.tile_size // config.size_factor, config.tile_size
+    blocks = patches.reshape(len(patches), side, side, merge, merge, 3, patch, patch)
+    return blocks.transpose(0, 5, 1, 3, 6, 2, 4, 7).reshape(len(patches), 3, size, size)
 
 
 def reference_processor(config):
     pil = pytest.importorskip("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
     return pil.GotOcr2ImageProcessorPil(
-        size={"height": config.tile_height, "width": config.tile_width},
-        crop_to_patches=config.crop_to_tiles,
+        size={"height": config.tile_size, "width": config.tile_size},
+        crop_to_patches=True,
         min_patches=config.min_tiles,
         max_patches=config.max_tiles,
         resample=config.resample,

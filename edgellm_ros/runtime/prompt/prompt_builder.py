@@ -26,6 +26,11 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._image_token = _or_no_token(config.special_tokens.image_token_id)
+        self._image_boundaries: tuple[list[int], list[int]] = [], []
+        if config.vision is not None and config.vision.adds_image_boundaries:
+            tokens = config.special_tokens
+            start, end = map(_or_no_token, (tokens.vision_start_token_id, tokens.vision_end_token_id))
+            self._image_boundaries = [start], [end]
         self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
         self._history_token = config.action.history_token_id if config.action else NO_TOKEN
 
@@ -70,7 +75,8 @@ class PromptBuilder:
         if system:
             messages.insert(0, {"role": "system", "content": system})
         ids = self._tokenizer.encode_prompt(self._template.render(messages), guard)
-        images = [[self._image_token] * count for count in image_tokens]
+        before, after = self._image_boundaries
+        images = [[*before, *[self._image_token] * count, *after] for count in image_tokens]
         sounds = [[self._audio_token] * count for count in audio_tokens]
         ids = _fill(ids, self._image_token, images, "images")
         ids = _fill(ids, self._audio_token, sounds, "sounds")

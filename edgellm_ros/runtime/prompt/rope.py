@@ -29,6 +29,14 @@ def make_rope_table(config: RopeConfig, rotary_dim: int, positions: int, device:
     return table
 
 
+def plain_positions(tokens: int) -> tuple[np.ndarray, int]:
+    """Return positions [3, S] int64 of a prompt without mRoPE, and the delta 0.
+
+    The tokens of an image are counted like any others.
+    """
+    return np.tile(np.arange(tokens), (3, 1)), 0
+
+
 def get_rope_index(
     token_ids: Sequence[int],
     grids: Sequence[tuple[int, int]],

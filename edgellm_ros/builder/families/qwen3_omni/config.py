@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.decoder import DecoderArchitecture
-from edgellm_ros.builder.families.qwen3_omni.processor import image_processing, sound_processing
+from edgellm_ros.builder.families.qwen3_omni.processor import sound_processing
+from edgellm_ros.builder.image_processing import resized_images
 from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
@@ -141,7 +142,7 @@ def vision_architecture(config: ConfigSection, processor: ConfigSection) -> Visi
         num_position_embeddings=vision.size("num_position_embeddings"),
         deepstack_visual_indexes=vision.integers("deepstack_visual_indexes"),
         rope_theta=theta,
-        **image_processing(processor, patch, frames, merge),
+        **resized_images(processor, patch, frames, merge),
     )
     return VisionArchitecture(built, vision.size("intermediate_size"))
 
