@@ -28,17 +28,17 @@ def answer(engine, **options):
 
 
 def test_the_folders_are_the_families():
-    assert [family.name for family in families()] == ["qwen3_omni"]
+    assert [family.name for family in families()] == ["internvl", "qwen3_omni"]
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
     with pytest.raises(
-        ValueError, match=r"config\.json: model_type 'seed_oss': supported: qwen3_omni_moe_thinker"
+        ValueError, match=r"config\.json: model_type 'seed_oss': supported: internvl, qwen3_omni_moe_thinker"
     ):
         export(checkpoint, tmp_path)
     with (
         registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
-        pytest.raises(ValueError, match="model_type 'seed_oss': supported: plain, qwen3_omni_moe_thinker"),
+        pytest.raises(ValueError, match="model_type 'seed_oss': supported: internvl, plain, qwen3_omni_moe_thinker"),
     ):
         export(checkpoint, tmp_path)
 

@@ -33,6 +33,7 @@ from edgellm_ros.engine.tensorrt_library import Library, load_library, start
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.schema import read_json
+from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 
 pytestmark = pytest.mark.tensorrt_build
@@ -44,6 +45,7 @@ WITHOUT_DEDICATED_KERNEL = "Attention operation was not supported by a dedicated
 NATIVE = ("KV_CACHE_UPDATE", "ATTENTION_OUTPUT", "ROTARY_EMBEDDING", "NORMALIZATION", "SOFTMAX")
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3_omni": lambda folder: ARENA_CHECKPOINT,
+    "internvl": lambda folder: write_internvl_checkpoint(folder / "checkpoint", vision={"use_qk_norm": True}),
     "seed_oss": lambda folder: write_seed_oss_checkpoint(folder / "checkpoint"),
 }
 OPTIONS = ("lora", "hidden_states", "lm_head_input", "vocab_map")
@@ -71,7 +73,8 @@ class Case:
 
 LANGUAGE_MODELS = [Case("llm", *chosen) for chosen in itertools.product(PRECISIONS, COMBINATIONS)]
 OTHERS = [Case(*chosen) for chosen in itertools.product(("visual", "audio", "action"), PRECISIONS)]
-CASES = [*LANGUAGE_MODELS, *OTHERS, Case("llm", "fp16", family="seed_oss")]
+TOWERS = [Case("visual", precision, family="internvl") for precision in PRECISIONS]
+CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, Case("llm", "fp16", family="seed_oss")]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
 WITH_ATTENTION_LAYERS = [case for case in PLAIN if case.part != "action"]
 
@@ -156,9 +159,10 @@ def native_layers(config: EngineConfig, part: str) -> dict[str, int]:
     found["ATTENTION_OUTPUT"] = layers
     if part == "llm":  # the keys and the values of each layer; the queries and the keys of each layer
         return found | {"KV_CACHE_UPDATE": 2 * layers, "ROTARY_EMBEDDING": 2 * layers}
-    if part == "visual":  # two norms in a block, one in each merger
-        mergers = 1 + len(config.vision.deepstack_visual_indexes)
-        return found | {"ROTARY_EMBEDDING": 2 * layers, "NORMALIZATION": 2 * layers + mergers}
+    if part == "visual":  # two norms in a block, one in each merger or in the projector
+        norms = 2 * layers + 1 + config.vision.num_deepstack_features
+        rotated = 0 if config.vision.kind == "internvl" else 2 * layers
+        return found | {"ROTARY_EMBEDDING": rotated, "NORMALIZATION": norms}
     return found | {"NORMALIZATION": 2 * layers + 1}  # two in a layer, and the last
 
 
