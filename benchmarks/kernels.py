@@ -141,7 +141,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
             f"embed, {kind}": bind(kernels.embed, ids, table, image_rows, embeds),
             f"deepstack, {kind}": bind(kernels.deepstack, ids, VOCABULARY, image_rows, embeds),
             f"rope_rows, {kind}": bind(kernels.rope_rows, rope, lengths, deltas, cos, sin),
-            f"mrope_rows, {kind}": bind(kernels.mrope_rows, rope, positions, (24, 20, 20), cos, sin),
+            f"mrope_rows, {kind}": bind(kernels.mrope_rows, rope, positions, (24, 20, 20), True, cos, sin),
             f"causal_mask, {kind}": bind(kernels.causal_mask, lengths, mask),
         }
     found |= {

@@ -71,7 +71,7 @@ def build_decoder(architecture: DecoderArchitecture, weights: Weights, options: 
 
     Inputs, of the precision's type unless said otherwise:
     - inputs_embeds [B,S,H]
-    - rope_cos, rope_sin [B,S,D/2] fp32: one row per token
+    - rope_cos, rope_sin [B,S,R/2] fp32: one row per token; R values of a head are rotated
     - kv_write_index [B] i64: cache row of a sequence's first new token; its last must be below C
     - attention_mask [B,1,S,C] bool: true where a token attends to a cache row; no row may be all false
     - last_token_ids [B,N] i64: the tokens (0..S-1) to compute logits of
@@ -173,4 +173,6 @@ def rotate_heads(
     """
     if architecture.head_norms:
         x = graph.rms_norm(norm, x, architecture.runner.head_dim, architecture.epsilon)
-    return graph.op("RotaryEmbedding", x, *rope)
+    rotary_dim = architecture.runner.rope.rotary_dim
+    partial = {"rotary_embedding_dim": rotary_dim} if rotary_dim < architecture.runner.head_dim else {}
+    return graph.op("RotaryEmbedding", x, *rope, **partial)

@@ -37,7 +37,7 @@ def build_cuda_decoder(
 
     It has the inputs and outputs of `build_decoder`, except for these.
 
-    - rope_cos, rope_sin [P,D/2] fp32: a table, P at least C, of which each token takes row position_ids [B,S]
+    - rope_cos, rope_sin [P,R/2] fp32: a table, P at least C, of which each token takes row position_ids [B,S]
       i64; the tokens of a sequence take rows that follow each other
     - kv_length [B] i64 in place of attention_mask and kv_write_index: filled cache rows once the new tokens
       are written, which are the last of these rows; each token attends up to its own
@@ -97,7 +97,8 @@ class _Step:
             self.tokens = TokenLayout(graph, graph.op("Shape", self.embeds, start=0, end=2))
         self.position_ids = graph.input(names.POSITION_IDS, INT64, ["B", "S"])
         tables = [
-            graph.input(name, FLOAT, ["P", runner.head_dim // 2]) for name in (names.ROPE_COS, names.ROPE_SIN)
+            graph.input(name, FLOAT, ["P", runner.rope.rotary_dim // 2])
+            for name in (names.ROPE_COS, names.ROPE_SIN)
         ]
         with graph.scope("rope"):
             self.cos, self.sin = map(graph.from_fp32, tables)

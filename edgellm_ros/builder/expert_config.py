@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgellm_ros.builder.rope import is_plain
 from edgellm_ros.diffusion.config import ActionConfig, ActionSpaceConfig, TrajectoryHistoryConfig
 from edgellm_ros.engine_directory.config import LanguageModelConfig
 from edgellm_ros.engine_directory.schema import from_dict, read_json
@@ -85,6 +86,11 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitect
             raise ValueError(
                 f"{path}: {name} {found}: the language model, whose KV cache the expert reads, has {needed}"
             )
+    if not is_plain(llm.rope, llm.head_dim):
+        raise ValueError(
+            f"{path}: rope_theta {expert.rope_theta}: the action expert, which rotates its queries as the "
+            "language model does, supports rope_type default of whole heads only"
+        )
     tokens = expert.trajectory_history
     last = max(
         expert.history_token_id, expert.future_start_token_id, tokens.first_token_id + tokens.num_tokens - 1

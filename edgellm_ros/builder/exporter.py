@@ -95,7 +95,7 @@ def export(
     model = find_family(section).read(checkpoint, section, weights)
     if max_kv_cache_capacity > model.llm.max_position_embeddings:
         raise ValueError(
-            f"max_kv_cache_capacity {max_kv_cache_capacity} exceeds the model's max_position_embeddings "
+            f"max_kv_cache_capacity {max_kv_cache_capacity} exceeds the model's {model.position_limit} "
             f"{model.llm.max_position_embeddings}"
         )
     expert = _read_expert(checkpoint, model)

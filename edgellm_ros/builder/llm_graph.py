@@ -22,7 +22,7 @@ class LLMInputs:
     """Inputs of `llm/model.onnx`, and the layout of the tokens between its layers."""
 
     embeds: ir.Value  # [B,S,H]
-    cos_sin: tuple[ir.Value, ir.Value]  # [B,S,D/2] each, in the graph's dtype
+    cos_sin: tuple[ir.Value, ir.Value]  # [B,S,R/2] each, in the graph's dtype
     write_index: ir.Value  # [B] i64
     mask: ir.Value  # [B,1,S,C] bool
     last_token_ids: ir.Value  # [B,N] i64
@@ -60,7 +60,7 @@ def llm_inputs(graph: ModelBuilder, config: LanguageModelConfig, capacity: int) 
     Tokens are laid out flat if the graph has LoRA inputs.
     """
     embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", config.hidden_size])
-    cos_sin = graph.rope_rows("S", config.head_dim // 2)
+    cos_sin = graph.rope_rows("S", config.rope.rotary_dim // 2)
     write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])
     mask = graph.input(names.ATTENTION_MASK, BOOL, ["B", 1, "S", capacity])
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])

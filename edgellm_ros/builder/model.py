@@ -35,6 +35,7 @@ class Model:
     stop_token_ids: tuple[int, ...]
     build_llm: Callable[[LLMOptions], ModelBuilder]  # llm/model.onnx
     build_cuda_llm: Callable[[LLMOptions], ModelBuilder] | None = None  # llm/model.cuda.onnx
+    position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
     vision: VisionConfig | None = None
     audio: AudioConfig | None = None
     encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from edgellm_ros.engine_directory.schema import from_dict, to_dict
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.vision_config import VisionConfig
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
@@ -25,19 +26,32 @@ MIN_PREFILL = 2
 class RopeConfig:
     """Rotary position embedding."""
 
-    theta: float
-    mrope_section: tuple[int, ...]  # frequency pairs of time, height and width; empty = plain RoPE
-    mrope_interleaved: bool  # pairs alternate (t h w t h w ...) as in Qwen3, not in three blocks
+    theta: float  # the base that the checkpoint gives
+    frequencies: tuple[float, ...]  # radians per position of each rotated pair, float32 values
+    attention_scaling: float  # factor of cos and sin
+    mrope_section: tuple[int, ...]  # pairs of time, height and width; empty = positions 0, 1, 2, ...
+    mrope_interleaved: bool  # pairs alternate (t h w t h w ...) as in Qwen3; else blocks, as in Qwen2-VL
 
     def __post_init__(self) -> None:
         if self.theta <= 0:
             raise ValueError(f"theta must be positive, got {self.theta}")
+        if not self.frequencies or not all(0 <= value < math.inf for value in self.frequencies):
+            raise ValueError(f"frequencies must be finite and not negative, got {self.frequencies}")
+        if not 0 < self.attention_scaling < math.inf:
+            raise ValueError(f"attention_scaling must be positive, got {self.attention_scaling}")
         if self.mrope_section and len(self.mrope_section) != 3:
             raise ValueError(
                 f"mrope_section must have 3 values (time, height, width), got {self.mrope_section}"
             )
-        if self.mrope_section and not self.mrope_interleaved:
-            raise ValueError("mrope_interleaved must be true: block-wise mRoPE (Qwen2-VL) is not supported")
+        if self.mrope_section and sum(self.mrope_section) != len(self.frequencies):
+            raise ValueError(
+                f"mrope_section {self.mrope_section} must sum to the {len(self.frequencies)} frequencies"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Return the number of rotated values of a head, which are its first."""
+        return 2 * len(self.frequencies)
 
 
 @dataclass(frozen=True)
@@ -77,9 +91,10 @@ class LanguageModelConfig:
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        if self.rope.mrope_section and sum(self.rope.mrope_section) != self.head_dim // 2:
+        if self.rope.rotary_dim > self.head_dim:
             raise ValueError(
-                f"mrope_section {self.rope.mrope_section} must sum to head_dim / 2 = {self.head_dim // 2}"
+                f"rope has {len(self.rope.frequencies)} frequencies, more than the pairs of head_dim "
+                f"{self.head_dim}"
             )
         if not 0 <= self.reduced_vocab_size <= self.vocab_size:
             raise ValueError(
@@ -181,7 +196,7 @@ class EngineConfig:
     num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # layers with a KV cache
     num_kv_heads = property(lambda self: self.llm.num_key_value_heads)
     head_dim = property(lambda self: self.llm.head_dim)
-    rotary_dim = property(lambda self: self.llm.head_dim)  # number of rotated values of a head
+    rotary_dim = property(lambda self: self.llm.rope.rotary_dim)
     hidden_size = property(lambda self: self.llm.hidden_size)
     vocab_size = property(lambda self: self.llm.vocab_size)
     reduced_vocab_size = property(lambda self: self.llm.reduced_vocab_size)

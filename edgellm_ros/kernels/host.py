@@ -36,14 +36,22 @@ class HostKernels:
         np.take(table.sin.array, positions, axis=0, out=sin.array, mode="clip")
 
     def mrope_rows(
-        self, table: RopeTable, positions: Tensor, mrope_section: Sequence[int], cos: Tensor, sin: Tensor
+        self,
+        table: RopeTable,
+        positions: Tensor,
+        mrope_section: Sequence[int],
+        interleaved: bool,
+        cos: Tensor,
+        sin: Tensor,
     ) -> None:
         time, height, width = positions.array[:, 0], positions.array[:, 1], positions.array[:, 2]
         for source, target in ((table.cos.array, cos.array), (table.sin.array, sin.array)):
             np.take(source, time, axis=0, out=target, mode="clip")
             if mrope_section:
-                for offset, axis_positions in ((1, height), (2, width)):
-                    chosen = slice(offset, 3 * mrope_section[offset], 3)
+                for axis, axis_positions in ((1, height), (2, width)):
+                    first = sum(mrope_section[:axis])
+                    block = slice(first, first + mrope_section[axis])
+                    chosen = slice(axis, 3 * mrope_section[axis], 3) if interleaved else block
                     target[..., chosen] = source[:, chosen][axis_positions]
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:

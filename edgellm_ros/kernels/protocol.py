@@ -110,13 +110,20 @@ class Kernels(Protocol):
         ...
 
     def mrope_rows(
-        self, table: RopeTable, positions: Tensor, mrope_section: Sequence[int], cos: Tensor, sin: Tensor
+        self,
+        table: RopeTable,
+        positions: Tensor,
+        mrope_section: Sequence[int],
+        interleaved: bool,
+        cos: Tensor,
+        sin: Tensor,
     ) -> None:
         """Write cos, sin [B,S,D/2] of tokens at positions [B,3,S] (time, height, width).
 
-        The axes are interleaved as in Qwen3: frequency j belongs to height if j % 3 == 1 and
-        j < 3 * mrope_section[1], to width if j % 3 == 2 and j < 3 * mrope_section[2], else to time. With an
-        empty mrope_section, all frequencies belong to time.
+        Interleaved as in Qwen3, frequency j belongs to height if j % 3 == 1 and j < 3 * mrope_section[1], to
+        width if j % 3 == 2 and j < 3 * mrope_section[2], else to time. Otherwise the first mrope_section[0]
+        frequencies belong to time, the next mrope_section[1] to height and the others to width, as in
+        Qwen2-VL. With an empty mrope_section, all frequencies belong to time.
         """
         ...
 

@@ -15,7 +15,7 @@ from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.lora import LoraAdapters
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
-from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_positions
+from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_rope_index
 from edgellm_ros.runtime.prompt.text_stream import TextStream
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest, check_speed
@@ -106,12 +106,11 @@ class RequestPreparer:
                 f"the prompt has {len(token_ids)} tokens; this engine takes at most "
                 f"{config.builder.max_input_len} (max_input_len)"
             )
-        if config.llm.rope.mrope_section:
+        positions, delta = plain_rope_index(len(token_ids)), 0
+        if config.use_context_dependent_rope:
             positions, delta = get_rope_index(
                 token_ids, grids, tokens.image_token_id, tokens.vision_start_token_id
             )
-        else:
-            positions, delta = plain_positions(len(token_ids))
         room = config.builder.max_kv_cache_capacity - len(token_ids)
         return GenerationSequence(
             request=request,

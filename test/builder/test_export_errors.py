@@ -44,8 +44,8 @@ CONFIG_ERRORS = [
     ("text_config.num_key_value_heads", 3, "not a multiple of"),
     (
         "text_config.rope_parameters.rope_type",
-        "yarn",
-        "rope_parameters: rope_type 'yarn': supported: default",
+        "dynamic",
+        "rope_type 'dynamic': supported: default, linear, llama3, yarn, longrope, proportional",
     ),
     ("text_config.rope_parameters.mrope_section", [4, 4, 4], "mrope_section"),
     ("text_config.rope_parameters.mrope_interleaved", False, "mrope_interleaved"),

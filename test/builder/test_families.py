@@ -38,7 +38,7 @@ def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
         export(checkpoint, tmp_path)
     with (
         registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
-        pytest.raises(ValueError, match="model_type 'seed_oss': supported: internvl, plain, qwen3_omni_moe_thinker"),
+        pytest.raises(ValueError, match="model_type 'seed_oss': supported: internvl, plain, qwen3_omni_moe"),
     ):
         export(checkpoint, tmp_path)
 

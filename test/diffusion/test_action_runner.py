@@ -49,7 +49,7 @@ def make_runner(device, kernels, config):
 
     def make(path) -> ActionRunner:
         positions = config.builder.max_kv_cache_capacity + 6
-        table = make_rope_table(config.llm.rope, config.llm.head_dim, positions, device)
+        table = make_rope_table(config.llm.rope, positions, device)
         executor = EngineExecutor.open(path, device)
         return ActionRunner(executor, config.action, device, kernels, table, 8)
 

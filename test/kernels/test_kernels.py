@@ -58,21 +58,29 @@ def test_rope_rows_follow_each_sequences_length_and_delta(side, table):
     np.testing.assert_array_equal(side.read(sin), side.read(table.sin)[positions])
 
 
-def test_mrope_rows_give_each_frequency_to_its_axis(side, table):
+@pytest.mark.parametrize(
+    ("section", "interleaved", "axes"),
+    [
+        # time, height, width in turn; height and width have two each
+        ((4, 2, 2), True, [0, 1, 2, 0, 1, 2, 0, 0]),
+        ((2, 2, 4), False, [0, 0, 1, 1, 2, 2, 2, 2]),
+    ],
+)
+def test_mrope_rows_give_each_frequency_to_its_axis(side, table, section, interleaved, axes):
     positions = RNG.integers(0, 20, (2, 3, 5))
     cos, sin = (side.tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
-    side.kernels.mrope_rows(table, side.tensor(positions), (4, 2, 2), cos, sin)
-    axes = [0, 1, 2, 0, 1, 2, 0, 0]  # time, height, width in turn; height and width have two each
+    side.kernels.mrope_rows(table, side.tensor(positions), section, interleaved, cos, sin)
     for frequency, axis in enumerate(axes):
         chosen = positions[:, axis]
         np.testing.assert_array_equal(side.read(cos)[..., frequency], side.read(table.cos)[chosen, frequency])
         np.testing.assert_array_equal(side.read(sin)[..., frequency], side.read(table.sin)[chosen, frequency])
 
 
-def test_mrope_without_sections_is_plain_rope(side, table):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_mrope_without_sections_is_plain_rope(side, table, interleaved):
     positions = np.broadcast_to(np.arange(5), (2, 3, 5))
     cos, sin = (side.tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
-    side.kernels.mrope_rows(table, side.tensor(positions), (), cos, sin)
+    side.kernels.mrope_rows(table, side.tensor(positions), (), interleaved, cos, sin)
     np.testing.assert_array_equal(side.read(cos)[1], side.read(table.cos)[:5])
 
 

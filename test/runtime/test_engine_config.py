@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from edgellm_ros.engine_directory.config import EngineConfig, RopeConfig
+from edgellm_ros.engine_directory.config import EngineConfig
 
 
 @pytest.fixture
@@ -76,11 +76,14 @@ def test_an_unknown_and_a_missing_key_are_named_with_their_path(engine, edit):
         (lambda d: d["audio"].update(hop_length=0), "hop_length must be at least 1, got 0"),
         (lambda d: d["audio"].update(output_dim=64), "audio output_dim 64 is not hidden_size 48"),
         (lambda d: d["special_tokens"].update(audio_token_id=None), "needs audio_token_id"),
-        (lambda d: d.update(format_version=99), "format_version is 99, expected 4: export again"),
+        (lambda d: d.update(format_version=99), "format_version is 99, expected 5: export again"),
         (lambda d: d.update(precision="int3"), "precision must be one of fp32, fp16, bf16, got 'int3'"),
         (lambda d: d.update(stop_token_ids=[]), "stop_token_ids must not be empty"),
         (lambda d: d["llm"].update(num_key_value_heads=3), "num_attention_heads 4 is not a multiple"),
-        (lambda d: d["llm"].update(head_dim=18), "must sum to head_dim / 2 = 9"),
+        (lambda d: d["llm"].update(head_dim=14), "8 frequencies, more than the pairs of head_dim 14"),
+        (lambda d: d["llm"]["rope"].update(mrope_section=[4, 2, 3]), "must sum to the 8 frequencies"),
+        (lambda d: d["llm"]["rope"].update(frequencies=[]), "frequencies must be finite"),
+        (lambda d: d["llm"]["rope"].update(attention_scaling=0.0), "attention_scaling must be positive"),
         (lambda d: d["llm"].update(num_deepstack_features=1), "llm takes num_deepstack_features 1"),
         (lambda d: d["llm"].update(hidden_size=64), "out_hidden_size 48 is not hidden_size 64"),
         (lambda d: d["action"].update(head_dim=8), "action head_dim 8 is not llm head_dim 16"),
@@ -119,11 +122,6 @@ def test_an_altered_file_of_the_same_size_is_found_on_demand(engine):
     EngineConfig.load(engine)
     with pytest.raises(ValueError, match=r"embedding\.safetensors has another SHA-256"):
         EngineConfig.load(engine, verify=True)
-
-
-def test_blockwise_mrope_is_refused():
-    with pytest.raises(ValueError, match="mrope_interleaved must be true"):
-        RopeConfig(10000.0, (2, 1, 1), False)
 
 
 def test_a_language_model_alone_is_a_valid_engine(tiny_engine):

@@ -55,8 +55,8 @@ def test_rotary_rows_equal_those_of_transformers(device, kernels, tiny_engine):
         torch.zeros(1), torch.tensor(positions)[:, None]
     )
 
-    table = make_rope_table(config.rope, config.head_dim, 64, device)
+    table = make_rope_table(config.rope, 64, device)
     cos, sin = (device.empty((1, len(ids), half), np.float32) for _ in "cs")
-    kernels.mrope_rows(table, put(device, positions[None]), config.rope.mrope_section, cos, sin)
+    kernels.mrope_rows(table, put(device, positions[None]), config.rope.mrope_section, True, cos, sin)
     np.testing.assert_allclose(device.download(cos), expected[0][..., :half].numpy(), atol=2e-6)
     np.testing.assert_allclose(device.download(sin), expected[1][..., :half].numpy(), atol=2e-6)

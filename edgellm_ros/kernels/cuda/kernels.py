@@ -61,14 +61,20 @@ class CudaKernels:
         )  # fmt: skip
 
     def mrope_rows(
-        self, table: RopeTable, positions: Tensor, mrope_section: Sequence[int], cos: Tensor, sin: Tensor
+        self,
+        table: RopeTable,
+        positions: Tensor,
+        mrope_section: Sequence[int],
+        interleaved: bool,
+        cos: Tensor,
+        sin: Tensor,
     ) -> None:
         _check_float32(table.cos, table.sin, cos, sin)
-        height_end, width_end = (3 * size for size in mrope_section[1:3]) if mrope_section else (0, 0)
+        time, height, width = mrope_section or (cos.shape[2], 0, 0)
         self._by_element(
             "mrope_rows", cos.size,
             cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, positions.pointer,
-            cos.shape[0], cos.shape[1], *table.cos.shape, height_end, width_end,
+            cos.shape[0], cos.shape[1], *table.cos.shape, time, height, width, int(interleaved),
         )  # fmt: skip
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:

@@ -14,16 +14,19 @@ extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_ta
   }
 }
 
-// positions [batch, 3, steps]: time, height, width. Frequencies below height_end with remainder 1 modulo 3 use
-// the height, frequencies below width_end with remainder 2 use the width, all others the time.
+// positions [batch, 3, steps]: time, height, width, which have this many frequencies each. Interleaved, frequencies
+// with remainder 1 modulo 3 use the height, with remainder 2 the width, until these are used up; all others the time.
+// Otherwise the axes have one block each.
 extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                       const i64* positions, i64 batch, i64 steps, i64 table_positions,
-                                      i64 frequencies, i64 height_end, i64 width_end) {
+                                      i64 frequencies, i64 time, i64 height, i64 width, i64 interleaved) {
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, frequency = i % frequencies;
-    const i64 axis = frequency % 3 == 1 && frequency < height_end  ? 1
-                     : frequency % 3 == 2 && frequency < width_end ? 2
+    const i64 turn = frequency % 3 == 1 && frequency < 3 * height  ? 1
+                     : frequency % 3 == 2 && frequency < 3 * width ? 2
                                                                    : 0;
+    const i64 block = frequency < time ? 0 : frequency < time + height ? 1 : 2;
+    const i64 axis = interleaved ? turn : block;
     const i64 position = positions[(token / steps * 3 + axis) * steps + token % steps];
     const i64 source = clamp(position, 0, table_positions - 1) * frequencies + frequency;
     cos[i] = cos_table[source];

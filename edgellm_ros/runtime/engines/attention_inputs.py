@@ -3,12 +3,13 @@
 
 There are two kinds of engines:
 
-- with a mask: rope_cos, rope_sin [B,S,D/2], a row per token; attention_mask [B,1,S,C]
-- with lengths: rope_cos, rope_sin [P,D/2], a table; position_ids [B,S], each token's row of the table;
+- with a mask: rope_cos, rope_sin [B,S,R/2], a row per token; attention_mask [B,1,S,C]
+- with lengths: rope_cos, rope_sin [P,R/2], a table; position_ids [B,S], each token's row of the table;
   kv_length [B], the number of KV rows including the new tokens. One run of such an engine reads several
   tokens of one sequence, or one token of several sequences.
 
-The table holds the rows of the first kind, one after another, so both kinds get the same values.
+R is the number of rotated values of a head. The table holds the rows of the first kind, one after another, so
+both kinds get the same values.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class AttentionInputs:
         self._kernels = kernels
         self._cache = cache
         self._rope_table = rope_table
-        self._mrope_section = config.rope_config.mrope_section
+        self._rope = config.rope_config
         self._half = config.rotary_dim // 2
         batch, tokens = config.max_supported_batch_size, config.max_supported_input_length
         rows = batch * tokens
@@ -88,7 +89,8 @@ class AttentionInputs:
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
         angles = (self._cos.view(batch, tokens, self._half), self._sin.view(batch, tokens, self._half))
-        self._kernels.mrope_rows(self._rope_table, device_positions, self._mrope_section, *angles)
+        section, interleaved = self._rope.mrope_section, self._rope.mrope_interleaved
+        self._kernels.mrope_rows(self._rope_table, device_positions, section, interleaved, *angles)
         inputs = self.inputs(rows, tokens)
         self._write_visible(inputs, rows, tokens)
         return inputs

@@ -70,7 +70,7 @@ class LLMEngineRunner:
             dtype=executor.dtype(names.key_cache(0)),
         )
         self.rope_table = make_rope_table(
-            config.rope_config, config.rotary_dim, capacity + positions_beyond, device
+            config.rope_config, capacity + positions_beyond, device
         )
         self._prefill_inputs = self._decode_inputs = AttentionInputs(
             executor.bindings, config, device, kernels, self.kv_cache, self.rope_table

@@ -15,26 +15,23 @@ from edgellm_ros.engine_directory.config import RopeConfig
 from edgellm_ros.kernels import RopeTable
 
 
-def make_rope_table(config: RopeConfig, rotary_dim: int, positions: int, device: Device) -> RopeTable:
-    """Compute cos and sin of all frequencies at positions 0 to positions - 1.
+def make_rope_table(config: RopeConfig, positions: int, device: Device) -> RopeTable:
+    """Compute scaled cos and sin of all frequencies at positions 0 to positions - 1.
 
     The angles are float32, as in the reference.
     """
-    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    inverse = (1.0 / np.float32(config.theta) ** exponents).astype(np.float32)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse
+    frequencies = np.array(config.frequencies, np.float32)
+    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
+    scaling = np.float32(config.attention_scaling)
     table = RopeTable(device.empty(angles.shape, np.float32), device.empty(angles.shape, np.float32))
-    device.upload(table.cos, np.cos(angles))
-    device.upload(table.sin, np.sin(angles))
+    device.upload(table.cos, np.cos(angles) * scaling)
+    device.upload(table.sin, np.sin(angles) * scaling)
     return table
 
 
-def plain_positions(tokens: int) -> tuple[np.ndarray, int]:
-    """Return positions [3, S] int64 of a prompt without mRoPE, and the delta 0.
-
-    The tokens of an image are counted like any others.
-    """
-    return np.tile(np.arange(tokens), (3, 1)), 0
+def plain_rope_index(tokens: int) -> np.ndarray:
+    """Return positions [3, S] int64 of a model without mRoPE: 0, 1, 2, ... on all axes."""
+    return np.broadcast_to(np.arange(tokens), (3, tokens))
 
 
 def get_rope_index(

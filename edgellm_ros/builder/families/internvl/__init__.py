@@ -21,13 +21,14 @@ from edgellm_ros.builder.families.internvl.vision import build_vision
 from edgellm_ros.builder.image_processing import read_image_processor
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.rope import read_position_limit, read_rope
 from edgellm_ros.builder.vocabulary import (
     added_token_id,
     read_generation_config,
     special_tokens,
     stop_token_ids,
 )
-from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.engine_directory.config import LanguageModelConfig
 
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
@@ -52,6 +53,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         lm_head=find_lm_head(weights, text.embedding, tied, head),
         special_tokens=tokens,
         stop_token_ids=stop_token_ids(section, generation),
+        position_limit=read_position_limit(section)[1],
         build_llm=partial(build_decoder, text, weights),
         build_cuda_llm=partial(build_cuda_decoder, text, weights),
         vision=vision.config,
@@ -64,19 +66,19 @@ def text_architecture(text: ConfigSection, prefix: str) -> DecoderArchitecture:
     qwen2 = text.one_of("model_type", ["qwen2", "qwen3"]) == "qwen2"
     text.one_of("hidden_act", ["silu"], default="silu")
     heads = text.size("num_attention_heads")
-    rope = text.section("rope_parameters") if text.has("rope_parameters") else text
+    head_dim = text.size("head_dim", text.size("hidden_size") // heads if qwen2 else 128)
     runner = text.make(
         LanguageModelConfig,
         hidden_size=text.size("hidden_size"),
         num_hidden_layers=text.size("num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=text.size("num_key_value_heads", heads),
-        head_dim=text.size("head_dim", text.size("hidden_size") // heads if qwen2 else 128),
+        head_dim=head_dim,
         vocab_size=text.size("vocab_size"),
-        max_position_embeddings=text.size("max_position_embeddings"),
+        max_position_embeddings=read_position_limit(text)[0],
         reduced_vocab_size=0,
         num_deepstack_features=0,
-        rope=RopeConfig(rope.number("rope_theta", 10000.0), (), False),
+        rope=read_rope(text, head_dim),
     )
     bias = not qwen2 and text.flag("attention_bias", False)
     return DecoderArchitecture(

@@ -21,6 +21,7 @@ from edgellm_ros.builder.families.qwen3_omni.config import (
 from edgellm_ros.builder.families.qwen3_omni.vision import build_vision
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.rope import read_position_limit
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
 
@@ -47,6 +48,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         vision=vision.config if vision else None,
         audio=audio.config if audio else None,
         encoders=encoders,
+        position_limit=read_position_limit(section)[1],
     )
 
 

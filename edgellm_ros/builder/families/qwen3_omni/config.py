@@ -6,12 +6,15 @@ The checks cover everything that the graphs rely on.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.decoder import DecoderArchitecture
 from edgellm_ros.builder.families.qwen3_omni.processor import sound_processing
 from edgellm_ros.builder.image_processing import resized_images
+from edgellm_ros.builder.rope import read_position_limit, read_rope, rope_section
 from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
@@ -60,7 +63,7 @@ def text_architecture(config: ConfigSection, num_deepstack_features: int) -> Dec
         num_key_value_heads=text.size("num_key_value_heads"),
         head_dim=head_dim,
         vocab_size=text.size("vocab_size"),
-        max_position_embeddings=text.size("max_position_embeddings"),
+        max_position_embeddings=read_position_limit(text)[0],
         reduced_vocab_size=0,
         num_deepstack_features=num_deepstack_features,
         rope=_text_rope(text, head_dim),
@@ -92,17 +95,12 @@ def _check_dense(text: ConfigSection) -> None:
 
 
 def _text_rope(text: ConfigSection, head_dim: int) -> RopeConfig:
-    """Read RoPE from `rope_parameters`, or from `rope_scaling` before transformers 5."""
-    key = "rope_parameters" if text.has("rope_parameters") else "rope_scaling"
-    rope = text.section(key) if text.has(key) else ConfigSection({}, text.where)
-    rope.one_of("rope_type", ["default"], default="default")
-    given = rope.has("mrope_section")
-    return rope.make(
-        RopeConfig,
-        theta=(rope if rope.has("rope_theta") else text).number("rope_theta"),
-        mrope_section=rope.integers("mrope_section") if given else _default_mrope_section(head_dim // 2),
-        mrope_interleaved=rope.flag("mrope_interleaved", rope.flag("interleaved", True)),
-    )
+    rope, plain = rope_section(text), read_rope(text, head_dim, default_theta=1e6)
+    for key in ("mrope_interleaved", "interleaved"):
+        rope.one_of(key, [True], default=True)  # the model code interleaves the axes whatever the key says
+    given, default = rope.has("mrope_section"), _default_mrope_section(len(plain.frequencies))
+    section = rope.integers("mrope_section") if given else default
+    return rope.make(partial(dataclasses.replace, plain), mrope_section=section, mrope_interleaved=True)
 
 
 def _default_mrope_section(pairs: int) -> tuple[int, int, int]:
