@@ -7,29 +7,15 @@ Pil have the same keys.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.checkpoint_config import ConfigSection
 
+IMAGE_PROCESSOR = "image_processor"  # its key in processor_config.json
 BICUBIC = 3  # PIL's code
 QWEN2_VL = ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"]
 GOT_OCR2 = ["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"]
 SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # the default of Qwen2VLImageProcessor
-
-
-def read_image_processor(checkpoint: Path) -> ConfigSection:
-    """Read the image processor's section.
-
-    As in transformers 5, it is `image_processor` of `processor_config.json`, or else the whole of
-    `preprocessor_config.json`. FileNotFoundError if the checkpoint has neither.
-    """
-    path = checkpoint / "processor_config.json"
-    if path.is_file():
-        processor = read_section(path)
-        if processor.has("image_processor"):
-            return processor.section("image_processor")
-    return read_section(checkpoint / "preprocessor_config.json")
 
 
 def resized_images(processor: ConfigSection, patch: int, frames: int, merge: int) -> dict[str, Any]:

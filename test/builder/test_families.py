@@ -28,12 +28,12 @@ def answer(engine, **options):
 
 
 def test_the_folders_are_the_families():
-    assert [family.name for family in families()] == ["internvl", "qwen3_omni"]
+    assert [family.name for family in families()] == ["internvl", "qwen3_omni", "qwen3_vl"]
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
     with pytest.raises(
-        ValueError, match=r"config\.json: model_type 'seed_oss': supported: internvl, qwen3_omni_moe_thinker"
+        ValueError, match=r"config\.json: model_type 'seed_oss': supported: internvl, qwen3_omni_moe"
     ):
         export(checkpoint, tmp_path)
     with (

@@ -34,6 +34,7 @@ from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.schema import read_json
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
+from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 
 pytestmark = pytest.mark.tensorrt_build
@@ -45,6 +46,7 @@ WITHOUT_DEDICATED_KERNEL = "Attention operation was not supported by a dedicated
 NATIVE = ("KV_CACHE_UPDATE", "ATTENTION_OUTPUT", "ROTARY_EMBEDDING", "NORMALIZATION", "SOFTMAX")
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3_omni": lambda folder: ARENA_CHECKPOINT,
+    "qwen3_vl": lambda folder: write_qwen3_vl_checkpoint(folder / "checkpoint"),
     "internvl": lambda folder: write_internvl_checkpoint(folder / "checkpoint", vision={"use_qk_norm": True}),
     "seed_oss": lambda folder: write_seed_oss_checkpoint(folder / "checkpoint"),
 }
@@ -73,7 +75,10 @@ class Case:
 
 LANGUAGE_MODELS = [Case("llm", *chosen) for chosen in itertools.product(PRECISIONS, COMBINATIONS)]
 OTHERS = [Case(*chosen) for chosen in itertools.product(("visual", "audio", "action"), PRECISIONS)]
-TOWERS = [Case("visual", precision, family="internvl") for precision in PRECISIONS]
+TOWERS = [
+    Case("visual", precision, family=family)
+    for family, precision in itertools.product(("internvl", "qwen3_vl"), PRECISIONS)
+]
 CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, Case("llm", "fp16", family="seed_oss")]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
 WITH_ATTENTION_LAYERS = [case for case in PLAIN if case.part != "action"]

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
 from edgellm_ros.builder.decoder import DecoderArchitecture, build_decoder
 from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.internvl.config import MODEL_TYPE, vision_architecture
 from edgellm_ros.builder.families.internvl.vision import build_vision
-from edgellm_ros.builder.image_processing import read_image_processor
+from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_position_limit, read_rope
@@ -38,7 +38,8 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """
     generation, section = read_generation_config(checkpoint), config.section("text_config")
     older = weights.has_module("vision_tower")
-    vision = vision_architecture(config, read_image_processor(checkpoint), "" if older else "model.")
+    processor = read_processor(checkpoint, IMAGE_PROCESSOR)
+    vision = vision_architecture(config, processor, "" if older else "model.")
     text = text_architecture(section, "language_model.model" if older else "model.language_model")
     tied = config.flag("tie_word_embeddings", section.flag("tie_word_embeddings", True))
     head = "language_model.lm_head.weight" if older else "lm_head.weight"

@@ -47,7 +47,7 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
     )
     mask = graph.input(names.ATTENTION_MASK, BOOL, [1, 1, "A", "A"])
 
-    with graph.module("audio_tower", nodes=""):
+    with graph.module(f"{architecture.prefix}audio_tower", nodes=""):
         x = graph.op("Unsqueeze", graph.from_fp32(features), graph.constant([1]))
         for i in (1, 2, 3):
             x = graph.conv2d(f"conv2d{i}", x, 1 if i == 1 else channels, channels)

@@ -1,24 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of Qwen3-Omni's vision tower: from patches to embeddings.
+"""Graph of the vision tower of Qwen3-VL and Qwen3-Omni: from patches to embeddings.
 
 The graph encodes one image. Everything that depends only on the image's size (rotary angles, resampling of
 the learned position grid) is an input, so that one graph serves all sizes.
 
-Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeVisionEncoder.
+Sources of the models: transformers, modeling_qwen3_vl.py, Qwen3VLVisionModel, and modeling_qwen3_omni_moe.py,
+Qwen3OmniMoeVisionEncoder.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.families.qwen3_omni.config import VisionArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 
 EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
+
+
+@dataclass(frozen=True)
+class MergerNames:
+    """Names of the modules that merge patches, which differ between the models."""
+
+    deepstack: str  # the list of the inner blocks' mergers
+    norm: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class VisionArchitecture:
+    """Vision tower."""
+
+    config: Qwen3VisionConfig  # for the runtime; the graph uses all fields
+    prefix: str  # of the tower's tensors, such as "model.visual"
+    names: MergerNames
+    intermediate_size: int
 
 
 # pixel_values -- patch_embed --(+)-- blocks.0 -- blocks.1 --+-- blocks.2 -- ... -- merger -- image_embeds
@@ -49,7 +72,7 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     share = graph.input(names.POS_EMBED_WEIGHT, FLOAT, [4, "P"])
 
     deepstack = []
-    with graph.module("visual", nodes=""):
+    with graph.module(architecture.prefix, nodes=""):
         with graph.module("patch_embed"):
             x = _patch_embed(graph, architecture, graph.from_fp32(pixels))
         with graph.module("pos_embed"):
@@ -63,11 +86,14 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
             with graph.module(f"blocks.{i}"):
                 x = _block(graph, architecture, x, cos, sin)
             if i in config.deepstack_visual_indexes:
-                with graph.module(f"merger_list.{config.deepstack_visual_indexes.index(i)}"):
-                    rows = graph.layer_norm("ln_q", graph.reshape(x, [-1, merged]), merged, EPSILON)
+                level = config.deepstack_visual_indexes.index(i)
+                with graph.module(f"{architecture.names.deepstack}.{level}"):
+                    rows = graph.reshape(x, [-1, merged])
+                    rows = graph.layer_norm(architecture.names.norm, rows, merged, EPSILON)
                     deepstack.append(_merger_mlp(graph, architecture, rows))
         with graph.module("merger"):
-            rows = graph.reshape(graph.layer_norm("ln_q", x, hidden, EPSILON), [-1, merged])
+            rows = graph.layer_norm(architecture.names.norm, x, hidden, EPSILON)
+            rows = graph.reshape(rows, [-1, merged])
             embeds = _merger_mlp(graph, architecture, rows)
     graph.output(embeds, names.IMAGE_EMBEDS, graph.dtype, ["R", config.out_hidden_size])
     for i, value in enumerate(deepstack):
@@ -141,8 +167,8 @@ def _attention(
 
 
 def _merger_mlp(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """Merge the patches of a merge block into one embedding: mlp.0 -- Gelu -- mlp.2."""
-    config = architecture.config
+    """Merge the patches of a merge block into one embedding: first -- Gelu -- second."""
+    config, modules = architecture.config, architecture.names
     merged = config.patches_per_token * config.hidden_size
-    raised = graph.op("Gelu", graph.linear("mlp.0", x, merged, merged, bias=True), approximate="none")
-    return graph.linear("mlp.2", raised, merged, config.out_hidden_size, bias=True)
+    raised = graph.op("Gelu", graph.linear(modules.first, x, merged, merged, bias=True), approximate="none")
+    return graph.linear(modules.second, raised, merged, config.out_hidden_size, bias=True)
