@@ -23,7 +23,8 @@ def text_architecture(
 ) -> DecoderArchitecture:
     """Read the section of the language model, whose tensors' names begin with `prefix`.
 
-    default_theta: the model code's, for checkpoints without `rope_theta`. ValueError for anything that the graph would compute differently.
+    default_theta: the model code's, for checkpoints without `rope_theta`. ValueError for anything that the
+    graph would compute differently.
     """
     text.one_of("hidden_act", ["silu"], default="silu")
     if text.has("sliding_window") and text.flag("use_sliding_window", True):
