@@ -17,22 +17,28 @@ from edgellm_ros.engine_directory.config import RopeConfig
 ORIGINAL = "original_max_position_embeddings"
 
 
-def read_rope(text: ConfigSection, head_dim: int, default_theta: float = 10000.0) -> RopeConfig:
+def read_rope(
+    text: ConfigSection, head_dim: int, default_theta: float = 10000.0, partial_heads: bool = False
+) -> RopeConfig:
     """Read RoPE of a text section, without mRoPE.
 
     The values are in `rope_parameters` (transformers 5) or in `rope_scaling` and the section itself (before).
-    default_theta: the model code's, for checkpoints without `rope_theta`. ValueError for a type that is not
-    supported, and for RoPE that differs between layers.
+    default_theta: the model code's, for checkpoints without `rope_theta`. partial_heads: whether the model
+    code rotates only a part of each head if `partial_rotary_factor` says so. ValueError for a type that is
+    not supported, and for RoPE that differs between layers.
     """
     rope = rope_section(text)
     kind = _rope_type(rope)
-    theta = (rope if rope.has("rope_theta") else text).number("rope_theta", default_theta)
+    holder = rope if rope.has("rope_theta") else text
+    theta = holder.number("rope_theta", default_theta)
     if theta <= 1:
-        raise (rope if rope.has("rope_theta") else text).fail("rope_theta", "expected more than 1")
-    share = (rope if rope.has("partial_rotary_factor") else text).number("partial_rotary_factor", 1.0)
+        raise holder.fail("rope_theta", "expected more than 1")
+    holder = rope if rope.has("partial_rotary_factor") else text
+    share = holder.number("partial_rotary_factor", 1.0)
     if not 0 < share <= 1:
-        section = rope if rope.has("partial_rotary_factor") else text
-        raise section.fail("partial_rotary_factor", "expected more than 0 and at most 1")
+        raise holder.fail("partial_rotary_factor", "expected more than 0 and at most 1")
+    if share < 1 and not partial_heads:
+        raise holder.fail("partial_rotary_factor", "this model type rotates whole heads, supported: 1")
     if kind == "proportional":
         frequencies, scaling = _proportional(rope, theta, head_dim, share), 1.0
     else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -141,7 +142,7 @@ def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
     read_json(tokenizer)
     template_file = checkpoint / TEMPLATE_FILE
     config = checkpoint / "tokenizer_config.json"
-    template = read_json(config).get("chat_template") if config.is_file() else None
+    template = _default_template(read_json(config).get("chat_template")) if config.is_file() else None
     if template_file.is_file():
         template = template_file.read_text(encoding="utf-8")
     if not isinstance(template, str):
@@ -151,6 +152,14 @@ def write_tokenizer_files(checkpoint: Path, engine: Path) -> list[str]:
     (engine / TEMPLATE_FILE).write_text(template, encoding="utf-8")
     (engine / SPECIAL_TOKENS_FILE).write_text(special_tokens + "\n", encoding="utf-8")
     return [TOKENIZER_FILE, TEMPLATE_FILE, SPECIAL_TOKENS_FILE]
+
+
+def _default_template(value: Any) -> Any:
+    """Choose the template `default` where `tokenizer_config.json` has several, as transformers does."""
+    if not isinstance(value, list):
+        return value
+    entries = [entry for entry in value if isinstance(entry, dict)]
+    return next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
 
 
 def template_tokens(checkpoint: Path) -> dict[str, str]:

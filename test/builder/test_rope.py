@@ -77,7 +77,7 @@ def reference(values: dict, head_dim: int, sequence: int | None = None):
 @pytest.mark.parametrize("kind", KINDS)
 def test_frequencies_and_scaling_equal_those_of_transformers(kind, seed):
     values, head_dim = random_config(kind, seed)
-    found = read_rope(make_section(values), head_dim)
+    found = read_rope(make_section(values), head_dim, partial_heads=True)
     frequencies, scaling = reference(values, head_dim)
     assert len(found.frequencies) == len(frequencies)
     # float32 powers of NumPy and PyTorch differ in the last bits
@@ -94,14 +94,14 @@ def test_configs_of_transformers_4_give_the_same(kind):
     values |= {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     rope["type"] = rope.pop("rope_type")
     older = values | {"rope_scaling": None if rope["type"] == "default" else rope}
-    found = read_rope(make_section(older), head_dim)
-    assert found == read_rope(make_section(random_config(kind, 3)[0]), head_dim)
+    found = read_rope(make_section(older), head_dim, partial_heads=True)
+    assert found == read_rope(make_section(random_config(kind, 3)[0]), head_dim, partial_heads=True)
     np.testing.assert_allclose(found.frequencies, reference(older, head_dim)[0], rtol=1e-6, atol=0)
 
 
 def test_whole_heads_with_default_frequencies_are_plain():
     assert is_plain(read_rope(make_section({"rope_theta": 5e5}), 64), 64)
-    assert not is_plain(read_rope(make_section({"partial_rotary_factor": 0.5}), 64), 64)
+    assert not is_plain(read_rope(make_section({"partial_rotary_factor": 0.5}), 64, partial_heads=True), 64)
     assert not is_plain(read_rope(make_section({"rope_scaling": {"type": "linear", "factor": 2}}), 64), 64)
 
 
@@ -127,6 +127,7 @@ def test_longrope_has_as_many_positions_as_its_first_training():
         ({"type": "ntk"}, "type 'ntk': supported: default"),
         ({"rope_theta": 0.5}, r"rope_theta 0\.5: expected more than 1"),
         ({"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5: expected more than 0 and at most 1"),
+        ({"partial_rotary_factor": 0.5}, "rotates whole heads, supported: 1"),
         ({"rope_type": "linear"}, "key 'factor' is missing"),
         ({"rope_type": "linear", "factor": 0}, "factor 0: expected more than 0"),
         (
@@ -148,7 +149,7 @@ def test_scaling_reaches_every_row_of_the_table(device):
 
     values, head_dim = random_config("longrope", 0)
     values["rope_parameters"]["attention_factor"] = 1.25
-    config = read_rope(make_section(values), head_dim)
+    config = read_rope(make_section(values), head_dim, partial_heads=True)
     table = make_rope_table(config, 20, device)
     angles = np.outer(np.arange(20), config.frequencies)
     np.testing.assert_allclose(device.download(table.cos), 1.25 * np.cos(angles), atol=1e-5)

@@ -17,7 +17,7 @@ from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
 from edgellm_ros.builder.families.qwen3_omni.config import audio_architecture, check_dense
-from edgellm_ros.builder.families.qwen3_vl.config import text_architecture, vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR, find_lm_head
@@ -26,6 +26,7 @@ from edgellm_ros.builder.rope import read_position_limit
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
 THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
+DEFAULTS = TextDefaults(rope_theta=1e6, num_key_value_heads=4, head_dim=None)
 MERGERS = MergerNames("merger_list", "ln_q", "mlp.0", "mlp.2")
 
 
@@ -46,7 +47,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         audio = audio_architecture(thinker.section("audio_config"), extractor, prefix)
         encoders["audio"] = partial(build_audio, audio, weights)
     levels = vision.config.num_deepstack_features if vision else 0
-    text = text_architecture(section, f"{prefix}model", levels, 1e6)
+    text = text_architecture(section, f"{prefix}model", levels, DEFAULTS)
     tied = thinker.flag("tie_word_embeddings", False)
     return Model(
         llm=text.runner,

@@ -11,7 +11,7 @@ from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
 from edgellm_ros.builder.decoder import build_decoder
 from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family
-from edgellm_ros.builder.families.qwen3_vl.config import text_architecture, vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.lm_head import find_lm_head
@@ -20,6 +20,7 @@ from edgellm_ros.builder.rope import read_position_limit
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
 MODEL_TYPE = "qwen3_vl"
+DEFAULTS = TextDefaults(rope_theta=5e5, num_key_value_heads=32, head_dim=128)
 MERGERS = MergerNames("deepstack_merger_list", "norm", "linear_fc1", "linear_fc2")
 
 
@@ -28,7 +29,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     generation, section = read_generation_config(checkpoint), config.section("text_config")
     tower = config.section("vision_config")
     vision = vision_architecture(tower, read_processor(checkpoint, IMAGE_PROCESSOR), "model.visual", MERGERS)
-    text = text_architecture(section, "model.language_model", vision.config.num_deepstack_features, 5e5)
+    text = text_architecture(section, "model.language_model", vision.config.num_deepstack_features, DEFAULTS)
     return Model(
         llm=text.runner,
         embedding=text.embedding,

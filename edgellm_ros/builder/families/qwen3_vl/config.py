@@ -7,52 +7,45 @@ Qwen3-Omni has the same. The checks cover everything that the graphs rely on.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from functools import partial
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.decoder import DecoderArchitecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, VisionArchitecture
 from edgellm_ros.builder.image_processing import resized_images
-from edgellm_ros.builder.rope import read_position_limit, read_rope, rope_section
-from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.builder.rope import read_rope, rope_section
+from edgellm_ros.builder.text_model import read_head_dim, read_language_model
+from edgellm_ros.engine_directory.config import RopeConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 
 
+@dataclass(frozen=True)
+class TextDefaults:
+    """The model code's values for keys that a checkpoint leaves out."""
+
+    rope_theta: float
+    num_key_value_heads: int
+    head_dim: int | None  # None = hidden_size / num_attention_heads
+
+
 def text_architecture(
-    text: ConfigSection, prefix: str, num_deepstack_features: int, default_theta: float
+    text: ConfigSection, prefix: str, num_deepstack_features: int, defaults: TextDefaults
 ) -> DecoderArchitecture:
     """Read the section of the language model, whose tensors' names begin with `prefix`.
 
-    default_theta: the model code's, for checkpoints without `rope_theta`. ValueError for anything that the
-    graph would compute differently.
+    ValueError for anything that the graph would compute differently.
     """
-    text.one_of("hidden_act", ["silu"], default="silu")
     if text.has("sliding_window") and text.flag("use_sliding_window", True):
         raise text.fail("sliding_window", "only full attention (null) is supported")
-    heads, layers = text.size("num_attention_heads"), text.size("num_hidden_layers")
-    if num_deepstack_features > layers:
-        raise text.fail(
-            "num_hidden_layers", f"expected at least the {num_deepstack_features} deepstack features"
-        )
-    head_dim = text.size("head_dim", text.size("hidden_size") // heads)
-    runner = text.make(
-        LanguageModelConfig,
-        hidden_size=text.size("hidden_size"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=text.size("num_key_value_heads"),
-        head_dim=head_dim,
-        vocab_size=text.size("vocab_size"),
-        max_position_embeddings=read_position_limit(text)[0],
-        reduced_vocab_size=0,
-        num_deepstack_features=num_deepstack_features,
-        rope=_text_rope(text, head_dim, default_theta),
-    )
-    bias = text.flag("attention_bias", False)
+    head_dim, bias = read_head_dim(text, defaults.head_dim), text.flag("attention_bias", False)
+    rope = _text_rope(text, head_dim, defaults.rope_theta)
     return DecoderArchitecture(
-        runner=runner,
+        runner=read_language_model(
+            text, head_dim, rope, defaults.num_key_value_heads, num_deepstack_features
+        ),
         intermediate_size=text.size("intermediate_size"),
-        epsilon=text.number("rms_norm_eps"),
+        epsilon=text.number("rms_norm_eps", 1e-6),
         prefix=prefix,
         qkv_bias=bias,
         output_bias=bias,

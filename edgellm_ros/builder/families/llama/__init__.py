@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama and Mistral, text only; SmolLM2, TinyLlama and many others have Llama's model type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.decoder import DecoderArchitecture
+from edgellm_ros.builder.families import Family
+from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.rope import read_rope
+from edgellm_ros.builder.text_model import make_text_model, read_head_dim, read_language_model
+
+MISTRAL = "mistral"
+MISTRAL_WINDOW = 4096  # of a checkpoint without the key; null is full attention
+
+
+def read_decoder(text: ConfigSection, prefix: str = "model") -> DecoderArchitecture:
+    """Read the decoder's section.
+
+    Mistral has no biases, and the same sliding window in all layers; Llama has switches for biases, and no
+    sliding window.
+    """
+    mistral, head_dim = text.data.get("model_type") == MISTRAL, read_head_dim(text)
+    runner = read_language_model(text, head_dim, read_rope(text, head_dim), 8 if mistral else None)
+    attention_bias = not mistral and text.flag("attention_bias", False)
+    window = None
+    if mistral and text.data.get("sliding_window", MISTRAL_WINDOW) is not None:
+        window = text.size("sliding_window", MISTRAL_WINDOW)
+    return text.make(
+        DecoderArchitecture,
+        runner=runner,
+        intermediate_size=text.size("intermediate_size"),
+        epsilon=text.number("rms_norm_eps", 1e-6),
+        prefix=prefix,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=not mistral and text.flag("mlp_bias", False),
+        sliding_windows=(window,) * runner.num_hidden_layers,
+    )
+
+
+def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
+    """Read a checkpoint; see `Family`."""
+    return make_text_model(checkpoint, config, weights, read_decoder(config))
+
+
+FAMILY = Family("llama", ("llama", MISTRAL), read)
