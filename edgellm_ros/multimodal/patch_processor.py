@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from edgellm_ros.multimodal.image_pixels import PatchCutter, check_image
-from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, QwenVisionTower
+from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig, Qwen3VisionConfig, QwenVisionTower
 from edgellm_ros.multimodal.vision_positions import vision_positions
 
 MAX_ASPECT_RATIO = 200
@@ -20,7 +20,7 @@ MAX_ASPECT_RATIO = 200
 class PatchProcessor:
     """An `ImageProcessor` that keeps an image's aspect ratio as closely as it can."""
 
-    def __init__(self, config: Qwen3VisionConfig) -> None:
+    def __init__(self, config: Qwen3VisionConfig | Qwen2_5VisionConfig) -> None:
         self._config = config
         self._cutter = PatchCutter(config)
 
@@ -40,9 +40,9 @@ class PatchProcessor:
         return self._cutter.cut(self._cutter.resize(image, height, width))
 
     def grid_inputs(self, token_grid: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Compute the positions of the patches."""
+        """Compute the positions of the patches, see `vision_positions`."""
         merge = self._config.spatial_merge_size
-        return vars(vision_positions(token_grid[0] * merge, token_grid[1] * merge, self._config))
+        return vision_positions(token_grid[0] * merge, token_grid[1] * merge, self._config)
 
 
 def smart_resize(height: int, width: int, config: QwenVisionTower) -> tuple[int, int]:

@@ -144,6 +144,35 @@ class Qwen3VisionConfig(QwenVisionTower):
 
 
 @dataclass(frozen=True)
+class Qwen2_5VisionConfig(QwenVisionTower):
+    """Vision tower of Qwen2.5-VL: patches attend within windows, in some blocks to the whole image."""
+
+    kind: Literal["qwen2_5_vl"] = field(default="qwen2_5_vl", kw_only=True)
+    window_size: int  # side of a window in pixels
+    full_attention_blocks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window_tokens < 1:
+            raise ValueError(
+                f"window_size must be at least {self.size_factor} pixels, got {self.window_size}"
+            )
+        if any(not 0 <= index < self.depth for index in self.full_attention_blocks):
+            raise ValueError(
+                f"full_attention_blocks {self.full_attention_blocks} outside 0..{self.depth - 1}"
+            )
+
+    @property
+    def window_tokens(self) -> int:
+        """Return the number of tokens of a window's side."""
+        return self.window_size // self.spatial_merge_size // self.patch_size
+
+    @property
+    def has_windows(self) -> bool:
+        return len(set(self.full_attention_blocks)) < self.depth
+
+
+@dataclass(frozen=True)
 class InternVLVisionConfig(VisionTower):
     """Vision tower of InternVL3: an image becomes tiles of one size.
 
@@ -186,7 +215,7 @@ class InternVLVisionConfig(VisionTower):
         return tokens // self.tile_tokens, self.tile_patches, self.patch_dim
 
 
-VisionConfig = Qwen3VisionConfig | InternVLVisionConfig
+VisionConfig = Qwen3VisionConfig | Qwen2_5VisionConfig | InternVLVisionConfig
 
 
 def check_at_least_1(config: object, name: str) -> None:

@@ -33,7 +33,7 @@ def change(path, keys, value):
 
 
 CONFIG_ERRORS = [
-    ("model_type", "gpt2", "model_type 'gpt2': supported: internvl, llama, mistral, qwen2, qwen3"),
+    ("model_type", "gpt2", "model_type 'gpt2': supported: internvl, llama, mistral, qwen2, qwen2_5_vl"),
     ("text_config.num_experts", 128, "num_experts 128: only dense layers are supported; layer 0 has experts"),
     ("text_config.num_experts", ..., "only dense layers"),
     ("text_config.hidden_act", "gelu", "hidden_act 'gelu': supported: silu"),

@@ -27,7 +27,7 @@ def answer(engine, **options):
         return runtime.handle_request(request)
 
 
-FAMILIES = ["internvl", "llama", "qwen2", "qwen3", "qwen3_omni", "qwen3_vl"]
+FAMILIES = ["internvl", "llama", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_omni", "qwen3_vl"]
 
 
 def test_the_folders_are_the_families():

@@ -13,19 +13,16 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil  # noqa: E402
+from qwen_vl_reference import TOKENS, check_answer, load, save_random_weights  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
-from edgellm_ros.runtime.prompt.rope import get_rope_index  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint, write_whole_omni_checkpoint  # noqa: E402
 from fixtures.reference_inputs import make_image  # noqa: E402
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint  # noqa: E402
 
-TOLERANCE = 1e-3
 SIZES = [(48, 64), (131, 33), (20, 150)]
-TOKENS = 32
 
 
 def write_random_checkpoint(directory: Path, seed: int) -> Path:
@@ -77,19 +74,7 @@ def write_random_checkpoint(directory: Path, seed: int) -> Path:
     else:
         write_json(directory / "preprocessor_config.json", processor)
     write_json(directory / "config.json", config)
-    torch.manual_seed(seed)
-    model = transformers.Qwen3VLForConditionalGeneration(
-        transformers.AutoConfig.from_pretrained(directory)
-    ).requires_grad_(False)
-    for value in model.parameters():
-        if value.dim() > 1:
-            value.normal_(0, np.prod(value.shape[1:]) ** -0.5)
-        else:
-            value.normal_(0, 0.2).add_(value.dim() and 0.5)
-    model.get_input_embeddings().weight.normal_(0, 1)
-    generation = (directory / "generation_config.json").read_text()
-    model.save_pretrained(directory)
-    (directory / "generation_config.json").write_text(generation)
+    save_random_weights(transformers.Qwen3VLForConditionalGeneration, directory, seed)
     return directory
 
 
@@ -110,12 +95,7 @@ def engine(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(checkpoint):
-    loaded, info = transformers.Qwen3VLForConditionalGeneration.from_pretrained(
-        checkpoint, dtype=torch.float32, output_loading_info=True
-    )
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    return loaded.eval().requires_grad_(False)
+    return load(transformers.Qwen3VLForConditionalGeneration, checkpoint)
 
 
 @pytest.mark.parametrize("sizes", [[], SIZES[:1], SIZES], ids=len)
@@ -123,40 +103,7 @@ def test_positions_greedy_tokens_and_log_probabilities_match(
     checkpoint, engine, model, sizes, runtime_device
 ):
     images = tuple(make_image(*size) for size in sizes)
-    request = LLMGenerationRequest(
-        "go there", images=images, sampling=SamplingParams(max_tokens=TOKENS), logprobs=5
-    )
-    with LLMInferenceRuntime(engine, runtime_device) as runtime:
-        found = runtime.handle_request(request)
-        ids = runtime.base_model_input_token_ids
-    inputs = {"input_ids": torch.tensor(ids)}
-    inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
-    grids = []
-    if images:
-        processor = Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
-        inputs |= processor(list(images), return_tensors="pt")
-        grids = (inputs["image_grid_thw"][:, 1:] // model.config.vision_config.spatial_merge_size).tolist()
-    special = model.config.image_token_id, model.config.vision_start_token_id
-    positions, delta = get_rope_index(ids[0], [tuple(grid) for grid in grids], *special)
-    expected, expected_delta = model.model.get_rope_index(
-        inputs["input_ids"], inputs["mm_token_type_ids"], inputs.get("image_grid_thw")
-    )
-    np.testing.assert_array_equal(positions, expected[:, 0])
-    assert delta == int(expected_delta)
-    answer = model.generate(
-        **inputs,
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    logits = torch.cat(answer.logits)
-    assert found.token_ids == answer.sequences[0, len(ids[0]) :].tolist()
-    assert logits.abs().max() > 0.5
-    for entries, row in zip(found.logprobs, logits.double().log_softmax(-1), strict=True):
-        tokens, values = zip(*entries, strict=True)
-        np.testing.assert_allclose(values, row[list(tokens)], atol=TOLERANCE, rtol=0)
+    check_answer(engine, runtime_device, checkpoint, model, images)
 
 
 def test_the_thinker_of_a_whole_omni_checkpoint_is_the_thinker_alone(tmp_path):

@@ -66,7 +66,7 @@ def test_an_unknown_and_a_missing_key_are_named_with_their_path(engine, edit):
         (lambda d: d["vision"].pop("kind"), r"vision: missing key 'kind'"),
         (
             lambda d: d["vision"].update(kind="clip"),
-            r"vision\.kind: expected one of qwen3_vl, internvl, got str 'clip'",
+            r"vision\.kind: expected one of qwen3_vl, qwen2_5_vl, internvl, got str 'clip'",
         ),
         (lambda d: d["vision"].update(kind="internvl"), r"vision: unknown key 'deepstack_visual_indexes'"),
         (lambda d: d["audio"].update(n_fft=401), r"audio: n_fft must be even, got 401"),

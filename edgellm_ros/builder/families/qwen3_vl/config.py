@@ -81,11 +81,6 @@ def vision_architecture(
     prefix, names: of the tower's and the mergers' tensors.
     """
     vision.one_of("hidden_act", ["gelu_pytorch_tanh"])
-    theta = 10000.0  # a constant in the model code before transformers 5
-    if vision.has("rope_parameters"):
-        rope = vision.section("rope_parameters")
-        rope.one_of("rope_type", ["axial"], default="axial")
-        theta = rope.number("rope_theta", theta)
     patch, frames, merge = (
         vision.size(f"{name}_size") for name in ("patch", "temporal_patch", "spatial_merge")
     )
@@ -102,7 +97,16 @@ def vision_architecture(
         spatial_merge_size=merge,
         num_position_embeddings=vision.size("num_position_embeddings"),
         deepstack_visual_indexes=vision.integers("deepstack_visual_indexes"),
-        rope_theta=theta,
+        rope_theta=axial_theta(vision),
         **resized_images(processor, patch, frames, merge),
     )
     return VisionArchitecture(built, prefix, names, vision.size("intermediate_size"))
+
+
+def axial_theta(vision: ConfigSection) -> float:
+    """Read theta of the tower's RoPE, a constant in the model code before transformers 5."""
+    if not vision.has("rope_parameters"):
+        return 10000.0
+    rope = vision.section("rope_parameters")
+    rope.one_of("rope_type", ["axial"], default="axial")
+    return rope.number("rope_theta", 10000.0)

@@ -19,7 +19,7 @@ from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, QwenVisionTower
 
 EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
 
@@ -74,7 +74,7 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     deepstack = []
     with graph.module(architecture.prefix, nodes=""):
         with graph.module("patch_embed"):
-            x = _patch_embed(graph, architecture, graph.from_fp32(pixels))
+            x = patch_embed(graph, config, graph.from_fp32(pixels), bias=True)
         with graph.module("pos_embed"):
             table = graph.tensor("weight", config.num_position_embeddings, hidden)
             share = graph.op("Unsqueeze", graph.from_fp32(share), graph.constant([-1]))
@@ -101,13 +101,12 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     return graph
 
 
-def _patch_embed(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
+def patch_embed(graph: ModelBuilder, config: QwenVisionTower, x: ir.Value, bias: bool) -> ir.Value:
     """Add the patch convolution, x [P,C*p*p] -> [P,hidden].
 
     The checkpoint has weights for T frames. A still image repeats one frame, so the weights are summed over
     T: 1 / T of the products, equal up to rounding.
     """
-    config = architecture.config
     hidden, patch = config.hidden_size, config.patch_size
     with graph.module("proj"):
         stored = graph.full_name("weight")
@@ -118,7 +117,7 @@ def _patch_embed(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Va
             return summed.reshape(hidden, config.patch_dim).T
 
         x = graph.op("MatMul", x, graph.weight(stored, (config.patch_dim, hidden), read))
-        return graph.op("Add", x, graph.tensor("bias", hidden))
+        return graph.op("Add", x, graph.tensor("bias", hidden)) if bias else x
 
 
 # x --+-- norm1 -- attn --(+)--+-- norm2 -- linear_fc1 -- Gelu -- linear_fc2 --(+)-->
@@ -129,7 +128,7 @@ def _block(
     """Add a transformer block, x [P,hidden] -> [P,hidden]."""
     hidden, inner = architecture.config.hidden_size, architecture.intermediate_size
     normed = graph.layer_norm("norm1", x, hidden, EPSILON)
-    x = graph.op("Add", x, _attention(graph, architecture, normed, cos, sin))
+    x = graph.op("Add", x, attention(graph, architecture.config, normed, cos, sin))
     normed = graph.layer_norm("norm2", x, hidden, EPSILON)
     with graph.module("mlp"):
         raised = graph.linear("linear_fc1", normed, hidden, inner, bias=True)
@@ -142,16 +141,20 @@ def _block(
 #                                      +--------------------------------------------------- Attention
 #                                                                                              |
 #              <-- proj -- Reshape [P,hidden] -- Transpose [1,P,heads,D] -- Reshape [1,heads,P,D]
-def _attention(
-    graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value, cos: ir.Value, sin: ir.Value
+def attention(
+    graph: ModelBuilder,
+    config: QwenVisionTower,
+    x: ir.Value,
+    cos: ir.Value,
+    sin: ir.Value,
+    mask: ir.Value | None = None,
 ) -> ir.Value:
-    """Add attention of every patch to every patch, x [P,hidden] -> [P,hidden].
+    """Add attention of every patch to every patch that the mask allows, x [P,hidden] -> [P,hidden].
 
     The queries of a head are split into several heads with one key head: the same bits, but more parts to
     spread over threads. ONNX Runtime 1.31 gave all of 3 heads to one of 2 threads (3.8 ms per image of 280
     patches, 2.1 ms with the split).
     """
-    config = architecture.config
     hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
     parts = config.patches_per_token  # P is a multiple of it
     with graph.module("attn"):
@@ -159,8 +162,11 @@ def _attention(
         qkv = graph.transpose(graph.reshape(qkv, [0, 3, heads, head_dim]), 1, 2, 0, 3)
         q, k, v = graph.split(qkv, [1, 1, 1], axis=0)
         q, k = graph.op("RotaryEmbedding", q, cos, sin), graph.op("RotaryEmbedding", k, cos, sin)
-        q = graph.reshape(q, [0, heads * parts, -1, head_dim])
-        attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+        if mask is None:
+            q = graph.reshape(q, [0, heads * parts, -1, head_dim])
+            attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+        else:  # whose rows are those of all queries
+            attended = graph.op("Attention", q, k, v, mask, scale=head_dim**-0.5)
         attended = graph.reshape(attended, [0, heads, -1, head_dim])
         attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
         return graph.linear("proj", attended, hidden, hidden, bias=True)
