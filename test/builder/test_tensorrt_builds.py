@@ -34,6 +34,7 @@ from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.schema import read_json
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
+from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 
@@ -46,6 +47,7 @@ WITHOUT_DEDICATED_KERNEL = "Attention operation was not supported by a dedicated
 NATIVE = ("KV_CACHE_UPDATE", "ATTENTION_OUTPUT", "ROTARY_EMBEDDING", "NORMALIZATION", "SOFTMAX")
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3_omni": lambda folder: ARENA_CHECKPOINT,
+    "qwen2_5_vl": lambda folder: write_qwen2_5_vl_checkpoint(folder / "checkpoint"),
     "qwen3_vl": lambda folder: write_qwen3_vl_checkpoint(folder / "checkpoint"),
     "internvl": lambda folder: write_internvl_checkpoint(folder / "checkpoint", vision={"use_qk_norm": True}),
     "seed_oss": lambda folder: write_seed_oss_checkpoint(folder / "checkpoint"),
@@ -77,7 +79,7 @@ LANGUAGE_MODELS = [Case("llm", *chosen) for chosen in itertools.product(PRECISIO
 OTHERS = [Case(*chosen) for chosen in itertools.product(("visual", "audio", "action"), PRECISIONS)]
 TOWERS = [
     Case("visual", precision, family=family)
-    for family, precision in itertools.product(("internvl", "qwen3_vl"), PRECISIONS)
+    for family, precision in itertools.product(("internvl", "qwen2_5_vl", "qwen3_vl"), PRECISIONS)
 ]
 CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, Case("llm", "fp16", family="seed_oss")]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
@@ -166,6 +168,7 @@ def native_layers(config: EngineConfig, part: str) -> dict[str, int]:
         return found | {"KV_CACHE_UPDATE": 2 * layers, "ROTARY_EMBEDDING": 2 * layers}
     if part == "visual":  # two norms in a block, one in each merger or in the projector
         norms = 2 * layers + 1 + config.vision.num_deepstack_features
+        norms = 0 if config.vision.kind == "qwen2_5_vl" else norms  # its norms are RMSNorms
         rotated = 0 if config.vision.kind == "internvl" else 2 * layers
         return found | {"ROTARY_EMBEDDING": rotated, "NORMALIZATION": norms}
     return found | {"NORMALIZATION": 2 * layers + 1}  # two in a layer, and the last
