@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
+from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.exported_graphs import knows_lengths, llm_inputs
 from fixtures.on_device import put
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
@@ -69,24 +70,30 @@ def compute(path, device, inputs):
 def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
     """Engine directories by name."""
     found = {}
+    windows = write_decoder_checkpoint(tmp_path_factory.mktemp("mistral") / "m", "mistral", hidden_size=48)
     for name, checkpoint, options in (
         ("fp32", tiny_checkpoint, {}),
         ("tied", tied_checkpoint, {}),
         ("hidden states", tiny_checkpoint, {"hidden_state_layers": (1, 3)}),
         ("fp16", tiny_checkpoint, {"precision": "fp16"}),
         ("fp16 tied", tied_checkpoint, {"precision": "fp16"}),
+        ("windows tied", windows, {}),
+        ("fp16 windows tied", windows, {"precision": "fp16"}),
     ):
         found[name] = tmp_path_factory.mktemp("engine")
         export(checkpoint, found[name], **options)
     return found
 
 
+NAMES = ("fp32", "tied", "hidden states", "fp16", "fp16 tied", "windows tied", "fp16 windows tied")
+
+
 @knows_lengths
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the graph with a mask")
-@pytest.mark.parametrize("name", ["fp32", "tied", "hidden states", "fp16", "fp16 tied"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("batch", "tokens", "start"), [(1, 9, 0), (1, 7, 12), (1, 1, 0), (4, 1, 300)])
 def test_the_cuda_variant_equals_the_graph_with_a_mask(device, engines, name, batch, tokens, start):
-    if "fp16" in name and device.memory == "cpu":
+    if name in ("fp16", "fp16 tied") and device.memory == "cpu":
         pytest.skip("ONNX Runtime's GroupQueryAttention norms queries and keys on CUDA only: --device cuda")
     inputs = llm_inputs(batch, tokens, start)
     inputs["kv_write_index"] = start + np.arange(batch)  # sequences of different lengths

@@ -35,13 +35,12 @@ def test_the_folders_are_the_families():
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"config\.json: model_type 'seed_oss': supported: internvl, llama, mistral, qwen2"
-    ):
+    known = "model_type 'seed_oss': supported: internvl, llama, mistral, "
+    with pytest.raises(ValueError, match=rf"config\.json: {known}qwen2, qwen2_5_vl, qwen3, qwen3_omni_moe"):
         export(checkpoint, tmp_path)
     with (
         registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
-        pytest.raises(ValueError, match="model_type 'seed_oss': supported: internvl, llama, mistral, plain"),
+        pytest.raises(ValueError, match=f"{known}plain, qwen2, qwen2_5_vl, qwen3, qwen3_omni_moe"),
     ):
         export(checkpoint, tmp_path)
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from edgellm_ros.engine.tensorrt_library import Library, load_library, start
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.schema import read_json
+from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
@@ -47,11 +49,13 @@ WITHOUT_DEDICATED_KERNEL = "Attention operation was not supported by a dedicated
 NATIVE = ("KV_CACHE_UPDATE", "ATTENTION_OUTPUT", "ROTARY_EMBEDDING", "NORMALIZATION", "SOFTMAX")
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3_omni": lambda folder: ARENA_CHECKPOINT,
-    "qwen2_5_vl": lambda folder: write_qwen2_5_vl_checkpoint(folder / "checkpoint"),
-    "qwen3_vl": lambda folder: write_qwen3_vl_checkpoint(folder / "checkpoint"),
-    "internvl": lambda folder: write_internvl_checkpoint(folder / "checkpoint", vision={"use_qk_norm": True}),
-    "seed_oss": lambda folder: write_seed_oss_checkpoint(folder / "checkpoint"),
+    "qwen2_5_vl": write_qwen2_5_vl_checkpoint,
+    "qwen3_vl": write_qwen3_vl_checkpoint,
+    "internvl": partial(write_internvl_checkpoint, vision={"use_qk_norm": True}),
+    "seed_oss": write_seed_oss_checkpoint,
 }
+DECODERS = ("qwen2", "qwen3", "llama")  # sliding windows, norms of heads, biases of all layers
+CHECKPOINTS |= {name: partial(write_decoder_checkpoint, model_type=name) for name in DECODERS}
 OPTIONS = ("lora", "hidden_states", "lm_head_input", "vocab_map")
 COMBINATIONS = [
     tuple(itertools.compress(OPTIONS, chosen)) for chosen in itertools.product((False, True), repeat=4)
@@ -81,9 +85,11 @@ TOWERS = [
     Case("visual", precision, family=family)
     for family, precision in itertools.product(("internvl", "qwen2_5_vl", "qwen3_vl"), PRECISIONS)
 ]
-CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, Case("llm", "fp16", family="seed_oss")]
+TEXTS = [Case("llm", "fp16", family=name) for name in ("seed_oss", *DECODERS)]
+CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, *TEXTS]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
-WITH_ATTENTION_LAYERS = [case for case in PLAIN if case.part != "action"]
+DECODER_CASES = [case for case in CASES if case.family in DECODERS]
+WITH_ATTENTION_LAYERS = [case for case in [*PLAIN, *DECODER_CASES] if case.part != "action"]
 
 
 @dataclass
@@ -117,7 +123,7 @@ def exported(case: Case) -> Iterator[tuple[Path, EngineConfig]]:
     """Export a checkpoint; its files are removed at the end, because all of them need some GB."""
     with tempfile.TemporaryDirectory() as name, registered(SEED_OSS):
         folder = Path(name)
-        checkpoint = CHECKPOINTS[case.family](folder)
+        checkpoint = CHECKPOINTS[case.family](folder / "checkpoint")
         options: dict[str, Any] = {"max_lora_rank": None if "lora" in case.options else 0}
         text = read_json(checkpoint / "config.json").get("text_config", {})
         if "hidden_states" in case.options:

@@ -50,7 +50,7 @@ ROPE = [
 THETAS = [1e4, 5e5, 5e6]
 WINDOWS = {
     "use_sliding_window": [False, True, True, True],
-    "sliding_window": [8, 40, 1000],  # 1000 is more than the cache holds
+    "sliding_window": [20, 40, 1000],  # 1000 is more than the cache holds
     "max_window_layers": [0, 1, 2],
     "mixed_layer_types": [False, True],
 }
@@ -65,7 +65,7 @@ SETTINGS: dict[str, dict] = {
         "attention_bias": [False, True],
         "mlp_bias": [False, True],
     },
-    "mistral": {**SIZES, "head_dim": HEAD_DIMS, "sliding_window": [8, None, 40, 1000]},
+    "mistral": {**SIZES, "head_dim": HEAD_DIMS, "sliding_window": [20, None, 40, 1000]},
 }
 FAMILIES = tuple(SETTINGS)
 CASES = [(family, index) for family in FAMILIES for index in range(COUNT)]
