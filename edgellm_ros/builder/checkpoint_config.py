@@ -137,3 +137,17 @@ def read_section(path: Path) -> ConfigSection:
     FileNotFoundError, or ValueError if it holds no JSON object.
     """
     return ConfigSection(read_json(path), str(path))
+
+
+def read_processor(checkpoint: Path, part: str) -> ConfigSection:
+    """Read the section of a processor, such as `image_processor`.
+
+    As in transformers 5, it is the object `part` of `processor_config.json`, or else the whole of
+    `preprocessor_config.json`. FileNotFoundError if the checkpoint has neither.
+    """
+    path = checkpoint / "processor_config.json"
+    if path.is_file():
+        processor = read_section(path)
+        if processor.has(part):
+            return processor.section(part)
+    return read_section(checkpoint / "preprocessor_config.json")

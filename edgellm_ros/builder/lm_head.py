@@ -18,13 +18,13 @@ from edgellm_ros.engine_directory import binding_names as names
 LM_HEAD_TENSOR = "lm_head.weight"
 
 
-def find_lm_head(weights: Weights, embedding: str, tied: bool) -> str:
-    """Choose the tensor [V,H] of the LM head.
+def find_lm_head(weights: Weights, embedding: str, tied: bool, tensor: str = LM_HEAD_TENSOR) -> str:
+    """Choose the tensor [V,H] of the LM head, of which the checkpoint's own is called `tensor`.
 
     `tied` is the checkpoint's `tie_word_embeddings`. As in transformers 5, a checkpoint with a matrix of its
     own uses that matrix, whatever `tied` says.
     """
-    return embedding if tied and LM_HEAD_TENSOR not in weights else LM_HEAD_TENSOR
+    return embedding if tied and tensor not in weights else tensor
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.engine_directory.config import LanguageModelConfig, SpecialTokens
-from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
+from edgellm_ros.multimodal.audio_config import AudioConfig
+from edgellm_ros.multimodal.vision_config import VisionConfig
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,11 @@ def make_profiles(
         ]
     }
     if config.vision is not None:
-        patches = config.vision.patches_per_token
-        images = {"P": up_to(builder.max_input_len * patches, patches)}
+        vision = config.vision
+        low, high = (
+            vision.pixels_shape(tokens)[0] for tokens in (vision.min_image_tokens, builder.max_input_len)
+        )
+        images = {vision.pixels_dim: up_to(high, low)}
         profiles["visual"] = [Profile("images", images, lengths_vary=True)]
     if config.audio is not None:
         chunks = -(-builder.max_input_len // config.audio.chunk_tokens)

@@ -42,6 +42,28 @@ def special_tokens(config: ConfigSection, text: ConfigSection, generation: Confi
     return SpecialTokens(pad_token_id=pad or 0, **ids)
 
 
+def added_token_id(checkpoint: Path, name: str, text: ConfigSection) -> int:
+    """Find the id of a token that `tokenizer_config.json` names, such as `start_image_token`.
+
+    The name is a key of the file, or of its object `extra_special_tokens`. ValueError if the token is not
+    named, is no added token of `tokenizer.json`, or is outside the vocabulary.
+    """
+    path = checkpoint / "tokenizer_config.json"
+    config = read_json(path)
+    named = {**config, **(config.get("extra_special_tokens") or {})}.get(name)
+    content = named.get("content") if isinstance(named, dict) else named
+    if not isinstance(content, str):
+        raise ValueError(f"{path}: {name} must be a string or an added token, got {named!r}")
+    added = read_json(checkpoint / TOKENIZER_FILE).get("added_tokens") or []
+    ids = {token["content"]: token["id"] for token in added}
+    if content not in ids or not 0 <= ids[content] < text.size("vocab_size"):
+        raise ValueError(
+            f"{path}: {name} {content!r}: expected an added token of {TOKENIZER_FILE} within the vocabulary "
+            f"of {text.size('vocab_size')}"
+        )
+    return ids[content]
+
+
 def stop_token_ids(text: ConfigSection, generation: ConfigSection) -> tuple[int, ...]:
     """Read the ids that end an answer.
 

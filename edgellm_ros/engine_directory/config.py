@@ -11,7 +11,8 @@ from pathlib import Path
 from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine_directory.files import FileEntry, check_files
 from edgellm_ros.engine_directory.schema import from_dict, to_dict
-from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
+from edgellm_ros.multimodal.audio_config import AudioConfig
+from edgellm_ros.multimodal.vision_config import VisionConfig
 
 FORMAT_VERSION = 5
 CONFIG_FILE = "config.json"
@@ -229,10 +230,17 @@ class EngineConfig:
                 raise ValueError(
                     f"vision out_hidden_size {vision.out_hidden_size} is not hidden_size {llm.hidden_size}"
                 )
-            if len(vision.deepstack_visual_indexes) != llm.num_deepstack_features:
+            if vision.num_deepstack_features != llm.num_deepstack_features:
                 raise ValueError(
-                    f"vision has deepstack_visual_indexes {vision.deepstack_visual_indexes}, "
+                    f"vision has {vision.num_deepstack_features} deepstack features, "
                     f"llm takes num_deepstack_features {llm.num_deepstack_features}"
+                )
+            if vision.adds_image_boundaries and self.special_tokens.vision_end_token_id is None:
+                raise ValueError(f"special_tokens needs vision_end_token_id for a tower of {vision.kind}")
+            if vision.min_image_tokens > self.builder.max_input_len:
+                raise ValueError(
+                    f"max_input_len {self.builder.max_input_len} is less than the {vision.min_image_tokens} "
+                    "tokens of the smallest image"
                 )
             if (
                 self.special_tokens.image_token_id is None

@@ -3,7 +3,8 @@
 
 A configuration file is written by one program and read by another, often much later. Therefore no value is
 guessed: no key may be missing, no other key may be present, every value must have the declared type, and an
-error names the key by its full path.
+error names the key by its full path. A field may be one of several dataclasses if each has a field
+`kind: Literal["..."]`, by which the object in the file chooses.
 """
 
 from __future__ import annotations
@@ -74,7 +75,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         options = [option for option in typing.get_args(hint) if option is not type(None)]
-        return None if value is None else _convert(options[0], value, where)
+        if value is None and len(options) < len(typing.get_args(hint)):
+            return None
+        return _convert(_of_kind(options, value, where) if len(options) > 1 else options[0], value, where)
+    if origin is typing.Literal:
+        if value not in typing.get_args(hint):
+            raise ValueError(f"{where}: expected {typing.get_args(hint)[0]!r}, got {_describe(value)}")
+        return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"{where}: expected a list, got {_describe(value)}")
@@ -88,6 +95,18 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         expected = "null" if hint is type(None) else hint.__name__
         raise ValueError(f"{where}: expected {expected}, got {_describe(value)}")
     return value
+
+
+def _of_kind(options: list[type], value: Any, where: str) -> type:
+    """Choose among dataclasses by the object's `kind`, a Literal field of each of them."""
+    kinds = {typing.get_args(typing.get_type_hints(option)["kind"])[0]: option for option in options}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: expected an object, got {_describe(value)}")
+    if "kind" not in value:
+        raise ValueError(f"{where}: missing key 'kind'")
+    if not isinstance(value["kind"], str) or value["kind"] not in kinds:
+        raise ValueError(f"{where}.kind: expected one of {', '.join(kinds)}, got {_describe(value['kind'])}")
+    return kinds[value["kind"]]
 
 
 def _describe(value: Any) -> str:

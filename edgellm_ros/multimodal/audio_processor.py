@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import soxr
 
-from edgellm_ros.multimodal.config import AudioConfig
+from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.sound import Sound
 
 FLOOR = 1e-10  # power that counts as silence

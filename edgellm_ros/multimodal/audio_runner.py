@@ -15,8 +15,8 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.audio_processor import AudioProcessor
-from edgellm_ros.multimodal.config import AudioConfig
 from edgellm_ros.multimodal.sound import Sound
 
 

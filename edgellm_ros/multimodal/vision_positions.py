@@ -2,38 +2,47 @@
 """Positions of an image's patches as inputs of the vision tower.
 
 The positions depend only on the grid. Reference: transformers, Qwen3OmniMoeVisionEncoder (bilinear resampling
-of the learned position grid with aligned corners) and Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the
-head size for the row, a quarter for the column).
+of the learned position grid with aligned corners), Qwen3OmniMoeVisionRotaryEmbedding (a quarter of the
+head size for the row, a quarter for the column) and get_vision_window_index.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from edgellm_ros.multimodal.config import VisionConfig
+from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig, Qwen3VisionConfig, QwenVisionTower
 
 
-@dataclass(frozen=True)
-class VisionPositions:
-    """Positions of P patches; fields have the names of the graph's inputs."""
+def vision_positions(
+    grid_height: int, grid_width: int, config: Qwen3VisionConfig | Qwen2_5VisionConfig
+) -> dict[str, np.ndarray]:
+    """Compute positions for a grid of P patches, merge block by merge block.
 
-    rope_cos: np.ndarray  # [P, D/2] float32
-    rope_sin: np.ndarray  # [P, D/2] float32
-    pos_embed_index: np.ndarray  # [4, P] int64
-    pos_embed_weight: np.ndarray  # [4, P] float32
-
-
-def vision_positions(grid_height: int, grid_width: int, config: VisionConfig) -> VisionPositions:
-    """Compute positions for a grid of patches, merge block by merge block."""
+    Keys are the names of the graph's inputs:
+    - rope_cos, rope_sin [P, D/2] float32
+    - pos_embed_index [4, P] int64, pos_embed_weight [4, P] float32: for a learned position grid
+    - attention_mask [1, 1, P, P] bool: for blocks with windows, True inside a window
+    """
     rows, columns = _merge_order(grid_height, grid_width, config.spatial_merge_size)
+    inputs = _rotary(rows, columns, config)
+    if isinstance(config, Qwen3VisionConfig):
+        index, weight = _interpolation(rows, columns, grid_height, grid_width, config.grid_side)
+        return inputs | {"pos_embed_index": index, "pos_embed_weight": weight}
+    if config.has_windows:
+        side = config.window_tokens * config.spatial_merge_size  # in patches
+        windows = np.stack([rows // side, columns // side])
+        same = (windows[:, :, None] == windows[:, None, :]).all(axis=0)
+        inputs["attention_mask"] = same[None, None]
+    return inputs
+
+
+def _rotary(rows: np.ndarray, columns: np.ndarray, config: QwenVisionTower) -> dict[str, np.ndarray]:
+    """Compute cos and sin of each patch, half of the angles from its row and half from its column."""
     quarter = config.head_dim // 4
     exponents = np.arange(0, 2 * quarter, 2, dtype=np.float32) / np.float32(2 * quarter)
     inverse = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
     angles = np.concatenate([rows[:, None] * inverse, columns[:, None] * inverse], axis=1).astype(np.float32)
-    index, weight = _interpolation(rows, columns, grid_height, grid_width, config.grid_side)
-    return VisionPositions(np.cos(angles), np.sin(angles), index, weight)
+    return {"rope_cos": np.cos(angles), "rope_sin": np.sin(angles)}
 
 
 def _merge_order(grid_height: int, grid_width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,9 +11,9 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.multimodal.config import VisionConfig
-from edgellm_ros.multimodal.image_processor import ImageProcessor, check_image, smart_resize
-from edgellm_ros.multimodal.vision_positions import vision_positions
+from edgellm_ros.multimodal.image_pixels import check_image
+from edgellm_ros.multimodal.image_processor import make_image_processor
+from edgellm_ros.multimodal.vision_config import VisionConfig
 
 MAX_CACHED_GRIDS = 8
 
@@ -32,12 +32,10 @@ class VisionRunner:
         self._config = config
         self._device = device
         self._max_tokens = max_tokens
-        self._processor = ImageProcessor(config)
-        self._pixel_values = device.empty(
-            (max_tokens * config.patches_per_token, config.patch_dim), np.float32
-        )
+        self._processor = make_image_processor(config)
+        self._pixel_values = device.empty(config.pixels_shape(max_tokens), np.float32)
         self._last_run: BindingSnapshot | None = None
-        self._positions: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
+        self._grid_inputs: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
     def token_grid(self, image: np.ndarray) -> tuple[int, int]:
         """Compute rows and columns of tokens of an image [H, W, 3] uint8 RGB.
@@ -45,8 +43,7 @@ class VisionRunner:
         ValueError for another shape or type, and for more than max_tokens tokens.
         """
         check_image(image)
-        height, width = smart_resize(image.shape[0], image.shape[1], self._config)
-        grid = height // self._config.size_factor, width // self._config.size_factor
+        grid = self._processor.token_grid(*image.shape[:2])
         if grid[0] * grid[1] > self._max_tokens:
             raise ValueError(
                 f"an image of {image.shape[1]}x{image.shape[0]} pixels becomes {grid[0] * grid[1]} tokens, "
@@ -56,36 +53,35 @@ class VisionRunner:
 
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
         """Encode an image into image_rows [tokens, H] and the deepstack rows."""
-        patches = self._processor.process(image)
-        pixel_values = self._pixel_values.rows(0, len(patches.pixel_values))
-        self._device.upload(pixel_values, patches.pixel_values)
+        host_values = self._processor.pixel_values(image)
+        pixel_values = self._pixel_values.rows(0, len(host_values))
+        self._device.upload(pixel_values, host_values)
         tensors = {
             "pixel_values": pixel_values,
-            **self._grid_positions(patches.grid_height, patches.grid_width),
+            **self._inputs_of_grid(self._processor.token_grid(*image.shape[:2])),
             "image_embeds": image_rows,
             **{f"deepstack_embeds_{i}": rows for i, rows in enumerate(deepstack_rows)},
         }
-        dims = {"P": pixel_values.shape[0], "R": image_rows.shape[0]}
+        dims = {self._config.pixels_dim: pixel_values.shape[0], "R": image_rows.shape[0]}
         self._executor.prepare(0, dims, tensors, self._device.stream)
         self._executor.execute(self._device.stream)
         if self._executor.snapshot == self._last_run:  # the frames of a camera all have the same shape
             self._executor.record(self._device.stream)
         self._last_run = self._executor.snapshot
 
-    def _grid_positions(self, grid_height: int, grid_width: int) -> dict[str, Tensor]:
-        """Return the position inputs of a grid, cached on the device.
+    def _inputs_of_grid(self, token_grid: tuple[int, int]) -> dict[str, Tensor]:
+        """Return the inputs that depend on the grid alone, cached on the device.
 
         A camera always has the same grid.
         """
-        key = (grid_height, grid_width)
-        if key in self._positions:
-            self._positions.move_to_end(key)
-            return self._positions[key]
+        if token_grid in self._grid_inputs:
+            self._grid_inputs.move_to_end(token_grid)
+            return self._grid_inputs[token_grid]
         tensors = {}
-        for name, array in vars(vision_positions(grid_height, grid_width, self._config)).items():
+        for name, array in self._processor.grid_inputs(token_grid).items():
             tensors[name] = self._device.empty(array.shape, array.dtype)
             self._device.upload(tensors[name], array)
-        self._positions[key] = tensors
-        if len(self._positions) > MAX_CACHED_GRIDS:
-            self._positions.popitem(last=False)
+        self._grid_inputs[token_grid] = tensors
+        if len(self._grid_inputs) > MAX_CACHED_GRIDS:
+            self._grid_inputs.popitem(last=False)
         return tensors

@@ -34,7 +34,7 @@ def change(path, keys, value):
 
 
 CONFIG_ERRORS = [
-    ("model_type", "gpt2", "model_type 'gpt2': supported: llama, mistral, qwen2, qwen3, qwen3_omni"),
+    ("model_type", "gpt2", "model_type 'gpt2': supported: internvl, llama, mistral, qwen2, qwen2_5_vl"),
     ("model_type", ..., "key 'model_type' is missing"),
     ("model_type", ["llama"], "model_type ['llama']: expected a string"),
     (

@@ -27,17 +27,20 @@ def answer(engine, **options):
         return runtime.handle_request(request)
 
 
+FAMILIES = ["internvl", "llama", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_omni", "qwen3_vl"]
+
+
 def test_the_folders_are_the_families():
-    assert [family.name for family in families()] == ["llama", "qwen2", "qwen3", "qwen3_omni"]
+    assert [family.name for family in families()] == FAMILIES
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
-    known = "model_type 'seed_oss': supported: llama, mistral, "
-    with pytest.raises(ValueError, match=rf"config\.json: {known}qwen2, qwen3, qwen3_omni_moe_thinker"):
+    known = "model_type 'seed_oss': supported: internvl, llama, mistral, "
+    with pytest.raises(ValueError, match=rf"config\.json: {known}qwen2, qwen2_5_vl, qwen3, qwen3_omni_moe"):
         export(checkpoint, tmp_path)
     with (
         registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
-        pytest.raises(ValueError, match=f"{known}plain, qwen2, qwen3, qwen3_omni_moe_thinker"),
+        pytest.raises(ValueError, match=f"{known}plain, qwen2, qwen2_5_vl, qwen3, qwen3_omni_moe"),
     ):
         export(checkpoint, tmp_path)
 

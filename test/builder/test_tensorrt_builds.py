@@ -35,6 +35,9 @@ from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
 from edgellm_ros.engine_directory.schema import read_json
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.internvl_checkpoint import write_internvl_checkpoint
+from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
+from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 
 pytestmark = pytest.mark.tensorrt_build
@@ -46,6 +49,9 @@ WITHOUT_DEDICATED_KERNEL = "Attention operation was not supported by a dedicated
 NATIVE = ("KV_CACHE_UPDATE", "ATTENTION_OUTPUT", "ROTARY_EMBEDDING", "NORMALIZATION", "SOFTMAX")
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "qwen3_omni": lambda folder: ARENA_CHECKPOINT,
+    "qwen2_5_vl": write_qwen2_5_vl_checkpoint,
+    "qwen3_vl": write_qwen3_vl_checkpoint,
+    "internvl": partial(write_internvl_checkpoint, vision={"use_qk_norm": True}),
     "seed_oss": write_seed_oss_checkpoint,
 }
 DECODERS = ("qwen2", "qwen3", "llama")  # sliding windows, norms of heads, biases of all layers
@@ -75,7 +81,12 @@ class Case:
 
 LANGUAGE_MODELS = [Case("llm", *chosen) for chosen in itertools.product(PRECISIONS, COMBINATIONS)]
 OTHERS = [Case(*chosen) for chosen in itertools.product(("visual", "audio", "action"), PRECISIONS)]
-CASES = [*LANGUAGE_MODELS, *OTHERS, *(Case("llm", "fp16", family=name) for name in ("seed_oss", *DECODERS))]
+TOWERS = [
+    Case("visual", precision, family=family)
+    for family, precision in itertools.product(("internvl", "qwen2_5_vl", "qwen3_vl"), PRECISIONS)
+]
+TEXTS = [Case("llm", "fp16", family=name) for name in ("seed_oss", *DECODERS)]
+CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, *TEXTS]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
 DECODER_CASES = [case for case in CASES if case.family in DECODERS]
 WITH_ATTENTION_LAYERS = [case for case in [*PLAIN, *DECODER_CASES] if case.part != "action"]
@@ -161,9 +172,11 @@ def native_layers(config: EngineConfig, part: str) -> dict[str, int]:
     found["ATTENTION_OUTPUT"] = layers
     if part == "llm":  # the keys and the values of each layer; the queries and the keys of each layer
         return found | {"KV_CACHE_UPDATE": 2 * layers, "ROTARY_EMBEDDING": 2 * layers}
-    if part == "visual":  # two norms in a block, one in each merger
-        mergers = 1 + len(config.vision.deepstack_visual_indexes)
-        return found | {"ROTARY_EMBEDDING": 2 * layers, "NORMALIZATION": 2 * layers + mergers}
+    if part == "visual":  # two norms in a block, one in each merger or in the projector
+        norms = 2 * layers + 1 + config.vision.num_deepstack_features
+        norms = 0 if config.vision.kind == "qwen2_5_vl" else norms  # its norms are RMSNorms
+        rotated = 0 if config.vision.kind == "internvl" else 2 * layers
+        return found | {"ROTARY_EMBEDDING": rotated, "NORMALIZATION": norms}
     return found | {"NORMALIZATION": 2 * layers + 1}  # two in a layer, and the last
 
 

@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 
-from fixtures.vision_config import CONFIG
+from fixtures.vision_config import CONFIG, TILES
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,22 @@ def test_a_wrong_value_is_an_error_that_names_it(change, message):
 def test_sizes_that_follow():
     assert (CONFIG.grid_side, CONFIG.head_dim, CONFIG.patch_dim) == (24, 64, 768)
     assert (CONFIG.patches_per_token, CONFIG.size_factor) == (4, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tile_size": 72}, "tile_size must be a multiple of 16 pixels, got 72"),
+        ({"min_tiles": 0}, "min_tiles must be at least 1, got 0"),
+        ({"max_tiles": 0}, "max_tiles must be at least 1, got 0"),
+        ({"num_heads": 5}, "hidden_size 48 / num_heads 5"),
+    ],
+)
+def test_a_wrong_value_for_tiles_is_an_error_that_names_it(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TILES, **change)
+
+
+def test_sizes_that_follow_for_tiles():
+    assert (TILES.tile_tokens, TILES.tile_patches, TILES.patch_dim) == (16, 64, 192)
+    assert TILES.pixels_shape(40) == (2, 64, 192)

@@ -19,8 +19,8 @@ def test_positions_equal_those_of_transformers(grid):
         grid_thw, CONFIG.grid_side, mode="bilinear", align_corners=True, spatial_merge_size=2
     )
     positions = vision_positions(*grid, CONFIG)
-    np.testing.assert_array_equal(positions.pos_embed_index, index.T.numpy())
-    np.testing.assert_array_equal(positions.pos_embed_weight, weight.T.numpy())
+    np.testing.assert_array_equal(positions["pos_embed_index"], index.T.numpy())
+    np.testing.assert_array_equal(positions["pos_embed_weight"], weight.T.numpy())
 
     omni_config = omni.Qwen3OmniMoeVisionEncoderConfig(
         hidden_size=CONFIG.hidden_size, num_heads=CONFIG.num_heads, rope_parameters={"rope_theta": 10000.0}
@@ -29,14 +29,14 @@ def test_positions_equal_those_of_transformers(grid):
     ids = vision_utils.get_vision_position_ids(grid_thw, 2)
     cos, sin = rotary(torch.zeros(1), ids)
     half = CONFIG.head_dim // 2
-    np.testing.assert_allclose(positions.rope_cos, cos[:, :half].numpy(), atol=2e-6)
-    np.testing.assert_allclose(positions.rope_sin, sin[:, :half].numpy(), atol=2e-6)
+    np.testing.assert_allclose(positions["rope_cos"], cos[:, :half].numpy(), atol=2e-6)
+    np.testing.assert_allclose(positions["rope_sin"], sin[:, :half].numpy(), atol=2e-6)
 
 
 def test_patches_come_merge_block_by_merge_block():
     positions = vision_positions(4, 4, CONFIG)
     side = CONFIG.grid_side
-    corners = positions.pos_embed_index[0][[0, 5, 10, 15]]  # one of each block: (0,0), (0,3), (3,0), (3,3)
+    corners = positions["pos_embed_index"][0][[0, 5, 10, 15]]  # one of each block: (0,0), (0,3), (3,0), (3,3)
     rows, columns = corners // side, corners % side
     assert rows.tolist() == [0, 0, side - 1, side - 1]
     assert columns.tolist() == [0, side - 1, 0, side - 1]
@@ -45,7 +45,7 @@ def test_patches_come_merge_block_by_merge_block():
 @pytest.mark.parametrize("grid", GRIDS)
 def test_weights_of_a_patch_sum_to_one_and_corners_keep_the_learned_values(grid):
     positions = vision_positions(*grid, CONFIG)
-    np.testing.assert_allclose(positions.pos_embed_weight.sum(axis=0), 1, atol=1e-6)
-    assert positions.pos_embed_index.min() == 0
-    assert positions.pos_embed_index.max() == CONFIG.grid_side**2 - 1
-    np.testing.assert_array_equal(positions.pos_embed_weight[:, 0], [1, 0, 0, 0])
+    np.testing.assert_allclose(positions["pos_embed_weight"].sum(axis=0), 1, atol=1e-6)
+    assert positions["pos_embed_index"].min() == 0
+    assert positions["pos_embed_index"].max() == CONFIG.grid_side**2 - 1
+    np.testing.assert_array_equal(positions["pos_embed_weight"][:, 0], [1, 0, 0, 0])

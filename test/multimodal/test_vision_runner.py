@@ -48,11 +48,11 @@ def test_the_same_image_gives_the_same_rows_whatever_came_before(encode):
 def test_positions_of_recent_grids_are_kept(runner, encode, monkeypatch):
     monkeypatch.setattr(vision_runner, "MAX_CACHED_GRIDS", 2)
     made = []
-    original = vision_runner.vision_positions
+    original = runner._processor.grid_inputs
     monkeypatch.setattr(
-        vision_runner, "vision_positions", lambda *grid: made.append(grid[:2]) or original(*grid)
+        runner._processor, "grid_inputs", lambda grid: made.append(grid) or original(grid)
     )
-    runner._positions.clear()
+    runner._grid_inputs.clear()
     wide, tall, narrow = make_image(48, 64), make_image(64, 48), make_image(20, 150)
     for image in (wide, tall, wide, narrow, wide, tall):
         encode(image)

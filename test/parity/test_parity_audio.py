@@ -21,9 +21,9 @@ from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.engine.device import CpuDevice  # noqa: E402
 from edgellm_ros.engine.executor import EngineExecutor  # noqa: E402
 from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
+from edgellm_ros.multimodal.audio_config import AudioConfig  # noqa: E402
 from edgellm_ros.multimodal.audio_processor import AudioProcessor  # noqa: E402
 from edgellm_ros.multimodal.audio_runner import AudioRunner  # noqa: E402
-from edgellm_ros.multimodal.config import AudioConfig  # noqa: E402
 from edgellm_ros.multimodal.sound import Sound  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402

@@ -20,7 +20,7 @@ from engine_graphs import Encoders, LanguageModel  # noqa: E402
 from thinker_reference import ThinkerReference  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
-from edgellm_ros.multimodal.image_processor import ImageProcessor  # noqa: E402
+from edgellm_ros.multimodal.image_processor import make_image_processor  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint  # noqa: E402
@@ -137,6 +137,6 @@ def test_an_image_is_resized_as_the_checkpoint_s_own_processor_does(tmp_path, li
     vision = export(checkpoint, tmp_path / "engine").vision
     assert vision is not None
     image = make_image(*shape)
-    found = ImageProcessor(vision).process(image)
+    found = make_image_processor(vision).token_grid(*shape)
     expected = AutoImageProcessor.from_pretrained(checkpoint)(images=[image], return_tensors="pt")
-    assert [1, found.grid_height, found.grid_width] == expected["image_grid_thw"][0].tolist()
+    assert [1, *(2 * side for side in found)] == expected["image_grid_thw"][0].tolist()

@@ -63,6 +63,12 @@ def test_an_unknown_and_a_missing_key_are_named_with_their_path(engine, edit):
         ),
         (lambda d: d["llm"]["rope"].update(mrope_section=8), r"mrope_section: expected a list, got int 8"),
         (lambda d: d.update(vision=[1]), r"vision: expected an object, got list"),
+        (lambda d: d["vision"].pop("kind"), r"vision: missing key 'kind'"),
+        (
+            lambda d: d["vision"].update(kind="clip"),
+            r"vision\.kind: expected one of qwen3_vl, qwen2_5_vl, internvl, got str 'clip'",
+        ),
+        (lambda d: d["vision"].update(kind="internvl"), r"vision: unknown key 'deepstack_visual_indexes'"),
         (lambda d: d["audio"].update(n_fft=401), r"audio: n_fft must be even, got 401"),
         (lambda d: d["audio"].update(d_model=25), "d_model 25 must be even"),
         (lambda d: d["audio"].update(encoder_attention_heads=5), "multiple of encoder_attention_heads 5"),

@@ -28,6 +28,11 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._image_token = _or_no_token(config.special_tokens.image_token_id)
+        self._image_boundaries: tuple[list[int], list[int]] = [], []
+        if config.vision is not None and config.vision.adds_image_boundaries:
+            tokens = config.special_tokens
+            start, end = map(_or_no_token, (tokens.vision_start_token_id, tokens.vision_end_token_id))
+            self._image_boundaries = [start], [end]
         self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
         self._history_token = config.action.history_token_id if config.action else NO_TOKEN
         self._text_only = config.vision is None and config.audio is None and config.action is None
@@ -86,8 +91,8 @@ class PromptBuilder:
         plain text. ValueError if the template leaves out an image, a sound or the history.
         """
         if request.messages is None:
-            images, sounds = len(image_tokens), len(audio_tokens)
-            messages = _short_form(request.system_prompt, request.prompt, images, sounds)
+            counts = len(image_tokens), len(audio_tokens)
+            messages = _short_form(request.system_prompt, request.prompt, *counts)
         else:
             messages = [_to_template(message) for message in request.messages]
         if history:
@@ -99,8 +104,11 @@ class PromptBuilder:
         if request.enable_thinking is not None:
             variables["enable_thinking"] = request.enable_thinking
         ids = self._encode(messages, request.tools, variables)
-        ids = _fill(ids, self._image_token, [[self._image_token] * count for count in image_tokens], "images")
-        ids = _fill(ids, self._audio_token, [[self._audio_token] * count for count in audio_tokens], "sounds")
+        before, after = self._image_boundaries
+        images = [[*before, *[self._image_token] * count, *after] for count in image_tokens]
+        sounds = [[self._audio_token] * count for count in audio_tokens]
+        ids = _fill(ids, self._image_token, images, "images")
+        ids = _fill(ids, self._audio_token, sounds, "sounds")
         return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
 
     def _encode(

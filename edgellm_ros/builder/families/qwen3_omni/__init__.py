@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-Omni: the dense thinker, with optional vision tower and audio encoder."""
+"""Qwen3-Omni: the dense thinker, with optional vision tower and audio encoder.
+
+A checkpoint is the thinker alone, or the published whole, of which the thinker is read: it answers in text,
+and the talker speaks. Vision tower and language model are Qwen3-VL's.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +11,68 @@ from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
+from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
 from edgellm_ros.builder.decoder import build_decoder
 from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
-from edgellm_ros.builder.families.qwen3_omni.config import (
-    MODEL_TYPE,
-    audio_architecture,
-    text_architecture,
-    vision_architecture,
-)
-from edgellm_ros.builder.families.qwen3_omni.vision import build_vision
-from edgellm_ros.builder.lm_head import find_lm_head
+from edgellm_ros.builder.families.qwen3_omni.config import audio_architecture, check_dense
+from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
+from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
+from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR, find_lm_head
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_position_limit
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
+THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
+DEFAULTS = TextDefaults(rope_theta=1e6, num_key_value_heads=4, head_dim=None)
+MERGERS = MergerNames("merger_list", "ln_q", "mlp.0", "mlp.2")
+
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
-    """Read a thinker's checkpoint; see `Family`."""
-    generation = read_generation_config(checkpoint)
+    """Read a checkpoint; see `Family`."""
+    generation, prefix, thinker = read_generation_config(checkpoint), "", config
+    if config.data["model_type"] == WHOLE:
+        prefix, thinker = "thinker.", config.section("thinker_config")
+    section = thinker.section("text_config")
+    check_dense(section)
     encoders, vision, audio = {}, None, None
-    if weights.has_module("visual"):
-        vision = vision_architecture(config, read_section(checkpoint / "preprocessor_config.json"))
+    if weights.has_module(f"{prefix}visual"):
+        tower, processor = thinker.section("vision_config"), read_processor(checkpoint, IMAGE_PROCESSOR)
+        vision = vision_architecture(tower, processor, f"{prefix}visual", MERGERS)
         encoders["visual"] = partial(build_vision, vision, weights)
-    if weights.has_module("audio_tower"):
-        audio = audio_architecture(config, read_section(checkpoint / "preprocessor_config.json"))
+    if weights.has_module(f"{prefix}audio_tower"):
+        extractor = read_processor(checkpoint, "feature_extractor")
+        audio = audio_architecture(thinker.section("audio_config"), extractor, prefix)
         encoders["audio"] = partial(build_audio, audio, weights)
-    text = text_architecture(config, len(vision.config.deepstack_visual_indexes) if vision else 0)
-    section = config.section("text_config")
+    levels = vision.config.num_deepstack_features if vision else 0
+    text = text_architecture(section, f"{prefix}model", levels, DEFAULTS)
+    tied = thinker.flag("tie_word_embeddings", False)
     return Model(
         llm=text.runner,
         embedding=text.embedding,
-        lm_head=find_lm_head(weights, text.embedding, config.flag("tie_word_embeddings", False)),
-        special_tokens=special_tokens(config, section, generation),
-        stop_token_ids=stop_token_ids(section, generation),
+        lm_head=find_lm_head(weights, text.embedding, tied, f"{prefix}{LM_HEAD_TENSOR}"),
+        special_tokens=special_tokens(thinker, section, generation),
+        stop_token_ids=_stop_token_ids(config, section, generation),
+        position_limit=read_position_limit(section)[1],
         build_llm=partial(build_decoder, text, weights),
         build_cuda_llm=partial(build_cuda_decoder, text, weights),
         vision=vision.config if vision else None,
         audio=audio.config if audio else None,
         encoders=encoders,
-        position_limit=read_position_limit(section)[1],
     )
 
 
-FAMILY = Family("qwen3_omni", (MODEL_TYPE,), read)
+def _stop_token_ids(
+    config: ConfigSection, section: ConfigSection, generation: ConfigSection
+) -> tuple[int, ...]:
+    """Read the ids that end an answer; the whole model's code ends it at `im_end_token_id`."""
+    given = generation.has("eos_token_id") or section.has("eos_token_id")
+    if not given and config.has("im_end_token_id"):
+        ids = {"eos_token_id": config.integer("im_end_token_id")}
+        return stop_token_ids(section, ConfigSection(ids, config.where))
+    return stop_token_ids(section, generation)
+
+
+FAMILY = Family("qwen3_omni", (THINKER, WHOLE), read)

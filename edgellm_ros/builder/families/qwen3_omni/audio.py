@@ -17,7 +17,7 @@ from edgellm_ros.builder.families.qwen3_omni.config import AudioArchitecture
 from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.multimodal.config import halved_three_times
+from edgellm_ros.multimodal.audio_config import halved_three_times
 
 EPSILON = 1e-5  # of every LayerNorm; PyTorch's default, which the model code uses
 MAX_TIMESCALE = 10000.0  # of the sinusoids; a constant in the model code
@@ -47,7 +47,7 @@ def build_audio(architecture: AudioArchitecture, weights: Weights, precision: st
     )
     mask = graph.input(names.ATTENTION_MASK, BOOL, [1, 1, "A", "A"])
 
-    with graph.module("audio_tower", nodes=""):
+    with graph.module(f"{architecture.prefix}audio_tower", nodes=""):
         x = graph.op("Unsqueeze", graph.from_fp32(features), graph.constant([1]))
         for i in (1, 2, 3):
             x = graph.conv2d(f"conv2d{i}", x, 1 if i == 1 else channels, channels)

@@ -1,32 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and checks `config.json` of a Qwen3-Omni thinker.
+"""Reads and checks what Qwen3-Omni's thinker has beside Qwen3-VL: experts and an audio encoder.
 
 The checks cover everything that the graphs rely on.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from functools import partial
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.decoder import DecoderArchitecture
-from edgellm_ros.builder.families.qwen3_omni.processor import image_processing, sound_processing
-from edgellm_ros.builder.rope import read_rope, rope_section
-from edgellm_ros.builder.text_model import read_head_dim, read_language_model
-from edgellm_ros.engine_directory.config import RopeConfig
-from edgellm_ros.multimodal.config import AudioConfig, VisionConfig
-
-MODEL_TYPE = "qwen3_omni_moe_thinker"
-
-
-@dataclass(frozen=True)
-class VisionArchitecture:
-    """Vision tower."""
-
-    config: VisionConfig  # for the runtime; the graph uses all fields
-    intermediate_size: int
+from edgellm_ros.builder.families.qwen3_omni.processor import sound_processing
+from edgellm_ros.multimodal.audio_config import AudioConfig
 
 
 @dataclass(frozen=True)
@@ -36,29 +20,10 @@ class AudioArchitecture:
     config: AudioConfig  # for the runtime; the graph uses all fields
     downsample_hidden_size: int
     encoder_ffn_dim: int
+    prefix: str = ""  # of the tensors before "audio_tower"
 
 
-def text_architecture(config: ConfigSection, num_deepstack_features: int) -> DecoderArchitecture:
-    """Read `text_config`.
-
-    ValueError for anything that the graph would compute differently.
-    """
-    text = config.section("text_config")
-    _check_dense(text)
-    if text.has("sliding_window") and text.flag("use_sliding_window", True):
-        raise text.fail("sliding_window", "only full attention (null) is supported")
-    head_dim, bias = read_head_dim(text), text.flag("attention_bias", False)
-    return DecoderArchitecture(
-        runner=read_language_model(text, head_dim, _text_rope(text, head_dim), 4, num_deepstack_features),
-        intermediate_size=text.size("intermediate_size"),
-        epsilon=text.number("rms_norm_eps"),
-        qkv_bias=bias,
-        output_bias=bias,
-        head_norms=True,
-    )
-
-
-def _check_dense(text: ConfigSection) -> None:
+def check_dense(text: ConfigSection) -> None:
     """Raise MixtureOfExpertsError if a layer is a mixture of experts.
 
     Rule and defaults are those of the model code.
@@ -73,60 +38,8 @@ def _check_dense(text: ConfigSection) -> None:
         raise text.mixture_of_experts("num_experts", f"layers are supported; layer {sparse[0]} has experts")
 
 
-def _text_rope(text: ConfigSection, head_dim: int) -> RopeConfig:
-    rope, plain = rope_section(text), read_rope(text, head_dim, default_theta=1e6)
-    for key in ("mrope_interleaved", "interleaved"):
-        rope.one_of(key, [True], default=True)  # the model code interleaves the axes whatever the key says
-    given, default = rope.has("mrope_section"), _default_mrope_section(len(plain.frequencies))
-    section = rope.integers("mrope_section") if given else default
-    return rope.make(partial(dataclasses.replace, plain), mrope_section=section, mrope_interleaved=True)
-
-
-def _default_mrope_section(pairs: int) -> tuple[int, int, int]:
-    """Compute the section for checkpoints without `mrope_section`.
-
-    It counts the frequency pairs of time, height and width. The model code's default is (24, 20, 20), of
-    which a head with fewer or more pairs uses what fits: height takes pairs 1, 4, 7 ..., width 2, 5, 8 ...,
-    time the others.
-    """
-    height, width = (len(range(offset, min(3 * 20, pairs), 3)) for offset in (1, 2))
-    return pairs - height - width, height, width
-
-
-def vision_architecture(config: ConfigSection, processor: ConfigSection) -> VisionArchitecture:
-    """Read `vision_config`, and the image processor that belongs to it."""
-    vision = config.section("vision_config")
-    vision.one_of("hidden_act", ["gelu_pytorch_tanh"])
-    theta = 10000.0  # a constant in the model code before transformers 5
-    if vision.has("rope_parameters"):
-        rope = vision.section("rope_parameters")
-        rope.one_of("rope_type", ["axial"], default="axial")
-        theta = rope.number("rope_theta", theta)
-    patch, frames, merge = (
-        vision.size(f"{name}_size") for name in ("patch", "temporal_patch", "spatial_merge")
-    )
-
-    built = vision.make(
-        VisionConfig,
-        hidden_size=vision.size("hidden_size"),
-        num_heads=vision.size("num_heads"),
-        depth=vision.size("depth"),
-        out_hidden_size=vision.size("out_hidden_size"),
-        in_channels=vision.size("in_channels", 3),
-        patch_size=patch,
-        temporal_patch_size=frames,
-        spatial_merge_size=merge,
-        num_position_embeddings=vision.size("num_position_embeddings"),
-        deepstack_visual_indexes=vision.integers("deepstack_visual_indexes"),
-        rope_theta=theta,
-        **image_processing(processor, patch, frames, merge),
-    )
-    return VisionArchitecture(built, vision.size("intermediate_size"))
-
-
-def audio_architecture(config: ConfigSection, processor: ConfigSection) -> AudioArchitecture:
-    """Read `audio_config`, and the feature extractor that belongs to it."""
-    audio = config.section("audio_config")
+def audio_architecture(audio: ConfigSection, processor: ConfigSection, prefix: str) -> AudioArchitecture:
+    """Read the section of the audio encoder, and the feature extractor that belongs to it."""
     audio.one_of("activation_function", ["gelu"], default="gelu")
     bins = audio.size("num_mel_bins")
     # The model code counts 13 tokens per chunk whatever n_window is, which is right for 50 only.
@@ -142,4 +55,5 @@ def audio_architecture(config: ConfigSection, processor: ConfigSection) -> Audio
         num_mel_bins=bins,
         **sound_processing(processor, bins),
     )
-    return AudioArchitecture(built, audio.size("downsample_hidden_size"), audio.size("encoder_ffn_dim"))
+    sizes = audio.size("downsample_hidden_size"), audio.size("encoder_ffn_dim")
+    return AudioArchitecture(built, *sizes, prefix)

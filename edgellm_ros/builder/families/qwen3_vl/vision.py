@@ -1,24 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of Qwen3-Omni's vision tower: from patches to embeddings.
+"""Graph of the vision tower of Qwen3-VL and Qwen3-Omni: from patches to embeddings.
 
 The graph encodes one image. Everything that depends only on the image's size (rotary angles, resampling of
 the learned position grid) is an input, so that one graph serves all sizes.
 
-Source of the model: transformers, modeling_qwen3_omni_moe.py, Qwen3OmniMoeVisionEncoder.
+Sources of the models: transformers, modeling_qwen3_vl.py, Qwen3VLVisionModel, and modeling_qwen3_omni_moe.py,
+Qwen3OmniMoeVisionEncoder.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.families.qwen3_omni.config import VisionArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig, QwenVisionTower
 
 EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
+
+
+@dataclass(frozen=True)
+class MergerNames:
+    """Names of the modules that merge patches, which differ between the models."""
+
+    deepstack: str  # the list of the inner blocks' mergers
+    norm: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class VisionArchitecture:
+    """Vision tower."""
+
+    config: Qwen3VisionConfig  # for the runtime; the graph uses all fields
+    prefix: str  # of the tower's tensors, such as "model.visual"
+    names: MergerNames
+    intermediate_size: int
 
 
 # pixel_values -- patch_embed --(+)-- blocks.0 -- blocks.1 --+-- blocks.2 -- ... -- merger -- image_embeds
@@ -49,9 +72,9 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     share = graph.input(names.POS_EMBED_WEIGHT, FLOAT, [4, "P"])
 
     deepstack = []
-    with graph.module("visual", nodes=""):
+    with graph.module(architecture.prefix, nodes=""):
         with graph.module("patch_embed"):
-            x = _patch_embed(graph, architecture, graph.from_fp32(pixels))
+            x = patch_embed(graph, config, graph.from_fp32(pixels), bias=True)
         with graph.module("pos_embed"):
             table = graph.tensor("weight", config.num_position_embeddings, hidden)
             share = graph.op("Unsqueeze", graph.from_fp32(share), graph.constant([-1]))
@@ -63,11 +86,14 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
             with graph.module(f"blocks.{i}"):
                 x = _block(graph, architecture, x, cos, sin)
             if i in config.deepstack_visual_indexes:
-                with graph.module(f"merger_list.{config.deepstack_visual_indexes.index(i)}"):
-                    rows = graph.layer_norm("ln_q", graph.reshape(x, [-1, merged]), merged, EPSILON)
+                level = config.deepstack_visual_indexes.index(i)
+                with graph.module(f"{architecture.names.deepstack}.{level}"):
+                    rows = graph.reshape(x, [-1, merged])
+                    rows = graph.layer_norm(architecture.names.norm, rows, merged, EPSILON)
                     deepstack.append(_merger_mlp(graph, architecture, rows))
         with graph.module("merger"):
-            rows = graph.reshape(graph.layer_norm("ln_q", x, hidden, EPSILON), [-1, merged])
+            rows = graph.layer_norm(architecture.names.norm, x, hidden, EPSILON)
+            rows = graph.reshape(rows, [-1, merged])
             embeds = _merger_mlp(graph, architecture, rows)
     graph.output(embeds, names.IMAGE_EMBEDS, graph.dtype, ["R", config.out_hidden_size])
     for i, value in enumerate(deepstack):
@@ -75,13 +101,12 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     return graph
 
 
-def _patch_embed(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
+def patch_embed(graph: ModelBuilder, config: QwenVisionTower, x: ir.Value, bias: bool) -> ir.Value:
     """Add the patch convolution, x [P,C*p*p] -> [P,hidden].
 
     The checkpoint has weights for T frames. A still image repeats one frame, so the weights are summed over
     T: 1 / T of the products, equal up to rounding.
     """
-    config = architecture.config
     hidden, patch = config.hidden_size, config.patch_size
     with graph.module("proj"):
         stored = graph.full_name("weight")
@@ -92,7 +117,7 @@ def _patch_embed(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Va
             return summed.reshape(hidden, config.patch_dim).T
 
         x = graph.op("MatMul", x, graph.weight(stored, (config.patch_dim, hidden), read))
-        return graph.op("Add", x, graph.tensor("bias", hidden))
+        return graph.op("Add", x, graph.tensor("bias", hidden)) if bias else x
 
 
 # x --+-- norm1 -- attn --(+)--+-- norm2 -- linear_fc1 -- Gelu -- linear_fc2 --(+)-->
@@ -103,7 +128,7 @@ def _block(
     """Add a transformer block, x [P,hidden] -> [P,hidden]."""
     hidden, inner = architecture.config.hidden_size, architecture.intermediate_size
     normed = graph.layer_norm("norm1", x, hidden, EPSILON)
-    x = graph.op("Add", x, _attention(graph, architecture, normed, cos, sin))
+    x = graph.op("Add", x, attention(graph, architecture.config, normed, cos, sin))
     normed = graph.layer_norm("norm2", x, hidden, EPSILON)
     with graph.module("mlp"):
         raised = graph.linear("linear_fc1", normed, hidden, inner, bias=True)
@@ -116,16 +141,20 @@ def _block(
 #                                      +--------------------------------------------------- Attention
 #                                                                                              |
 #              <-- proj -- Reshape [P,hidden] -- Transpose [1,P,heads,D] -- Reshape [1,heads,P,D]
-def _attention(
-    graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value, cos: ir.Value, sin: ir.Value
+def attention(
+    graph: ModelBuilder,
+    config: QwenVisionTower,
+    x: ir.Value,
+    cos: ir.Value,
+    sin: ir.Value,
+    mask: ir.Value | None = None,
 ) -> ir.Value:
-    """Add attention of every patch to every patch, x [P,hidden] -> [P,hidden].
+    """Add attention of every patch to every patch that the mask allows, x [P,hidden] -> [P,hidden].
 
     The queries of a head are split into several heads with one key head: the same bits, but more parts to
     spread over threads. ONNX Runtime 1.31 gave all of 3 heads to one of 2 threads (3.8 ms per image of 280
     patches, 2.1 ms with the split).
     """
-    config = architecture.config
     hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
     parts = config.patches_per_token  # P is a multiple of it
     with graph.module("attn"):
@@ -133,16 +162,19 @@ def _attention(
         qkv = graph.transpose(graph.reshape(qkv, [0, 3, heads, head_dim]), 1, 2, 0, 3)
         q, k, v = graph.split(qkv, [1, 1, 1], axis=0)
         q, k = graph.op("RotaryEmbedding", q, cos, sin), graph.op("RotaryEmbedding", k, cos, sin)
-        q = graph.reshape(q, [0, heads * parts, -1, head_dim])
-        attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+        if mask is None:
+            q = graph.reshape(q, [0, heads * parts, -1, head_dim])
+            attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+        else:  # whose rows are those of all queries
+            attended = graph.op("Attention", q, k, v, mask, scale=head_dim**-0.5)
         attended = graph.reshape(attended, [0, heads, -1, head_dim])
         attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
         return graph.linear("proj", attended, hidden, hidden, bias=True)
 
 
 def _merger_mlp(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """Merge the patches of a merge block into one embedding: mlp.0 -- Gelu -- mlp.2."""
-    config = architecture.config
+    """Merge the patches of a merge block into one embedding: first -- Gelu -- second."""
+    config, modules = architecture.config, architecture.names
     merged = config.patches_per_token * config.hidden_size
-    raised = graph.op("Gelu", graph.linear("mlp.0", x, merged, merged, bias=True), approximate="none")
-    return graph.linear("mlp.2", raised, merged, config.out_hidden_size, bias=True)
+    raised = graph.op("Gelu", graph.linear(modules.first, x, merged, merged, bias=True), approximate="none")
+    return graph.linear(modules.second, raised, merged, config.out_hidden_size, bias=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm_ros.multimodal.config import VisionConfig
-from edgellm_ros.multimodal.image_processor import ImageProcessor, smart_resize
+from edgellm_ros.multimodal.patch_processor import PatchProcessor, smart_resize
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 from fixtures.reference_inputs import make_image
 from fixtures.vision_config import CONFIG
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "transformers_references.json").read_text())
 
 
-def within(low: int, high: int) -> VisionConfig:
+def within(low: int, high: int) -> Qwen3VisionConfig:
     return dataclasses.replace(CONFIG, min_pixels=low, max_pixels=high)
 
 
@@ -29,10 +29,11 @@ def as_transformers(pixel_values: np.ndarray, patch: int) -> np.ndarray:
 
 @pytest.mark.parametrize("reference", REFERENCES["images"], ids=lambda r: f"{r['size']}-{r['bounds']}")
 def test_patches_equal_recorded_ones_of_transformers(reference):
-    patches = ImageProcessor(within(*reference["bounds"])).process(make_image(*reference["size"]))
-    assert [patches.grid_height, patches.grid_width] == reference["grid"]
-    assert patches.pixel_values.dtype == np.float32
-    repeated = as_transformers(patches.pixel_values, CONFIG.patch_size)
+    processor = PatchProcessor(within(*reference["bounds"]))
+    pixel_values = processor.pixel_values(make_image(*reference["size"]))
+    assert [2 * side for side in processor.token_grid(*reference["size"])] == reference["grid"]
+    assert pixel_values.dtype == np.float32
+    repeated = as_transformers(pixel_values, CONFIG.patch_size)
     digest = hashlib.sha256(repeated.astype("<f4").tobytes()).hexdigest()
     assert digest == reference["sha256"]
 
@@ -51,7 +52,7 @@ def test_patches_equal_those_of_transformers_where_it_is_installed(size, patch):
     )
     image = make_image(*size)
     expected = reference(image, return_tensors="np")["pixel_values"]
-    patches = as_transformers(ImageProcessor(config).process(image).pixel_values, patch)
+    patches = as_transformers(PatchProcessor(config).pixel_values(image), patch)
     np.testing.assert_array_equal(patches, expected)
 
 
@@ -79,12 +80,12 @@ def test_an_image_that_is_too_long_is_an_error():
 )
 def test_an_invalid_image_is_an_error_with_its_type_and_shape(image, message):
     with pytest.raises(ValueError, match=message):
-        ImageProcessor(CONFIG).process(image)
+        PatchProcessor(CONFIG).pixel_values(image)
 
 
 def test_the_array_need_not_be_contiguous():
     image = make_image(224, 640)
-    processor = ImageProcessor(CONFIG)
+    processor = PatchProcessor(CONFIG)
     every_other = image[:, ::2]
-    expected = processor.process(np.ascontiguousarray(every_other)).pixel_values
-    np.testing.assert_array_equal(processor.process(every_other).pixel_values, expected)
+    expected = processor.pixel_values(np.ascontiguousarray(every_other))
+    np.testing.assert_array_equal(processor.pixel_values(every_other), expected)

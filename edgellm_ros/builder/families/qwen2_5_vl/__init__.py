@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2.5-VL: also Cosmos-Reason1 and other models that are trained from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.decoder import build_decoder
+from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
+from edgellm_ros.builder.families import Family, qwen2
+from edgellm_ros.builder.families.qwen2_5_vl.vision import VisionArchitecture, build_vision
+from edgellm_ros.builder.families.qwen3_vl.config import axial_theta
+from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR, resized_images
+from edgellm_ros.builder.lm_head import find_lm_head
+from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.rope import read_position_limit, read_rope, rope_section
+from edgellm_ros.builder.text_model import read_head_dim
+from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
+from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
+
+
+def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
+    """Read a checkpoint; see `Family`.
+
+    Checkpoints from before transformers 4.52 have the language model's keys beside `vision_config`, and other
+    names of tensors.
+    """
+    generation, older = read_generation_config(checkpoint), weights.has_module("visual")
+    section = config.section("text_config") if config.has("text_config") else config
+    processor = read_processor(checkpoint, IMAGE_PROCESSOR)
+    prefix = "visual" if older else "model.visual"
+    vision = vision_architecture(config.section("vision_config"), processor, prefix)
+    for required in ("rms_norm_eps", "num_key_value_heads"):  # the defaults are not those of Qwen2
+        section.number(required)
+    rope = text_rope(section)
+    text = qwen2.read_decoder(section, "model" if older else "model.language_model", rope)
+    return Model(
+        llm=text.runner,
+        embedding=text.embedding,
+        lm_head=find_lm_head(weights, text.embedding, config.flag("tie_word_embeddings", False)),
+        special_tokens=special_tokens(config, section, generation),
+        stop_token_ids=stop_token_ids(section, generation),
+        position_limit=read_position_limit(section)[1],
+        build_llm=partial(build_decoder, text, weights),
+        build_cuda_llm=partial(build_cuda_decoder, text, weights),
+        vision=vision.config,
+        encoders={"visual": partial(build_vision, vision, weights)},
+    )
+
+
+def text_rope(text: ConfigSection) -> RopeConfig:
+    """Read RoPE with blocks of frequencies for time, height and width."""
+    plain, rope = read_rope(text, read_head_dim(text), default_theta=1e6), rope_section(text)
+    section = rope.integers("mrope_section") if rope.has("mrope_section") else (16, 24, 24)
+    return rope.make(partial(dataclasses.replace, plain), mrope_section=section, mrope_interleaved=False)
+
+
+def vision_architecture(vision: ConfigSection, processor: ConfigSection, prefix: str) -> VisionArchitecture:
+    """Read the section of the vision tower, and the image processor that belongs to it."""
+    vision.one_of("hidden_act", ["silu"], default="silu")
+    patch, frames, merge = (
+        vision.size(f"{name}_size", default)
+        for name, default in (("patch", 14), ("temporal_patch", 2), ("spatial_merge", 2))
+    )
+    key = "fullatt_block_indexes"
+    full = vision.integers(key) if vision.has(key) else (7, 15, 23, 31)
+    built = vision.make(
+        Qwen2_5VisionConfig,
+        hidden_size=vision.size("hidden_size"),
+        num_heads=vision.size("num_heads", 16),
+        depth=vision.size("depth", 32),
+        out_hidden_size=vision.size("out_hidden_size", 3584),
+        in_channels=vision.size("in_channels", 3),
+        patch_size=patch,
+        temporal_patch_size=frames,
+        spatial_merge_size=merge,
+        window_size=vision.size("window_size", 112),
+        full_attention_blocks=full,
+        rope_theta=axial_theta(vision),
+        **resized_images(processor, patch, frames, merge),
+    )
+    return VisionArchitecture(built, prefix, vision.size("intermediate_size", 3420))
+
+
+FAMILY = Family("qwen2_5_vl", ("qwen2_5_vl",), read)

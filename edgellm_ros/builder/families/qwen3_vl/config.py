@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and checks the configurations of Qwen3-VL's language model and vision tower.
+
+Qwen3-Omni has the same. The checks cover everything that the graphs rely on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.decoder import DecoderArchitecture
+from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, VisionArchitecture
+from edgellm_ros.builder.image_processing import resized_images
+from edgellm_ros.builder.rope import read_rope, rope_section
+from edgellm_ros.builder.text_model import read_head_dim, read_language_model
+from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+
+
+@dataclass(frozen=True)
+class TextDefaults:
+    """The model code's values for keys that a checkpoint leaves out."""
+
+    rope_theta: float
+    num_key_value_heads: int
+    head_dim: int | None  # None = hidden_size / num_attention_heads
+
+
+def text_architecture(
+    text: ConfigSection, prefix: str, num_deepstack_features: int, defaults: TextDefaults
+) -> DecoderArchitecture:
+    """Read the section of the language model, whose tensors' names begin with `prefix`.
+
+    ValueError for anything that the graph would compute differently.
+    """
+    if text.has("sliding_window") and text.flag("use_sliding_window", True):
+        raise text.fail("sliding_window", "only full attention (null) is supported")
+    head_dim, bias = read_head_dim(text, defaults.head_dim), text.flag("attention_bias", False)
+    rope = _text_rope(text, head_dim, defaults.rope_theta)
+    return DecoderArchitecture(
+        runner=read_language_model(
+            text, head_dim, rope, defaults.num_key_value_heads, num_deepstack_features
+        ),
+        intermediate_size=text.size("intermediate_size"),
+        epsilon=text.number("rms_norm_eps", 1e-6),
+        prefix=prefix,
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=True,
+    )
+
+
+def _text_rope(text: ConfigSection, head_dim: int, default_theta: float) -> RopeConfig:
+    rope, plain = rope_section(text), read_rope(text, head_dim, default_theta)
+    for key in ("mrope_interleaved", "interleaved"):
+        rope.one_of(key, [True], default=True)  # the model code interleaves the axes whatever the key says
+    given, default = rope.has("mrope_section"), _default_mrope_section(len(plain.frequencies))
+    section = rope.integers("mrope_section") if given else default
+    return rope.make(partial(dataclasses.replace, plain), mrope_section=section, mrope_interleaved=True)
+
+
+def _default_mrope_section(pairs: int) -> tuple[int, int, int]:
+    """Compute the section for checkpoints without `mrope_section`.
+
+    It counts the frequency pairs of time, height and width. The model code's default is (24, 20, 20), of
+    which a head with fewer or more pairs uses what fits: height takes pairs 1, 4, 7 ..., width 2, 5, 8 ...,
+    time the others.
+    """
+    height, width = (len(range(offset, min(3 * 20, pairs), 3)) for offset in (1, 2))
+    return pairs - height - width, height, width
+
+
+def vision_architecture(
+    vision: ConfigSection, processor: ConfigSection, prefix: str, names: MergerNames
+) -> VisionArchitecture:
+    """Read the section of the vision tower, and the image processor that belongs to it.
+
+    prefix, names: of the tower's and the mergers' tensors.
+    """
+    vision.one_of("hidden_act", ["gelu_pytorch_tanh"])
+    patch, frames, merge = (
+        vision.size(f"{name}_size") for name in ("patch", "temporal_patch", "spatial_merge")
+    )
+
+    built = vision.make(
+        Qwen3VisionConfig,
+        hidden_size=vision.size("hidden_size"),
+        num_heads=vision.size("num_heads"),
+        depth=vision.size("depth"),
+        out_hidden_size=vision.size("out_hidden_size"),
+        in_channels=vision.size("in_channels", 3),
+        patch_size=patch,
+        temporal_patch_size=frames,
+        spatial_merge_size=merge,
+        num_position_embeddings=vision.size("num_position_embeddings"),
+        deepstack_visual_indexes=vision.integers("deepstack_visual_indexes"),
+        rope_theta=axial_theta(vision),
+        **resized_images(processor, patch, frames, merge),
+    )
+    return VisionArchitecture(built, prefix, names, vision.size("intermediate_size"))
+
+
+def axial_theta(vision: ConfigSection) -> float:
+    """Read theta of the tower's RoPE, a constant in the model code before transformers 5."""
+    if not vision.has("rope_parameters"):
+        return 10000.0
+    rope = vision.section("rope_parameters")
+    rope.one_of("rope_type", ["axial"], default="axial")
+    return rope.number("rope_theta", 10000.0)

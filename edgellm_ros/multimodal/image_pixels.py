@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks, resizes and normalises images, and cuts them into patches.
+
+These steps are common to all kinds of vision tower, and bit-equal to transformers' processors that resize
+with Pillow (`PilBackend`: resize, rescale, normalise).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from edgellm_ros.multimodal.vision_config import VisionTower
+
+
+def check_image(image: np.ndarray) -> None:
+    """Check that an image is [H, W, 3] uint8 with at least one pixel.
+
+    ValueError otherwise.
+    """
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        described = (
+            f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        )
+        raise ValueError(f"an image must be a uint8 array [height, width, 3] in RGB, got {described}")
+    if image.size == 0:
+        raise ValueError(f"an image must not be empty, got shape {list(image.shape)}")
+
+
+class PatchCutter:
+    """Resizes and normalises images, and cuts them into patches."""
+
+    def __init__(self, config: VisionTower) -> None:
+        self._config = config
+        # A pixel has 256 values: rescaling and normalising are one look-up, in the reference's order of
+        # roundings.
+        levels = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
+        mean, std = np.array(config.image_mean, np.float32), np.array(config.image_std, np.float32)
+        self._normalised = (levels[None, :] - mean[:, None]) / std[:, None]  # [C, 256]
+
+    def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
+        """Resize an image to this height and width in pixels."""
+        if (height, width) == image.shape[:2]:
+            return image
+        resample = Image.Resampling(self._config.resample)
+        return np.asarray(Image.fromarray(image).resize((width, height), resample))
+
+    def cut(self, image: np.ndarray) -> np.ndarray:
+        """Normalise an image and cut it into patches, merge block by merge block.
+
+        Its sides are multiples of the merge block's. Returns [P, C*p*p] float32: one frame of each patch.
+        """
+        patch, merge = self._config.patch_size, self._config.spatial_merge_size
+        rows, columns = image.shape[0] // patch, image.shape[1] // patch
+        blocks = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch, patch)
+        pixel_values = np.empty((rows * columns, 3, patch, patch), np.float32)
+        for channel in range(3):
+            pixel_values[:, channel] = self._normalised[channel][blocks[:, channel]]
+        return pixel_values.reshape(rows * columns, -1)
