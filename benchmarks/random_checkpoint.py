@@ -23,9 +23,7 @@ from edgellm_ros.builder.families import families
 from edgellm_ros.builder.graph import DTYPES
 
 NEVER = "<|endoftext|>"  # the stop token; its logit is always 0, which is never the largest
-TEMPLATE = (
-    "{% for message in messages %}{% for item in message.content %}{{ item.text }}{% endfor %}{% endfor %}"
-)
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 MAX_POSITIONS = 40960
 MANTISSA_BITS = {"fp16": 10, "bf16": 7, "fp32": 23}
 EXPONENT_BIAS = {"fp16": 15, "bf16": 127, "fp32": 127}

@@ -55,7 +55,8 @@ def source_hash(checkpoint: Path) -> str:
         for folder in ("builder", "engine_directory")
         for path in sorted((PACKAGE / folder).rglob("*.py"))
     ]
-    code += [PACKAGE / folder / "config.py" for folder in ("diffusion", "multimodal")]
+    configs = ("diffusion/config.py", "multimodal/audio_config.py", "multimodal/vision_config.py")
+    code += [PACKAGE / config for config in configs]
     names = [path.relative_to(checkpoint) for path in files] + [path.relative_to(PACKAGE) for path in code]
     digest = hashlib.sha256()
     for name, path in zip(names, files + code, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.echo import quoted
-from edgellm_ros.multimodal.image_processor import check_image
+from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.sound import Sound
 
 USER, ASSISTANT = "user", "assistant"
