@@ -88,12 +88,18 @@ class GraphBuilder:
         self.graph.append(node)
         return node.outputs
 
-    def weight(self, name: str, shape: Sequence[int], read: Callable[[], np.ndarray]) -> ir.Value:
-        """Add a weight in the graph's dtype.
+    def weight(
+        self,
+        name: str,
+        shape: Sequence[int],
+        read: Callable[[], np.ndarray],
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Add a weight in the graph's dtype, or in `dtype`.
 
         `read` is called when the file is written and not before, so that weights need not fit in memory.
         """
-        dtype = self.dtype
+        dtype = dtype or self.dtype
 
         def load() -> ir.Tensor:
             return ir.Tensor(_row_major(read().astype(dtype.numpy(), copy=False)), dtype=dtype, name=name)
