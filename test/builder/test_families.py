@@ -28,17 +28,17 @@ def answer(engine, **options):
 
 
 def test_the_folders_are_the_families():
-    assert [family.name for family in families()] == ["llama", "qwen2", "qwen3", "qwen3_omni"]
+    expected = ["llama", "nemotron_h", "qwen2", "qwen3", "qwen3_5", "qwen3_omni"]
+    assert [family.name for family in families()] == expected
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"config\.json: model_type 'seed_oss': supported: llama, mistral, qwen2, qwen3, qwen3_omni"
-    ):
+    known = "llama, mistral, nemotron_h, qwen2, qwen3"
+    with pytest.raises(ValueError, match=rf"config\.json: model_type 'seed_oss': supported: {known}"):
         export(checkpoint, tmp_path)
     with (
         registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
-        pytest.raises(ValueError, match="model_type 'seed_oss': supported: llama, mistral, plain, qwen2, qwen3"),
+        pytest.raises(ValueError, match="model_type 'seed_oss': supported: llama, mistral, nemotron_h, pla"),
     ):
         export(checkpoint, tmp_path)
 
