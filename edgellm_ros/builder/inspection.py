@@ -254,7 +254,7 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     weights = sum(part.weight_bytes for part in parts)
     embedding = llm.vocab_size * llm.hidden_size * itemsize
-    per_token = 2 * llm.num_hidden_layers * llm.num_key_value_heads * llm.head_dim * itemsize
+    per_token = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim * itemsize
     per_sequence = per_token * builder.max_kv_cache_capacity
     cache = per_sequence * builder.max_batch_size
     total = weights + embedding + 2 * cache

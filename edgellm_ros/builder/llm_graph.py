@@ -22,7 +22,7 @@ class LLMInputs:
     """Inputs of `llm/model.onnx`, and the layout of the tokens between its layers."""
 
     embeds: ir.Value  # [B,S,H]
-    cos_sin: tuple[ir.Value, ir.Value]  # [B,S,R/2] each, in the graph's dtype
+    cos_sin: tuple[ir.Value, ...]  # [B,S,R/2] each, in the graph's dtype; empty without RoPE
     write_index: ir.Value  # [B] i64
     mask: ir.Value  # [B,1,S,C] bool
     last_token_ids: ir.Value  # [B,N] i64
@@ -54,18 +54,20 @@ class LLMInputs:
         return self._masks[window]
 
 
-def llm_inputs(graph: ModelBuilder, config: LanguageModelConfig, capacity: int) -> LLMInputs:
+def llm_inputs(
+    graph: ModelBuilder, config: LanguageModelConfig, capacity: int, rope: bool = True
+) -> LLMInputs:
     """Add the inputs of `llm/model.onnx`.
 
-    Tokens are laid out flat if the graph has LoRA inputs.
+    Tokens are laid out flat if the graph has LoRA inputs. rope: whether any layer has RoPE.
     """
     embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", config.hidden_size])
-    cos_sin = graph.rope_rows("S", config.rope.rotary_dim // 2)
+    cos_sin = graph.rope_rows("S", config.rope.rotary_dim // 2) if rope else ()
     write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])
     mask = graph.input(names.ATTENTION_MASK, BOOL, ["B", 1, "S", capacity])
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     tokens = TokenLayout(graph, graph.op("Shape", write_index) if graph.lora else None, inferred=(-1,))
-    caches = graph.caches(config.num_hidden_layers, config.num_key_value_heads, capacity, config.head_dim)
+    caches = graph.caches(config.num_attention_layers, config.num_key_value_heads, capacity, config.head_dim)
     deepstack = deepstack_inputs(graph, config)
     return LLMInputs(embeds, cos_sin, write_index, mask, last_token_ids, tokens, caches, deepstack, capacity)
 

@@ -143,7 +143,7 @@ def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]
     """Return the bytes that one decode step reads: {"weights", "kv_cache"}."""
     weights = sum(entry.size for entry in config.files if entry.path == "llm/model.onnx.data")
     llm = config.llm
-    rows = 2 * llm.num_hidden_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
+    rows = 2 * llm.num_attention_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
     return {"weights": weights, "kv_cache": rows * llm.head_dim * BYTES_PER_VALUE[config.precision]}
 
 

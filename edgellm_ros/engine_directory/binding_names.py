@@ -13,6 +13,7 @@ ROPE_SIN = "rope_sin"
 KV_WRITE_INDEX = "kv_write_index"
 ATTENTION_MASK = "attention_mask"  # of the audio encoder too
 LAST_TOKEN_IDS = "last_token_ids"
+VALID_TOKENS = "valid_tokens"  # of models with recurrent layers
 LM_HEAD = "lm_head.weight"
 LOGITS = "logits"
 # llm/model.cuda.onnx
@@ -53,6 +54,26 @@ def present_key(layer: int) -> str:
 def present_value(layer: int) -> str:
     """Return the name of the output bound to the memory of `value_cache(layer)`."""
     return f"present_value_{layer}"
+
+
+def conv_state(layer: int) -> str:
+    """Return the name of an input, the convolution's state; recurrent layers count from 0."""
+    return f"conv_state_{layer}"
+
+
+def recurrent_state(layer: int) -> str:
+    """Return the name of an input, the state of a recurrent layer; they count from 0."""
+    return f"recurrent_state_{layer}"
+
+
+def present_conv_state(layer: int) -> str:
+    """Return the name of the output with the convolution's state after the run."""
+    return f"present_conv_state_{layer}"
+
+
+def present_recurrent_state(layer: int) -> str:
+    """Return the name of the output with the state of a recurrent layer after the run."""
+    return f"present_recurrent_state_{layer}"
 
 
 def deepstack_embeds(index: int) -> str:

@@ -10,6 +10,12 @@ from pathlib import Path
 
 from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine_directory.files import FileEntry, check_files
+from edgellm_ros.engine_directory.recurrent_config import (
+    ATTENTION,
+    LAYER_TYPES,
+    RECURRENT,
+    RecurrentConfig,
+)
 from edgellm_ros.engine_directory.schema import from_dict, to_dict
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.vision_config import VisionConfig
@@ -68,11 +74,23 @@ class LanguageModelConfig:
     max_position_embeddings: int
     num_deepstack_features: int
     rope: RopeConfig
+    layer_types: tuple[str, ...] = ()  # of each layer, one of LAYER_TYPES; empty = attention in all
+    recurrent: RecurrentConfig | None = None  # None if no layer is recurrent
 
     @property
     def output_vocab_size(self) -> int:
         """Return the number of logits."""
         return self.reduced_vocab_size or self.vocab_size
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Return the number of layers with a KV cache."""
+        return self.layer_types.count(ATTENTION) if self.layer_types else self.num_hidden_layers
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Return the number of layers with a recurrent state."""
+        return self.layer_types.count(RECURRENT)
 
     def __post_init__(self) -> None:
         for name in (
@@ -104,6 +122,22 @@ class LanguageModelConfig:
         if self.num_deepstack_features < 0:
             raise ValueError(
                 f"num_deepstack_features must not be negative, got {self.num_deepstack_features}"
+            )
+        self._check_layer_types()
+
+    def _check_layer_types(self) -> None:
+        types, layers = self.layer_types, self.num_hidden_layers
+        if types and len(types) != layers:
+            raise ValueError(f"layer_types has {len(types)} entries, but num_hidden_layers is {layers}")
+        for name in types:
+            if name not in LAYER_TYPES:
+                raise ValueError(f"layer_types must be of {', '.join(LAYER_TYPES)}, got {name!r}")
+        if not self.num_attention_layers:
+            raise ValueError("layer_types must have an attention layer: models without one are not supported")
+        expected = self.recurrent.num_layers if self.recurrent else 0
+        if self.num_recurrent_layers != expected:
+            raise ValueError(
+                f"layer_types has {self.num_recurrent_layers} recurrent layers, but recurrent has {expected}"
             )
 
 
@@ -193,7 +227,13 @@ class EngineConfig:
     # The same values under the names of TensorRT Edge-LLM's LLMEngineRunnerConfig.
     rope_config = property(lambda self: self.llm.rope)
     num_decoder_layers = property(lambda self: self.llm.num_hidden_layers)
-    num_attention_layers = property(lambda self: self.llm.num_hidden_layers)  # layers with a KV cache
+    num_attention_layers = property(lambda self: self.llm.num_attention_layers)  # layers with a KV cache
+    num_mamba_layers = property(lambda self: self.llm.num_recurrent_layers)  # of any recurrent kind
+    mamba_num_heads = property(lambda self: _recurrent_size(self, "num_heads"))
+    mamba_head_dim = property(lambda self: _recurrent_size(self, "value_dim"))
+    ssm_state_size = property(lambda self: _recurrent_size(self, "key_dim"))
+    conv_dim = property(lambda self: _recurrent_size(self, "conv_dim"))
+    conv_kernel = property(lambda self: _recurrent_size(self, "conv_kernel"))
     num_kv_heads = property(lambda self: self.llm.num_key_value_heads)
     head_dim = property(lambda self: self.llm.head_dim)
     rotary_dim = property(lambda self: self.llm.rope.rotary_dim)
@@ -255,10 +295,15 @@ class EngineConfig:
             if self.special_tokens.audio_token_id is None:
                 raise ValueError("special_tokens needs audio_token_id for an audio encoder")
         if action is not None:
-            for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
-                if getattr(action, name) != getattr(llm, name):
+            for name, expected in (
+                ("num_hidden_layers", llm.num_attention_layers),
+                ("num_key_value_heads", llm.num_key_value_heads),
+                ("head_dim", llm.head_dim),
+            ):
+                if getattr(action, name) != expected:
+                    whose = "num_attention_layers" if name == "num_hidden_layers" and llm.recurrent else name
                     raise ValueError(
-                        f"action {name} {getattr(action, name)} is not llm {name} {getattr(llm, name)}: "
+                        f"action {name} {getattr(action, name)} is not llm {whose} {expected}: "
                         "the action head cannot read the KV cache"
                     )
             if action.future_start_token_id not in self.stop_token_ids:
@@ -294,3 +339,8 @@ class EngineConfig:
         config = from_dict(cls, data, str(path))
         check_files(engine_dir, config.files, verify)
         return config
+
+
+def _recurrent_size(config: EngineConfig, name: str) -> int:
+    """Return a size of the recurrent layers; 0 if there are none."""
+    return 0 if config.llm.recurrent is None else getattr(config.llm.recurrent, name)

@@ -110,6 +110,10 @@ class HostKernels:
     def commit_rows(self, lengths: Tensor, counts: Tensor) -> None:
         lengths.array += counts.array
 
+    def commit_states(self, states: Tensor, next_states: Tensor, first_row: int, counts: Tensor) -> None:
+        rows = first_row + np.flatnonzero(counts.array > 0)
+        states.array[:, rows] = next_states.array[:, rows]
+
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         count = top_ids.shape[-1] - 1
         for place in np.ndindex(*tokens.shape):

@@ -194,6 +194,13 @@ class Kernels(Protocol):
         """Commit KV rows: lengths [B] += counts [B]."""
         ...
 
+    def commit_states(self, states: Tensor, next_states: Tensor, first_row: int, counts: Tensor) -> None:
+        """Commit recurrent states: copy row first_row + b of next_states if counts[b] is positive.
+
+        states, next_states [L,B,n]: n values for each layer and row; counts [b <= B - first_row].
+        """
+        ...
+
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         """Write natural log-probabilities of logits [B,N,V].
 

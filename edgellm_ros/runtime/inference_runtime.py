@@ -41,7 +41,7 @@ class LLMInferenceRuntime:
     - device: "cpu", "cuda", "tensorrt" or a Device
     - threads: of the CPU; 0 = one per core
     - lora_dirs: adapters to load, name -> PEFT directory; None = the folder `lora` of the engine directory
-    - prefix_cache_bytes: size of the prefix cache; None = same as the KV cache, 0 = off
+    - prefix_cache_bytes: size of the prefix cache; None = same as the batch's state, 0 = off
     - decode_backend: "onnxruntime" or "tensorrt" for decode steps; "" = same as for prefills
 
     FileNotFoundError or ValueError for a damaged engine directory or adapter, EngineError for an unusable
@@ -198,7 +198,7 @@ class LLMInferenceRuntime:
                 pipeline.recover_after(error)
                 raise
             tokens = len(sequence.token_ids)
-            stored = pipeline.prefixes.stored_length(sequence.adapter.key, sequence.prefix_keys)
+            stored = pipeline.stored_length(sequence)
             if stored < tokens:
                 size = pipeline.prefixes.capacity_bytes
                 raise ValueError(f"the prefix cache of {size} bytes has room for {stored} of {tokens} tokens")
@@ -228,7 +228,7 @@ class LLMInferenceRuntime:
     def clear_prefix_cache(self) -> None:
         """Drop all pages of the prefix cache."""
         with self._lock:
-            self.pipeline.prefixes.clear()
+            self.pipeline.clear_prefixes()
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Replace the LM head `lm_head.weight` [H,V], from the next request on.

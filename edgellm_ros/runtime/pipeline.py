@@ -27,6 +27,7 @@ from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import MIN_PREFILL, InputEmbedder
+from edgellm_ros.runtime.batch.row_state import RowState
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
@@ -36,8 +37,9 @@ from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
-from edgellm_ros.runtime.prefix.prefix_cache import PrefixCache
+from edgellm_ros.runtime.prefix.prefix_cache import Prefix, PrefixCache
 from edgellm_ros.runtime.prefix.prefix_key import prefix_keys
+from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
@@ -109,7 +111,11 @@ class Pipeline:
             stop_token_ids=config.stop_token_ids,
             vocab_map=read_vocab_map(root, config.llm) if config.reduced_vocab_size else None,
         )
-        self.batch = Batch([cache, self.sampling], builder.max_batch_size)
+        recurrent = self.runner.recurrent
+        states: list[RowState] = [cache, self.sampling]
+        if recurrent is not None:
+            states.append(recurrent)
+        self.batch = Batch(states, builder.max_batch_size)
         self.logits = self.device.empty((builder.max_batch_size, 1, config.output_vocab_size), np.float32)
         vanilla = VanillaDecoding(
             self.device, self.batch, self.embedder, self.runner, self.sampling, self.logits
@@ -117,6 +123,14 @@ class Pipeline:
         self.use_decode_method(vanilla)
 
         # 4. state that outlives a batch: prefixes, hidden states
+        state_bytes = recurrent.nbytes if recurrent is not None else 0
+        if prefix_cache_bytes is None:
+            prefix_cache_bytes = cache.nbytes + state_bytes
+        # The prefix cache is divided between KV rows and states as the batch's memory is.
+        snapshot_bytes = prefix_cache_bytes * state_bytes // (cache.nbytes + state_bytes)
+        self.snapshots: StateSnapshots | None = None
+        if recurrent is not None:
+            self.snapshots = StateSnapshots(self.device, recurrent, snapshot_bytes)
         self.prefixes = PrefixCache(
             self.device,
             kernels,
@@ -124,7 +138,7 @@ class Pipeline:
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=cache.dtype,
-            capacity_bytes=cache.nbytes if prefix_cache_bytes is None else prefix_cache_bytes,
+            capacity_bytes=prefix_cache_bytes - snapshot_bytes,
         )
         self.hidden_states = HiddenStates(
             self.device,
@@ -174,11 +188,20 @@ class Pipeline:
             sequence.prefix_keys = keys
             if reuse:
                 sequence.prefix = self.prefixes.match(sequence.adapter.key, keys)
+                if self.snapshots is not None:
+                    sequence.prefix = self.snapshots.match(sequence.adapter.key, keys, sequence.prefix)
         # Prompts are padded to the longest remainder: each row must have slots for it after the reused ones.
-        new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
-        room = self.runner.kv_cache.capacity - max(MIN_PREFILL, new_tokens)
+        room = self._room_for_prefixes(sequences)
+        while self.snapshots is not None and any(each.prefix.length > room for each in sequences):
+            for sequence in sequences:  # a state cannot be cut to the room, so it is computed again
+                sequence.prefix = sequence.prefix if sequence.prefix.length <= room else Prefix()
+            room = self._room_for_prefixes(sequences)
         for sequence in sequences:
             sequence.kv_length = sequence.reused_tokens = min(sequence.prefix.length, room)
+
+    def _room_for_prefixes(self, sequences: list[GenerationSequence]) -> int:
+        new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
+        return self.runner.kv_cache.capacity - max(MIN_PREFILL, new_tokens)
 
     def store_prefixes(self, sequences: list[GenerationSequence]) -> None:
         """Store prompts of the batch in the prefix cache."""
@@ -223,6 +246,8 @@ class Pipeline:
         while self._removed:
             adapter = self._removed.popleft()
             self.prefixes.remove(adapter.key)
+            if self.snapshots is not None:
+                self.snapshots.remove(adapter.key)
             self.method.drop(adapter)
 
     def recover_after(self, error: BaseException) -> None:
@@ -236,9 +261,24 @@ class Pipeline:
         with suppress(DeviceLostError):  # the device is not used again
             self.batch.clear()
             self.runner.kv_cache.clear()
+            if self.runner.recurrent is not None:
+                self.runner.recurrent.clear()
             self.device.synchronize()
         if isinstance(error, EngineError):
-            self.prefixes.clear()
+            self.clear_prefixes()
+
+    def clear_prefixes(self) -> None:
+        """Drop all stored prefixes."""
+        self.prefixes.clear()
+        if self.snapshots is not None:
+            self.snapshots.clear()
+
+    def stored_length(self, sequence: GenerationSequence) -> int:
+        """Return how many of a prompt's tokens a later prompt can reuse."""
+        key, keys = sequence.adapter.key, sequence.prefix_keys
+        if self.snapshots is not None and not self.snapshots.has(key, keys):
+            return 0
+        return self.prefixes.stored_length(key, keys)
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images, one at a time; cancelled sequences are skipped."""
@@ -301,6 +341,9 @@ class Pipeline:
         cache = self.runner.kv_cache
         for row, sequence in zip(rows, sequences, strict=True):
             self.prefixes.load(sequence.prefix, cache.sequence(row), sequence.reused_tokens)
+            if self.snapshots is not None and sequence.reused_tokens:
+                key, keys = sequence.adapter.key, sequence.prefix_keys
+                self.snapshots.load(key, keys, sequence.reused_tokens, row)
         prompts = [sequence.token_ids[sequence.reused_tokens :] for sequence in sequences]
         first_rows = [
             (
@@ -324,6 +367,9 @@ class Pipeline:
             [sequence.adapter for sequence in sequences],
             rows,
         )
+        if self.snapshots is not None:  # decode steps change the state
+            for row, sequence in zip(rows, sequences, strict=True):
+                self.snapshots.insert(sequence.adapter.key, sequence.prefix_keys, row)
         for sequence in sequences:
             sequence.kv_length = len(sequence.token_ids)
         return embeds, logits

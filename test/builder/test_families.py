@@ -27,7 +27,17 @@ def answer(engine, **options):
         return runtime.handle_request(request)
 
 
-FAMILIES = ["internvl", "llama", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_omni", "qwen3_vl"]
+FAMILIES = [
+    "internvl",
+    "llama",
+    "nemotron_h",
+    "qwen2",
+    "qwen2_5_vl",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_omni",
+    "qwen3_vl",
+]
 
 
 def test_the_folders_are_the_families():
@@ -35,12 +45,12 @@ def test_the_folders_are_the_families():
 
 
 def test_an_unknown_model_type_lists_the_known_ones(checkpoint, tmp_path):
-    known = "model_type 'seed_oss': supported: internvl, llama, mistral, "
-    with pytest.raises(ValueError, match=rf"config\.json: {known}qwen2, qwen2_5_vl, qwen3, qwen3_omni_moe"):
+    known = "model_type 'seed_oss': supported: internvl, llama, mistral, nemotron_h, "
+    with pytest.raises(ValueError, match=rf"config\.json: {known}qwen2, qwen2_5_vl, qwen3, qwen3_5"):
         export(checkpoint, tmp_path)
     with (
         registered(dataclasses.replace(SEED_OSS, model_types=("plain",))),
-        pytest.raises(ValueError, match=f"{known}plain, qwen2, qwen2_5_vl, qwen3, qwen3_omni_moe"),
+        pytest.raises(ValueError, match=f"{known}plain, qwen2, qwen2_5_vl, qwen3, qwen3_5"),
     ):
         export(checkpoint, tmp_path)
 

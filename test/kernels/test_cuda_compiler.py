@@ -16,7 +16,7 @@ from edgellm_ros.kernels.cuda import compiler
 
 ARCHITECTURES = ["sm_87", "sm_90", "sm_110"]  # Jetson Orin, H100 and H200, Jetson Thor
 WIDTHS = (1, 2, 4, 8, 16)
-BY_WIDTH = ("embed", "deepstack", "copy_cache_rows", "causal_mask")
+BY_WIDTH = ("embed", "deepstack", "copy_cache_rows", "causal_mask", "commit_states")
 OTHERS = (
     "rope_rows", "mrope_rows", "visible_rows", "count_tokens", "commit_tokens", "commit_rows", "map_tokens",
     "euler_step", "sample", "log_probabilities", "fill",

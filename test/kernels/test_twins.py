@@ -138,6 +138,20 @@ def test_caches(agree, rng, dtype, head_size):
     agree(run)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", [4096, 36, 3])
+def test_recurrent_states(agree, rng, dtype, size):
+    committed, new = (rng.standard_normal((3, 5, size)).astype(dtype) for _ in range(2))
+    counts = np.array([2, 0, 1])
+
+    def run(place: Side):
+        states = place.tensor(committed)
+        place.kernels.commit_states(states, place.tensor(new), 1, place.tensor(counts))
+        return (states,)
+
+    agree(run)
+
+
 @pytest.mark.parametrize("width", [1, 4])
 def test_counts_and_commits(agree, rng, width):
     lengths, tokens_left, trigger_token = (rng.integers(low, 7, 300) for low in (0, -1, -1))

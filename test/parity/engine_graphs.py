@@ -92,17 +92,25 @@ class LanguageModel:
         self.length = 0
         shape = [1, *self.graph.inputs["key_cache_0"].shape[1:]]
         self.cache = {name: np.zeros(shape, np.float32) for name in self.cache_names}
+        self.state = {
+            name: np.zeros([1, *self.graph.inputs[name].shape[1:]], np.float32)
+            for name in self.graph.inputs
+            if name.startswith(("conv_state_", "recurrent_state_"))
+        }
 
-    def step(self, embeds, rope_cos, rope_sin, deepstack=None, wanted=None) -> np.ndarray:
+    def step(self, embeds, rope_cos=None, rope_sin=None, deepstack=None, wanted=None) -> np.ndarray:
         """Run new tokens: embeds [S, H], rope rows [1, S, D/2], deepstack [S, H] each -> logits [N, V] of the
         wanted tokens."""
         count = len(embeds)
         rows = np.arange(self.capacity)[None] <= (self.length + np.arange(count))[:, None]
         levels = deepstack or [np.zeros_like(embeds)] * len(self.deepstack_names)
+        rope = {} if rope_cos is None else {"rope_cos": rope_cos, "rope_sin": rope_sin}
+        valid = {"valid_tokens": np.array([count])} if self.state else {}
         out = self.graph(
             inputs_embeds=np.asarray(embeds)[None],
-            rope_cos=rope_cos,
-            rope_sin=rope_sin,
+            **rope,
+            **valid,
+            **self.state,
             kv_write_index=np.array([self.length]),
             attention_mask=rows[None, None],
             last_token_ids=np.array([[count - 1] if wanted is None else wanted]),
@@ -115,6 +123,7 @@ class LanguageModel:
         )
         self.length += count
         self.cache = {name: out["present_" + name.replace("_cache_", "_")] for name in self.cache_names}
+        self.state = {name: out[f"present_{name}"] for name in self.state}
         return out["logits"][0]
 
     def prefill(self, thinker, encoders: Encoders, prompt, wanted=None) -> np.ndarray:

@@ -149,6 +149,15 @@ class CudaKernels:
     def commit_rows(self, lengths: Tensor, counts: Tensor) -> None:
         self._by_element("commit_rows", lengths.size, lengths.pointer, counts.pointer, lengths.size)
 
+    def commit_states(self, states: Tensor, next_states: Tensor, first_row: int, counts: Tensor) -> None:
+        layers, batch, _ = states.shape
+        row, rows = _row_bytes(states), counts.size
+        width = _width(row, states, next_states)
+        self._by_plane(
+            f"commit_states_{width}", layers * rows, row // width,
+            states.pointer, next_states.pointer, counts.pointer, layers, batch, first_row, rows, row // width,
+        )  # fmt: skip
+
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         rows, vocab, width = tokens.size, logits.shape[-1], top_ids.shape[-1]
         _check_logits(logits, vocab)

@@ -39,6 +39,19 @@ __device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i6
   }
 }
 
+// Copies the states of rows first_row + i with counts[i] > 0: states, next_states [layers, batch, units].
+template <class Unit>
+__device__ void commit_states(Unit* states, const Unit* next_states, const i64* counts, i64 layers, i64 batch,
+                              i64 first_row, i64 rows, i64 units) {
+  for (i64 plane = blockIdx.y; plane < layers * rows; plane += gridDim.y) {
+    const i64 layer = plane / rows, row = plane % rows;
+    if (counts[row] <= 0) continue;
+    const i64 start = (layer * batch + first_row + row) * units;
+    for (i64 unit = first_index(); unit < units; unit += index_stride())
+      states[start + unit] = next_states[start + unit];
+  }
+}
+
 #define ROW_KERNELS(width, Unit)                                                                                    \
   extern "C" __global__ void embed_##width(Unit* out, const i64* ids, const Unit* table, const Unit* multimodal,    \
                                            i64 tokens, i64 vocab, i64 multimodal_count, i64 units) {                \
@@ -53,6 +66,10 @@ __device__ void copy_cache_rows(Unit* target, const Unit* source, i64 layers, i6
       i64 source_layer_stride, i64 source_head_stride, i64 units) {                                                 \
     copy_cache_rows(target, source, layers, heads, target_layer_stride, target_head_stride, source_layer_stride,    \
                     source_head_stride, units);                                                                     \
+  }                                                                                                                 \
+  extern "C" __global__ void commit_states_##width(Unit* states, const Unit* next_states, const i64* counts,        \
+                                                   i64 layers, i64 batch, i64 first_row, i64 rows, i64 units) {     \
+    commit_states(states, next_states, counts, layers, batch, first_row, rows, units);                              \
   }
 
 FOR_EACH_WIDTH(ROW_KERNELS)

@@ -49,6 +49,7 @@ class AttentionInputs:
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
         self._positions = device.empty((batch, 3, tokens), np.int64)
+        self._has_rope = names.ROPE_COS in engine_inputs
         self._has_mask = names.ATTENTION_MASK in engine_inputs
         self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
         if self._has_mask:
@@ -81,7 +82,9 @@ class AttentionInputs:
             }
         if self._has_write_index:
             visible[names.KV_WRITE_INDEX] = self._cache.lengths(rows)
-        return {names.ROPE_COS: self._cos.view(*shape), names.ROPE_SIN: self._sin.view(*shape), **visible}
+        if self._has_rope:
+            visible |= {names.ROPE_COS: self._cos.view(*shape), names.ROPE_SIN: self._sin.view(*shape)}
+        return visible
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
         """Write and return the inputs for prompts with positions [B,3,S] int64."""

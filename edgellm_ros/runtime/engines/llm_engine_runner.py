@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLMEngineRunner: runs the language model's engine for prefill and decode.
 
-Owns the KV cache, the attention inputs (attention_inputs.py), and the adapters, which are inputs too. Prefill
-and decode may use two backends on one KV cache.
+Owns the KV cache, the recurrent state, the attention inputs (attention_inputs.py), and the adapters, which
+are inputs too. Prefill and decode may use two backends on one KV cache.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
 from edgellm_ros.runtime.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.prompt.rope import make_rope_table
@@ -69,6 +70,15 @@ class LLMEngineRunner:
             head_dim=config.head_dim,
             dtype=executor.dtype(names.key_cache(0)),
         )
+        self.recurrent: RecurrentState | None = None
+        if config.llm.recurrent is not None:
+            self.recurrent = RecurrentState(
+                device,
+                kernels,
+                config.llm.recurrent,
+                max_batch_size=config.max_supported_batch_size,
+                conv_dtype=executor.dtype(names.conv_state(0)),
+            )
         self.rope_table = make_rope_table(
             config.rope_config, capacity + positions_beyond, device
         )
@@ -83,6 +93,8 @@ class LLMEngineRunner:
         self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: indices of the last tokens
         self._prompt_lengths = device.empty((batch,), np.int64)
         self._first_token_ids = device.zeros((batch, 1), np.int64)  # of a decode step: index 0
+        self._one_token = device.empty((batch,), np.int64)
+        device.upload(self._one_token, np.ones(batch, np.int64))
         shape = (batch, 1, config.hidden_size)
         self._no_deepstack = device.zeros(shape, self.embeds_dtype)
         self._decode_hidden_states = {  # an engine with these outputs also writes them in decode steps
@@ -138,6 +150,7 @@ class LLMEngineRunner:
             names.LAST_TOKEN_IDS: last_token_ids,
             names.LOGITS: output_logits,
             **cache.bindings(rows),
+            **self._recurrent_bindings(rows, new_tokens),
             **{names.deepstack_embeds(i): embeds for i, embeds in enumerate(deepstack_embeds)},
             **{
                 names.hidden_states(i): hidden_states
@@ -148,6 +161,8 @@ class LLMEngineRunner:
         }
         self._execute(self._prefill, self._prefill_inputs, PREFILL_PROFILE, tensors, adapters)
         cache.commit_rows(rows, new_tokens)
+        if self.recurrent is not None:
+            self.recurrent.commit_rows(rows, new_tokens)
 
     def execute_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter] = ()
@@ -210,6 +225,7 @@ class LLMEngineRunner:
             **self._decode_inputs.inputs(rows, 1),
             names.LAST_TOKEN_IDS: self._first_token_ids.rows(0, batch),
             **self.kv_cache.bindings(rows),
+            **self._recurrent_bindings(rows, self._one_token.rows(0, batch)),
             **{
                 names.deepstack_embeds(i): self._no_deepstack.rows(0, batch)
                 for i in range(self.config.num_deepstack_features)
@@ -217,6 +233,11 @@ class LLMEngineRunner:
             **{name: buffer.rows(0, batch) for name, buffer in self._decode_hidden_states.items()},
         }
         return self._decode_windows[batch]
+
+    def _recurrent_bindings(self, rows: range, valid_tokens: Tensor) -> dict[str, Tensor]:
+        if self.recurrent is None:
+            return {}
+        return {names.VALID_TOKENS: valid_tokens, **self.recurrent.bindings(rows)}
 
     def _execute(
         self,
@@ -254,7 +275,7 @@ class LLMEngineRunner:
             "B": batch,
             "S": tokens,
             "N": logits_per_sequence,
-            "P": tensors[names.ROPE_COS].shape[0],
+            **({"P": tensors[names.ROPE_COS].shape[0]} if names.ROPE_COS in tensors else {}),
             **rank_sizes(adapter.rank),
         }
         shared = {name: tensor for name, tensor in self._shared.items() if name in executor.bindings}

@@ -25,7 +25,7 @@ Prepared prepare(void (*kernel)(A...), Arguments arguments, int count) {
 #define BY_WIDTH(name) KERNEL(name##_1) KERNEL(name##_2) KERNEL(name##_4) KERNEL(name##_8) KERNEL(name##_16)
 
 static const std::map<std::string, std::function<Prepared(Arguments, int)>> kernels = {
-    BY_WIDTH(embed) BY_WIDTH(deepstack) BY_WIDTH(copy_cache_rows) BY_WIDTH(causal_mask)
+    BY_WIDTH(embed) BY_WIDTH(deepstack) BY_WIDTH(copy_cache_rows) BY_WIDTH(causal_mask) BY_WIDTH(commit_states)
     KERNEL(rope_rows) KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(count_tokens) KERNEL(commit_tokens) KERNEL(commit_rows) KERNEL(map_tokens)
     KERNEL(euler_step) KERNEL(sample) KERNEL(log_probabilities) KERNEL(fill)};
 

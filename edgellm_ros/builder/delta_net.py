@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated delta net in standard operators: matrix products within chunks and over chunks.
+
+For each head, with decay a_t = exp(g_t) and strength b_t, the layer computes
+
+  S_t = a_t S_(t-1) + k_t (b_t (v_t - a_t S_(t-1)^T k_t))^T      state [dk,dv]
+  y_t = S_t^T q_t
+
+Within a chunk the updates are the solution of a triangular system (the WY form of a product of Householder
+matrices). Its inverse is made of the inverses of blocks of 1, 2, 4, ... tokens, with two products per size:
+
+  [ X      ]-1     [  X^-1             ]
+  [ C   Y  ]    =  [ -Y^-1 C X^-1 Y^-1 ]
+
+which is as exact as forward substitution. (A power series of the system is not: where keys repeat, its terms
+grow like binomial coefficients.) A chunk changes the state by a linear map, and the states before the chunks
+are the prefixes of these maps, found in log2(chunks) products. A run of one chunk has no such map: then the
+tensors of this part are empty. All sums and decays are fp32.
+
+Sources: "Gated Delta Networks" (Yang, Kautz and Hatamizadeh, 2025); transformers, modeling_qwen3_5.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph import FLOAT
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.recurrent import (
+    CHUNK,
+    Chunks,
+    State,
+    causal_conv,
+    decays,
+    float_tensor,
+    negative_exponential,
+    silu,
+)
+from edgellm_ros.builder.token_layout import TokenLayout
+
+NORM_EPSILON = 1e-6  # of the norms of queries and keys; a constant in the model code
+END = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Sizes of a gated delta net."""
+
+    hidden_size: int
+    key_heads: int
+    value_heads: int  # a multiple of key_heads
+    key_dim: int  # of a head
+    value_dim: int  # of a head
+    conv_kernel: int
+    epsilon: float
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.keys + self.values
+
+
+# x -- in_proj --+-- qkv -- causal_conv -- q, k, v --+
+#                +-- b -- Sigmoid -------------------+-- delta rule -- norm(y) silu(z) -- out_proj -->
+#                +-- a -- decay ---------------------+       |                   |
+#                +-- z --------------------------------------|-------------------+
+#                                                   state, present state
+def delta_net_layer(
+    graph: ModelBuilder,
+    net: DeltaNet,
+    tokens: TokenLayout,
+    chunks: Chunks,
+    x: ir.Value,
+    state: State,
+    max_tokens: int,
+) -> tuple[ir.Value, State]:
+    """Add a gated delta net; a run has at most `max_tokens` tokens of each sequence.
+
+    x and the result are in the layout of the layers. Returns the state after the run too.
+    """
+    parts = {
+        "in_proj_qkv": net.conv_dim,
+        "in_proj_z": net.values,
+        "in_proj_b": net.value_heads,
+        "in_proj_a": net.value_heads,
+    }
+    projected = graph.joined_linears("in_proj", parts, x, net.hidden_size)
+    projected = tokens.unflatten(projected, sum(parts.values()))
+    channels, gate, b, a = graph.split(projected, list(parts.values()), axis=-1)
+    channels, conv_state = causal_conv(
+        graph, "conv1d", chunks, channels, state[0], (net.conv_dim, net.conv_kernel - 1), bias=False
+    )
+    with graph.scope("delta_rule"):
+        strengths = graph.op("Sigmoid", graph.to_fp32(b))
+        logs = graph.op("Add", graph.to_fp32(a), float_tensor(graph, "dt_bias", net.value_heads))
+        logs = graph.op("Softplus", logs)
+        logs = graph.op("Mul", logs, negative_exponential(graph, "A_log", net.value_heads))
+        y, last_state = _delta_rule(graph, net, chunks, channels, strengths, logs, state[1], max_tokens)
+    with graph.module("norm"):
+        y = graph.reshape(y, [0, 0, net.value_heads, net.value_dim])
+        scale = float_tensor(graph, "weight", net.value_dim)
+        y = graph.op("RMSNormalization", y, scale, axis=-1, epsilon=net.epsilon, stash_type=1)
+        y = graph.reshape(y, [0, 0, net.values])
+        y = graph.from_fp32(graph.op("Mul", y, silu(graph, graph.to_fp32(gate))))
+    y = tokens.flatten(y, net.values)
+    return graph.linear("out_proj", y, net.values, net.hidden_size), (conv_state, last_state)
+
+
+def _delta_rule(
+    graph: ModelBuilder,
+    net: DeltaNet,
+    chunks: Chunks,
+    channels: ir.Value,
+    strengths: ir.Value,
+    logs: ir.Value,
+    state: ir.Value,
+    max_tokens: int,
+) -> tuple[ir.Value, ir.Value]:
+    """Add the delta rule: channels [B,S,q|k|v], strengths and logs [B,S,heads] fp32, state [B,heads,dk,dv].
+
+    Returns y [B,S,heads*dv] fp32 and the last state. Letters in shapes: G key heads, R value heads of a key
+    head, c chunks, Q tokens of a chunk.
+    """
+    op, constant = graph.op, graph.constant
+    groups, heads = net.key_heads, net.value_heads // net.key_heads
+    key_dim, value_dim = net.key_dim, net.value_dim
+
+    strengths, logs = (op("Mul", chunks.pad(x), chunks.valid) for x in (strengths, logs))
+    logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
+    strengths = graph.transpose(chunks.split(strengths, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [...,Q,1]
+    q, k, v = graph.split(chunks.pad(channels), [net.keys, net.keys, net.values], axis=-1)
+    q, k = (_unit(graph, chunks.split(x, groups, 1, key_dim)) for x in (q, k))
+    q, k = (graph.transpose(x, 0, 3, 4, 1, 2, 5) for x in (q, k))  # [B,G,1,c,Q,dk]
+    q = op("Mul", q, constant(key_dim**-0.5, FLOAT))
+    k_columns = graph.transpose(k, 0, 1, 2, 3, 5, 4)
+    v = graph.transpose(chunks.split(v, groups, heads, value_dim), 0, 3, 4, 1, 2, 5)  # [B,G,R,c,Q,dv]
+
+    # 1. Within a chunk: updates = U - W (state before the chunk), U [...,Q,dv], W [...,Q,dk].
+    since_start = op("CumSum", logs, constant(-1))  # [B,G,R,c,Q]
+    weights = decays(graph, since_start, chunks.causal)  # [B,G,R,c,Q,Q]
+    total = op("ReduceSum", logs, constant([-1]), keepdims=1)  # [B,G,R,c,1]
+    from_start = op("Unsqueeze", op("Exp", since_start), constant([-1]))
+    to_end = op("Unsqueeze", op("Exp", op("Sub", total, since_start)), constant([-2]))
+    system = op("Mul", op("Mul", op("MatMul", k, k_columns), weights), strengths)
+    inverse = _inverse(graph, chunks, system)
+    u = op("MatMul", inverse, op("Mul", v, strengths))
+    w = op("MatMul", inverse, op("Mul", k, op("Mul", strengths, from_start)))
+    written = op("Mul", k_columns, to_end)  # [B,G,R,c,dk,Q]
+    total = op("Unsqueeze", op("Exp", total), constant([-1]))  # [B,G,R,c,1,1]
+
+    # 2. The state before each chunk.
+    first = graph.reshape(state, [0, groups, heads, 1, key_dim, value_dim])
+    before = _states(graph, chunks, key_dim, first, (u, w, written, total), -(-max_tokens // CHUNK))
+
+    # 3. The outputs, and the state after the last chunk.
+    updates = op("Sub", u, op("MatMul", w, before))  # [B,G,R,c,Q,dv]
+    y = op("MatMul", op("Mul", op("MatMul", q, k_columns), weights), updates)
+    y = op("Add", y, op("MatMul", op("Mul", q, from_start), before))
+    y = graph.reshape(graph.transpose(y, 0, 3, 4, 1, 2, 5), [0, -1, net.values])
+    parts = (_part(graph, x, -1, END) for x in (before, total, written, updates))
+    last, last_total, last_written, last_updates = parts
+    last = op("Add", op("Mul", last, last_total), op("MatMul", last_written, last_updates))
+    return chunks.cut(y), graph.reshape(last, [0, net.value_heads, key_dim, value_dim])
+
+
+def _unit(graph: ModelBuilder, x: ir.Value) -> ir.Value:
+    """Add x / sqrt(sum of squares + epsilon) over the last axis."""
+    squares = graph.op("ReduceSum", graph.op("Mul", x, x), graph.constant([-1]), keepdims=1)
+    return graph.op("Div", x, graph.op("Sqrt", graph.op("Add", squares, graph.constant(NORM_EPSILON, FLOAT))))
+
+
+def _inverse(graph: ModelBuilder, chunks: Chunks, system: ir.Value) -> ir.Value:
+    """Add the inverse of I + the part of `system` [...,Q,Q] below the diagonal."""
+    op = graph.op
+    with graph.scope("inverse"):
+        identity, *corners = _block_masks(graph, chunks)
+        inverse = op("Sub", identity, op("Mul", system, corners[0]))
+        for corner in corners[1:]:
+            product = op("MatMul", op("MatMul", inverse, op("Mul", system, corner)), inverse)
+            inverse = op("Sub", inverse, product)
+    return inverse
+
+
+def _block_masks(graph: ModelBuilder, chunks: Chunks) -> list[ir.Value]:
+    """Return the identity [Q,Q] and masks of the lower left corners of blocks of 2, 4, ..., CHUNK tokens."""
+    places = np.arange(CHUNK)
+    masks = [np.eye(CHUNK)]
+    half = 1
+    while half < CHUNK:
+        blocks = places // half
+        masks.append((blocks[:, None] % 2 == 1) & (blocks[:, None] - 1 == blocks[None]))
+        half *= 2
+    key = "block_masks"
+    if key not in chunks.shared:
+        with graph.scope("masks"):
+            zeros, axes = graph.constant([0, 0]), graph.constant([0, 1])
+            sizes = graph.op("Concat", chunks.size, chunks.size, axis=0)
+            chunks.shared[key] = [
+                graph.op("Slice", graph.constant(mask, FLOAT), zeros, sizes, axes) for mask in masks
+            ]
+    return chunks.shared[key]
+
+
+def _states(
+    graph: ModelBuilder,
+    chunks: Chunks,
+    key_dim: int,
+    first: ir.Value,
+    parts: tuple[ir.Value, ...],
+    max_chunks: int,
+) -> ir.Value:
+    """Add the states before the chunks [B,G,R,c,dk,dv]; first [B,G,R,1,dk,dv], parts: U, W, written, total.
+
+    Chunk i changes a state S to M_i S + N_i, M_i = total - written W, N_i = written U. The maps of all chunks
+    but the last are composed with those 1, 2, 4, ... chunks before them, the first one with the first state.
+    """
+    op, constant = graph.op, graph.constant
+    if max_chunks == 1:
+        return first
+    with graph.scope("states"):
+        u, w, written, total = (_part(graph, x, 0, -1) for x in parts)
+        identity = constant(np.eye(key_dim), FLOAT)
+        matrix = op("Sub", op("Mul", total, identity), op("MatMul", written, w))
+        offset = op("MatMul", written, u)
+        others = op("Sub", chunks.count, constant([1]))
+        used = op("Slice", first, constant([0]), others, constant([3]))  # empty if there is one chunk
+        start = op("Add", op("MatMul", _part(graph, matrix, 0, 1), used), _part(graph, offset, 0, 1))
+        offset = op("Concat", start, _part(graph, offset, 1, END), axis=3)
+        step = 1
+        while step < max_chunks - 1:
+            matrix_rest, offset_rest = (_part(graph, x, step, END) for x in (matrix, offset))
+            matrix_earlier, offset_earlier = (_part(graph, x, 0, -step) for x in (matrix, offset))
+            matrix_start, offset_start = (_part(graph, x, 0, step) for x in (matrix, offset))
+            composed = op("Add", op("MatMul", matrix_rest, offset_earlier), offset_rest)
+            offset = op("Concat", offset_start, composed, axis=3)
+            matrix = op("Concat", matrix_start, op("MatMul", matrix_rest, matrix_earlier), axis=3)
+            step *= 2
+        return op("Concat", first, offset, axis=3)
+
+
+def _part(graph: ModelBuilder, x: ir.Value, start: int, end: int) -> ir.Value:
+    """Add a slice of the chunks: [B,G,R,c,...] -> [B,G,R,end-start,...]."""
+    constant = graph.constant
+    return graph.op("Slice", x, constant([start]), constant([end]), constant([3]))

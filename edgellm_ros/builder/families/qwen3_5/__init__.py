@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen3.5, text: layers of the gated delta net, and gated attention in every fourth layer.
+
+The vision tower of a checkpoint is not exported.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.families import Family
+from edgellm_ros.builder.families.qwen3_5.config import text_architecture
+from edgellm_ros.builder.families.qwen3_5.text import build_llm
+from edgellm_ros.builder.lm_head import find_lm_head
+from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
+
+TEXT_MODEL = "qwen3_5_text"
+WITH_VISION = "qwen3_5"
+
+
+def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
+    """Read a checkpoint of Qwen3.5; see `Family`."""
+    generation = read_generation_config(checkpoint)
+    text, prefix = config, "model"
+    if config.data["model_type"] == WITH_VISION:
+        text, prefix = config.section("text_config"), "model.language_model"
+    architecture = text_architecture(text, prefix)
+    tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
+    return Model(
+        llm=architecture.runner,
+        embedding=architecture.embedding,
+        lm_head=find_lm_head(weights, architecture.embedding, tied),
+        special_tokens=special_tokens(text, text, generation),
+        stop_token_ids=stop_token_ids(text, generation),
+        build_llm=partial(build_llm, architecture, weights),
+    )
+
+
+FAMILY = Family("qwen3_5", (TEXT_MODEL, WITH_VISION), read)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and checks the text part of `config.json` of Qwen3.5.
+
+Defaults are those of transformers' configuration class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.delta_net import DeltaNet
+from edgellm_ros.builder.rope import read_rope, rope_section
+from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.engine_directory.recurrent_config import ATTENTION, RECURRENT, RecurrentConfig
+
+LAYERS = {"linear_attention": RECURRENT, "full_attention": ATTENTION}
+ROTATED_SHARE = 0.25  # of a head, for checkpoints without partial_rotary_factor
+
+
+@dataclass(frozen=True)
+class Qwen35Architecture:
+    """The language model of Qwen3.5."""
+
+    runner: LanguageModelConfig  # for the runtime; the graph uses all fields
+    net: DeltaNet
+    prefix: str  # of the tensors
+    intermediate_size: int
+    epsilon: float
+    attention_bias: bool
+
+    @property
+    def embedding(self) -> str:
+        """Return the tensor of the embedding table [V,H]."""
+        return f"{self.prefix}.embed_tokens.weight"
+
+
+def text_architecture(text: ConfigSection, prefix: str) -> Qwen35Architecture:
+    """Read the text section; `prefix` is that of the tensors' names.
+
+    ValueError for anything that the graph would compute differently.
+    """
+    text.one_of("hidden_act", ["silu"], default="silu")
+    if text.integer("num_experts", 0):
+        raise text.fail("num_experts", "a mixture of experts; only dense layers are supported")
+    types = _layer_types(text)
+    epsilon, head_dim = text.number("rms_norm_eps", 1e-6), text.size("head_dim", 256)
+    net = DeltaNet(
+        hidden_size=text.size("hidden_size"),
+        key_heads=text.size("linear_num_key_heads", 16),
+        value_heads=text.size("linear_num_value_heads", 32),
+        key_dim=text.size("linear_key_head_dim", 128),
+        value_dim=text.size("linear_value_head_dim", 128),
+        conv_kernel=text.size("linear_conv_kernel_dim", 4),
+        epsilon=epsilon,
+    )
+    if net.value_heads % net.key_heads:
+        raise text.fail("linear_num_value_heads", f"expected a multiple of {net.key_heads} key heads")
+    recurrent = text.make(
+        RecurrentConfig,
+        kind="gated_delta_net",
+        num_layers=types.count(RECURRENT),
+        num_heads=net.value_heads,
+        key_dim=net.key_dim,
+        value_dim=net.value_dim,
+        conv_dim=net.conv_dim,
+        conv_kernel=net.conv_kernel,
+    )
+    runner = text.make(
+        LanguageModelConfig,
+        hidden_size=net.hidden_size,
+        num_hidden_layers=len(types),
+        num_attention_heads=text.size("num_attention_heads"),
+        num_key_value_heads=text.size("num_key_value_heads", 4),
+        head_dim=head_dim,
+        vocab_size=text.size("vocab_size"),
+        max_position_embeddings=text.size("max_position_embeddings"),
+        reduced_vocab_size=0,
+        num_deepstack_features=0,
+        rope=_rope(text, head_dim),
+        layer_types=types,
+        recurrent=recurrent,
+    )
+    return Qwen35Architecture(
+        runner, net, prefix, text.size("intermediate_size"), epsilon, text.flag("attention_bias", False)
+    )
+
+
+def _rope(text: ConfigSection, head_dim: int) -> RopeConfig:
+    """Read RoPE of a part of each head.
+
+    `mrope_section` has no effect on text, whose tokens have the same position on all axes.
+    """
+    given = text.has("partial_rotary_factor") or rope_section(text).has("partial_rotary_factor")
+    data = text.data if given else {**text.data, "partial_rotary_factor": ROTATED_SHARE}
+    return read_rope(ConfigSection(data, text.where), head_dim, partial_heads=True)
+
+
+def _layer_types(text: ConfigSection) -> tuple[str, ...]:
+    """Read the kind of each layer; without a list, attention is in every `full_attention_interval`-th one."""
+    count = text.size("num_hidden_layers")
+    interval = text.size("full_attention_interval", 4)
+    names = [list(LAYERS)[(i + 1) % interval == 0] for i in range(count)]
+    if text.has("layer_types"):
+        names = text.data["layer_types"]
+    if not isinstance(names, list) or len(names) != count or not set(names) <= set(LAYERS):
+        raise text.fail("layer_types", f"expected {count} of {', '.join(LAYERS)}")
+    types = tuple(LAYERS[name] for name in names)
+    for kind in (RECURRENT, ATTENTION):
+        if kind not in types:
+            raise text.fail("layer_types", f"expected at least one {kind} layer")
+    return types

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba2 in standard operators: matrix products within chunks and over chunks.
+
+For each head, with decay a_t = exp(A dt_t), the layer computes
+
+  S_t = a_t S_(t-1) + B_t (dt_t x_t)^T        state [N,P]: N = state size, P = head size
+  y_t = S_t^T C_t + D x_t
+
+Within a chunk this is attention without softmax, whose weights are decays; over chunks, a product with the
+matrix of decays between chunks. All sums and decays are fp32; decays are differences of summed logarithms.
+
+Sources: "Transformers are SSMs" (Dao and Gu, 2024), section 6; transformers, modeling_nemotron_h.py. The step
+dt is at least `time_step_min`, as in the prompts of the latter (its decode steps have no lower bound).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph import FLOAT
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.recurrent import (
+    Chunks,
+    State,
+    causal_conv,
+    decays,
+    float_tensor,
+    lower_triangle,
+    negative_exponential,
+    silu,
+)
+from edgellm_ros.builder.token_layout import TokenLayout
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Sizes of a Mamba2 layer."""
+
+    hidden_size: int
+    heads: int
+    head_dim: int
+    groups: int  # heads of one group share B and C
+    state_size: int
+    conv_kernel: int
+    conv_bias: bool
+    bias: bool  # of in_proj and out_proj
+    epsilon: float
+    time_step_min: float
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return self.inner + 2 * self.groups * self.state_size
+
+
+# x -- in_proj --+-- gate ---------------------------------------------+
+#                +-- causal_conv --+-- x, B, C --+                     |
+#                +-- dt -- Softplus ------------ scan -- (+ D x) -- norm(y silu(gate)) -- out_proj -->
+#                                                 |
+#                                             state, present state
+def mamba2_layer(
+    graph: ModelBuilder, mamba: Mamba2, tokens: TokenLayout, chunks: Chunks, x: ir.Value, state: State
+) -> tuple[ir.Value, State]:
+    """Add a Mamba2 layer.
+
+    x and the result are in the layout of the layers. Returns the state after the run too.
+    """
+    width = mamba.inner + mamba.conv_dim + mamba.heads
+    projected = graph.linear("in_proj", x, mamba.hidden_size, width, mamba.bias)
+    projected = tokens.unflatten(projected, width)
+    gate, channels, steps = graph.split(projected, [mamba.inner, mamba.conv_dim, mamba.heads], axis=-1)
+    channels, conv_state = causal_conv(
+        graph, "conv1d", chunks, channels, state[0], (mamba.conv_dim, mamba.conv_kernel - 1), mamba.conv_bias
+    )
+    with graph.scope("scan"):
+        y, last_state = _scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+    with graph.module("norm"):
+        y = graph.op("Mul", y, silu(graph, graph.to_fp32(gate)))
+        size = mamba.inner // mamba.groups
+        y = graph.reshape(y, [0, 0, mamba.groups, size])
+        ones = graph.constant([1.0] * size, FLOAT)
+        y = graph.op("RMSNormalization", y, ones, axis=-1, epsilon=mamba.epsilon, stash_type=1)
+        y = graph.reshape(y, [0, 0, mamba.inner])
+        y = graph.from_fp32(graph.op("Mul", y, float_tensor(graph, "weight", mamba.inner)))
+    y = tokens.flatten(y, mamba.inner)
+    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
+
+
+def _scan(
+    graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P].
+
+    Returns y [B,S,heads*P] fp32 and the last state. Letters in shapes: G groups, R heads of a group,
+    c chunks, Q tokens of a chunk.
+    """
+    op, constant = graph.op, graph.constant
+    groups, size, head_dim = mamba.groups, mamba.state_size, mamba.head_dim
+    heads = mamba.heads // groups
+
+    dt = op("Softplus", op("Add", steps, float_tensor(graph, "dt_bias", mamba.heads)))
+    dt = op("Max", dt, constant(mamba.time_step_min, FLOAT))
+    dt = op("Mul", chunks.pad(dt), chunks.valid)  # no decay and no update in padding
+    logs = op("Mul", dt, negative_exponential(graph, "A_log", mamba.heads))
+    logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
+    dt = graph.transpose(chunks.split(dt, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [B,G,R,c,Q,1]
+
+    sizes = [mamba.inner, groups * size, groups * size]
+    x, b, c = graph.split(chunks.pad(channels), sizes, axis=-1)
+    x = graph.transpose(chunks.split(x, groups, heads, head_dim), 0, 3, 4, 1, 2, 5)  # [B,G,R,c,Q,P]
+    b, c = (chunks.split(part, groups, 1, size) for part in (b, c))
+    b = graph.transpose(b, 0, 3, 4, 1, 5, 2)  # [B,G,1,c,N,Q]
+    c = graph.transpose(c, 0, 3, 4, 1, 2, 5)  # [B,G,1,c,Q,N]
+    update = op("Mul", x, dt)
+
+    # 1. Within a chunk: weights [B,G,R,c,Q,Q].
+    since_start = op("CumSum", logs, constant(-1))  # [B,G,R,c,Q]
+    weights = op("Mul", op("MatMul", c, b), decays(graph, since_start, chunks.causal))
+    y = op("MatMul", weights, update)
+
+    # 2. What each chunk adds to the state: [B,G,R,c,N,P].
+    total = op("ReduceSum", logs, constant([-1]), keepdims=1)  # [B,G,R,c,1]
+    to_end = op("Unsqueeze", op("Exp", op("Sub", total, since_start)), constant([-1]))
+    added = op("MatMul", b, op("Mul", update, to_end))
+
+    # 3. The states before each chunk and after the last one: [B,G,R,c+1,N*P].
+    started = op("Pad", op("Squeeze", total, constant([-1])), constant([0, 0, 0, 1, 0, 0, 0, 0]))
+    started = op("CumSum", started, constant(-1))  # [B,G,R,c+1]
+    with graph.scope("chunks"):
+        mask = lower_triangle(graph, op("Add", chunks.count, constant([1])))
+    parts = (
+        graph.reshape(state, [0, groups, heads, 1, size * head_dim]),
+        graph.reshape(added, [0, 0, 0, -1, size * head_dim]),
+    )
+    states = op("MatMul", decays(graph, started, mask), op("Concat", *parts, axis=3))
+    before = op("Slice", states, constant([0]), constant([-1]), constant([3]))
+    last = op("Slice", states, constant([-1]), constant([2**31 - 1]), constant([3]))
+    before = graph.reshape(before, [0, 0, 0, -1, size, head_dim])
+
+    # 4. What the earlier chunks add to y.
+    from_start = op("Unsqueeze", op("Exp", since_start), constant([-1]))
+    y = op("Add", y, op("Mul", op("MatMul", c, before), from_start))
+    skip = graph.reshape(float_tensor(graph, "D", mamba.heads), [groups, heads, 1, 1, 1])
+    y = op("Add", y, op("Mul", x, skip))
+    y = graph.reshape(graph.transpose(y, 0, 3, 4, 1, 2, 5), [0, -1, mamba.inner])
+    return chunks.cut(y), graph.reshape(last, [0, mamba.heads, size, head_dim])

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts that recurrent layers share: inputs, chunks of tokens, the causal convolution.
+
+A recurrent layer carries two tensors from run to run: the last inputs of its convolution and its state. The
+layers are written as matrix products within chunks of tokens and over chunks, without a loop operator, so one
+graph serves prompts and single tokens:
+
+  tokens   0 1 2 ... 63 | 64 ... 127 | 128 129 (padding)      S = 130: 3 chunks of 64
+  token    0                                                  S = 1: one chunk of 1
+
+The size of a chunk does not depend on the length of a prompt, so padding does not change the sums of a token.
+The state after a run is the state after the last valid token of each sequence: padding has no effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph import FLOAT, INT64
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import RecurrentConfig
+
+CHUNK = 64  # tokens
+MASKED = -1e9  # a logarithm whose exponential is 0
+
+State = tuple[ir.Value, ir.Value]  # of one layer: convolution [B,C,K-1], state [B,heads,dk,dv] fp32
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The tokens of a run as N chunks of Q tokens; made once for all layers of a graph."""
+
+    graph: ModelBuilder
+    tokens: ir.Value  # [1] i64: S
+    count: ir.Value  # [1] i64: N
+    size: ir.Value  # [1] i64: Q, CHUNK or 1
+    valid_tokens: ir.Value  # [B] i64
+    index: ir.Value  # [N*Q] i64: the token at each place; padding repeats the last one
+    valid: ir.Value  # [B,N*Q,1] fp32: 1 for a sequence's tokens, 0 for padding
+    causal: ir.Value  # [Q,Q] bool: true where token i follows token j or is the same
+    kept_inputs: dict[int, ir.Value] = field(default_factory=dict)
+    shapes: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
+    shared: dict[str, list[ir.Value]] = field(default_factory=dict)  # what all layers of a kind use
+
+    def split(self, x: ir.Value, *sizes: int) -> ir.Value:
+        """Convert [B,N*Q,product of sizes] to [B,N,Q,*sizes]."""
+        graph = self.graph
+        if sizes not in self.shapes:
+            with graph.scope("chunks"):
+                parts = graph.constant([0]), self.count, self.size, graph.constant(sizes)
+                self.shapes[sizes] = graph.op("Concat", *parts, axis=0)
+        return graph.op("Reshape", x, self.shapes[sizes])
+
+    def pad(self, x: ir.Value) -> ir.Value:
+        """Convert [B,S,...] to [B,N*Q,...]: padding repeats the last token."""
+        return self.graph.op("Gather", x, self.index, axis=1)
+
+    def cut(self, x: ir.Value) -> ir.Value:
+        """Convert [B,N*Q,...] to [B,S,...]."""
+        constant = self.graph.constant
+        return self.graph.op("Slice", x, constant([0]), self.tokens, constant([1]))
+
+
+def recurrent_inputs(
+    graph: ModelBuilder, config: RecurrentConfig, embeds: ir.Value
+) -> tuple[Chunks, list[State]]:
+    """Add the inputs of recurrent layers.
+
+    - valid_tokens [B] i64: tokens of each sequence in this run; those after them are padding
+    - conv_state_i [B,C,K-1]: the last inputs of the convolution of recurrent layer i
+    - recurrent_state_i [B,heads,dk,dv] fp32
+    """
+    valid_tokens = graph.input(names.VALID_TOKENS, INT64, ["B"])
+    states = [
+        (
+            graph.input(names.conv_state(i), graph.dtype, ["B", *config.conv_shape]),
+            graph.input(names.recurrent_state(i), FLOAT, ["B", *config.state_shape]),
+        )
+        for i in range(config.num_layers)
+    ]
+    return make_chunks(graph, embeds, valid_tokens), states
+
+
+def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: list[State]) -> None:
+    """Add the outputs of recurrent layers: the states after the run."""
+    for i, (conv, state) in enumerate(presents):
+        graph.output(conv, names.present_conv_state(i), graph.dtype, ["B", *config.conv_shape])
+        graph.output(state, names.present_recurrent_state(i), FLOAT, ["B", *config.state_shape])
+
+
+def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -> Chunks:
+    """Add the nodes that cut S tokens into chunks; embeds [B,S,H], valid_tokens [B] i64."""
+    constant, op = graph.constant, graph.op
+    with graph.scope("chunks"):
+        tokens = op("Shape", embeds, start=1, end=2)
+        longer = op("Mul", op("Sub", tokens, constant([1])), constant([CHUNK]))  # 0 for one token
+        size = op("Min", op("Add", longer, constant([1])), constant([CHUNK]))
+        count = op("Div", op("Add", tokens, op("Sub", size, constant([1]))), size)
+        places = _numbers(graph, op("Mul", count, size))
+        index = op("Min", places, op("Sub", tokens, constant([1])))
+        # The padding after S must not count even if valid_tokens is S: places are compared, not the index.
+        valid = op(
+            "Less", op("Unsqueeze", places, constant([0])), op("Unsqueeze", valid_tokens, constant([1]))
+        )
+        valid = op("Unsqueeze", op("Cast", valid, to=int(FLOAT)), constant([2]))
+        causal = lower_triangle(graph, size)
+    return Chunks(graph, tokens, count, size, valid_tokens, index, valid, causal)
+
+
+def lower_triangle(graph: ModelBuilder, size: ir.Value) -> ir.Value:
+    """Add a mask [n,n] bool with true on and below the diagonal; size [1] i64: n."""
+    numbers = _numbers(graph, size)
+    rows, columns = (graph.op("Unsqueeze", numbers, graph.constant([axis])) for axis in (1, 0))
+    return graph.op("GreaterOrEqual", rows, columns)
+
+
+def decays(graph: ModelBuilder, logs: ir.Value, mask: ir.Value) -> ir.Value:
+    """Add exp(logs[i] - logs[j]) where the mask [n,n] is true, 0 elsewhere: [...,n] -> [...,n,n].
+
+    logs: cumulative sums of logarithms of decays, so that every exponent is at most 0.
+    """
+    rows, columns = (graph.op("Unsqueeze", logs, graph.constant([axis])) for axis in (-1, -2))
+    exponents = graph.op("Where", mask, graph.op("Sub", rows, columns), graph.constant(MASKED, FLOAT))
+    return graph.op("Exp", exponents)
+
+
+def float_tensor(graph: ModelBuilder, name: str, *shape: int) -> ir.Value:
+    """Add the tensor `name` of the current module in fp32, in every precision."""
+    full = graph.full_name(name)
+    graph.weights.require(full, shape)
+    return graph.weight(full, shape, lambda: graph.weights.read(full), dtype=FLOAT)
+
+
+def negative_exponential(graph: ModelBuilder, name: str, size: int) -> ir.Value:
+    """Add -exp(tensor) of a tensor [size] of the current module, in fp32."""
+    full = graph.full_name(name)
+    graph.weights.require(full, (size,))
+    read = graph.weights.read
+    return graph.weight(
+        f"{full}.negative_exp", (size,), lambda: -np.exp(read(full).astype(np.float32)), FLOAT
+    )
+
+
+def silu(graph: ModelBuilder, x: ir.Value) -> ir.Value:
+    """Add x * sigmoid(x)."""
+    return graph.op("Mul", x, graph.op("Sigmoid", x))
+
+
+# state --+
+# x ----- Concat --+-- Slice 0 -- Mul --+
+#                  +-- ...              +-- Add (bias) -- SiLU -->
+#                  +-- Slice K-1 - Mul -+
+#                  +-- GatherElements -- present state
+def causal_conv(
+    graph: ModelBuilder,
+    name: str,
+    chunks: Chunks,
+    x: ir.Value,
+    state: ir.Value,
+    shape: tuple[int, int],
+    bias: bool,
+) -> tuple[ir.Value, ir.Value]:
+    """Add a causal convolution of each channel, and SiLU.
+
+    x [B,S,C]; state [B,C,K-1]: the inputs before x; shape (C, K-1). Returns [B,S,C] fp32 and the state after
+    the last valid token. Products of shifted inputs: the sums of a token do not depend on S.
+    """
+    channels, past = shape
+    op, constant = graph.op, graph.constant
+    with graph.module(name):
+        full = graph.full_name("weight")
+        graph.weights.require(full, (channels, 1, past + 1))
+        taps = graph.weight(
+            full, (past + 1, channels), lambda: graph.weights.read(full).reshape(channels, past + 1).T, FLOAT
+        )
+        window = op("Concat", graph.transpose(state, 0, 2, 1), x, axis=1)
+        index = op("Expand", _kept_inputs(chunks, past), constant([1, 1, channels]))
+        present = graph.transpose(op("GatherElements", window, index, axis=1), 0, 2, 1)
+        window = graph.to_fp32(window)
+        total = float_tensor(graph, "bias", channels) if bias else None
+        for tap in range(past + 1):
+            end = chunks.tokens if tap == 0 else op("Add", chunks.tokens, constant([tap]))
+            shifted = op("Slice", window, constant([tap]), end, constant([1]))
+            term = op("Mul", shifted, op("Gather", taps, constant(tap), axis=0))
+            total = term if total is None else op("Add", total, term)
+        assert total is not None
+        return silu(graph, total), present
+
+
+def _kept_inputs(chunks: Chunks, past: int) -> ir.Value:
+    """Return the places [B,past,1] of the last inputs of each sequence in [state, x]."""
+    graph = chunks.graph
+    if past not in chunks.kept_inputs:
+        with graph.scope("chunks"):
+            valid = graph.op("Unsqueeze", chunks.valid_tokens, graph.constant([1]))
+            places = graph.op("Add", valid, graph.constant([list(range(past))]))
+            chunks.kept_inputs[past] = graph.op("Unsqueeze", places, graph.constant([2]))
+    return chunks.kept_inputs[past]
+
+
+def _numbers(graph: ModelBuilder, count: ir.Value) -> ir.Value:
+    """Add [0, 1, ..., n-1] i64; count [1] i64: n."""
+    scalar = graph.op("Squeeze", count, graph.constant([0]))
+    return graph.op("Range", graph.constant(0), scalar, graph.constant(1))

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of recurrent layers in `config.json` of an engine directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ATTENTION, RECURRENT, MLP = LAYER_TYPES = ("attention", "recurrent", "mlp")
+KINDS = ("mamba2", "gated_delta_net")
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Shape of the recurrent layers, all of one kind, and of the state that they carry.
+
+    Each layer has two tensors per sequence: the last inputs of its convolution, [conv_dim, conv_kernel - 1],
+    and its state, [num_heads, key_dim, value_dim] in fp32.
+    """
+
+    kind: str  # one of KINDS
+    num_layers: int
+    num_heads: int
+    key_dim: int  # Mamba2: the state size
+    value_dim: int  # Mamba2: the head size
+    conv_dim: int  # channels of the convolution
+    conv_kernel: int
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        """Return the shape of the convolution's state of one sequence."""
+        return self.conv_dim, self.conv_kernel - 1
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Return the shape of the state of one sequence."""
+        return self.num_heads, self.key_dim, self.value_dim
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        for name in ("num_layers", "num_heads", "key_dim", "value_dim", "conv_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.conv_kernel < 2:
+            raise ValueError(f"conv_kernel must be at least 2, got {self.conv_kernel}")

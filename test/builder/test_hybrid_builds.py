@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of hybrid models are within the parser's list, and NVIDIA's builder takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+import pytest
+
+from edgellm_ros.builder import export
+from edgellm_ros.builder.profiles import make_profiles
+from edgellm_ros.builder.tensorrt_plan import PlanOptions, serialize_plan
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine.plan_file import RTX
+from edgellm_ros.engine.tensorrt_library import Library, load_library
+from edgellm_ros.engine_directory import binding_names as names
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+
+WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
+LOOPS = {"If", "Loop", "Scan"}
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    try:
+        return load_library(RTX)
+    except EngineError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_hybrid_has_caches_for_its_attention_layers_and_states_for_its_recurrent_ones(tmp_path, family):
+    config = export(WRITERS[family](tmp_path / "checkpoint"), tmp_path / "engine")
+    graph = onnx.load(tmp_path / "engine/llm/model.onnx", load_external_data=False).graph
+    inputs = Counter(value.name.rstrip("0123456789") for value in graph.input)
+    outputs = Counter(value.name.rstrip("0123456789") for value in graph.output)
+    recurrent = config.llm.recurrent
+    assert recurrent is not None
+    assert config.num_attention_layers + config.num_mamba_layers < config.num_decoder_layers + 1
+    assert inputs["key_cache_"] == outputs["present_value_"] == config.num_attention_layers > 0
+    assert inputs["conv_state_"] == outputs["present_recurrent_state_"] == recurrent.num_layers > 0
+    assert inputs[names.VALID_TOKENS] == 1
+    assert not LOOPS & {node.op_type for node in graph.node}
+
+
+@pytest.mark.tensorrt_build
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_builder_makes_a_plan_with_lora_inputs(tmp_path, library, family, precision):
+    checkpoint = WRITERS[family](tmp_path / "checkpoint")
+    config = export(checkpoint, tmp_path / "engine", precision, max_lora_rank=4)
+    model = tmp_path / "engine/llm/model.onnx"
+    assert len(serialize_plan(model, make_profiles(config)["llm"], PlanOptions(), library, ("sm_89",))) > 0

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hybrid models of random sizes against transformers: prompts of all lengths, batches, prefixes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.parity
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from engine_graphs import LanguageModel  # noqa: E402
+
+from edgellm_ros.builder import export  # noqa: E402
+from edgellm_ros.builder.recurrent import CHUNK  # noqa: E402
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint  # noqa: E402
+
+TOLERANCE = 1e-3
+LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK)
+WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
+CASES = [(family, seed) for family in WRITERS for seed in range(8)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
+def model(request, tmp_path_factory):
+    family, seed = request.param
+    folder = tmp_path_factory.mktemp(family)
+    checkpoint = WRITERS[family](folder / "checkpoint", seed)
+    export(checkpoint, folder / "engine")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    return folder / "engine", reference
+
+
+def rope_rows(reference, count: int) -> list[np.ndarray]:
+    """Return cos and sin [1,S,R/2] of a text by the reference's own code; empty without RoPE."""
+    if not hasattr(reference.model, "rotary_emb"):
+        return []
+    with torch.no_grad():
+        rows = reference.model.rotary_emb(torch.zeros(1), torch.arange(count)[None])
+    return [half[..., : half.shape[-1] // 2].numpy() for half in rows]
+
+
+def test_logits_of_every_token_match_for_prompts_of_all_lengths(model):
+    engine, reference = model
+    graph = LanguageModel(engine)
+    for count in LENGTHS:
+        ids = np.random.default_rng(count).integers(0, len(graph.embedding), count)
+        with torch.no_grad():
+            expected = reference(torch.from_numpy(ids)[None]).logits[0].numpy()
+        assert np.abs(expected).max() > 0.5
+        graph.reset()
+        found = graph.step(graph.embedding[ids], *rope_rows(reference, count), wanted=range(count))
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+TEXTS = ("go", "go to the red box and turn left at the door " * 4, "turn", "to the door " * 12)
+LIMITS = (32, 5, 32, 9)  # the second and the fourth leave the batch in the middle
+
+
+def requests() -> list[LLMGenerationRequest]:
+    return [
+        LLMGenerationRequest(text, sampling=SamplingParams(max_tokens=limit))
+        for text, limit in zip(TEXTS, LIMITS, strict=True)
+    ]
+
+
+def answer(reference, prompt: list[int], count: int, stops) -> list[int]:
+    """Return the greedy tokens of transformers, each computed from the whole text before it."""
+    ids = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            ids.append(int(reference(torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] in stops:
+            break
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("prefix_cache_bytes", [0, None])
+def test_a_batch_gives_the_greedy_tokens_of_transformers(model, runtime_device, prefix_cache_bytes):
+    engine, reference = model
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=prefix_cache_bytes) as runtime:
+        found = runtime.handle_request(requests())
+        prompts = runtime.base_model_input_token_ids
+        stops = runtime.pipeline.config.stop_token_ids
+    for response, prompt, limit in zip(found, prompts, LIMITS, strict=True):
+        assert response.token_ids == answer(reference, prompt, limit, stops)
+
+
+def test_a_batch_with_a_reused_system_prompt_gives_the_same_tokens(model, runtime_device):
+    engine, _ = model
+    system = "turn left at the red box " * 3
+    batch = [dataclasses.replace(request, system_prompt=system) for request in requests()]
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime:
+        expected = runtime.handle_request(batch)
+    with LLMInferenceRuntime(engine, runtime_device) as runtime:
+        tokens = runtime.gen_and_save_system_prompt_kv_cache(system)
+        found = runtime.handle_request(batch)
+    assert [response.reused_tokens for response in found] == [tokens] * len(batch)
+    assert [response.token_ids for response in found] == [response.token_ids for response in expected]

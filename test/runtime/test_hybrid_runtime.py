@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hybrid models in the runtime: batches, evictions, recorded steps, reused prefixes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from edgellm_ros.builder import export
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+
+pytestmark = pytest.mark.slow
+WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
+SYSTEM = "turn left at the red box "
+LIMITS = {"go": 12, "go to the red box and then turn left at the door " * 2: 3, "turn": 12, "to the door": 5}
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def engine(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    export(WRITERS[request.param](folder / "checkpoint"), folder / "engine")
+    return folder / "engine"
+
+
+@pytest.fixture(scope="module")
+def batch() -> list[LLMGenerationRequest]:
+    return [
+        LLMGenerationRequest(text, system_prompt=SYSTEM, sampling=SamplingParams(max_tokens=limit))
+        for text, limit in LIMITS.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(engine, batch, runtime_device) -> list[list[int]]:
+    """The answer to each request in a batch of its own, without a prefix cache."""
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime:
+        return [runtime.handle_request(request).token_ids for request in batch]
+
+
+def tokens(responses) -> list[list[int]]:
+    return [response.token_ids for response in responses]
+
+
+def test_requests_of_a_batch_are_answered_as_alone_while_others_leave(engine, batch, alone, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime:
+        assert tokens(runtime.handle_request(batch)) == alone
+        assert tokens(runtime.handle_request(batch[::-1])) == alone[::-1]
+
+
+def test_recorded_steps_give_the_same_answers(engine, batch, alone, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime:
+        runtime.capture_decoding_cuda_graph()
+        assert tokens(runtime.handle_request(batch)) == alone
+        assert tokens(runtime.handle_request(batch[:3])) == alone[:3]
+
+
+def test_a_saved_system_prompt_is_reused_with_its_state(engine, batch, alone, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device) as runtime:
+        saved = runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
+        found = runtime.handle_request(batch)
+        assert [response.reused_tokens for response in found] == [saved] * len(batch)
+        assert tokens(found) == alone
+
+
+def test_a_prompt_without_a_saved_state_reuses_nothing(engine, batch, alone, runtime_device):
+    other = dataclasses.replace(batch[1], prompt="to the door")
+    with LLMInferenceRuntime(engine, runtime_device) as runtime:
+        runtime.handle_request(batch[0])
+        assert runtime.handle_request(other).reused_tokens == 0
+        assert runtime.handle_request(batch[0]).reused_tokens == 0  # its last token must be computed
+        assert runtime.handle_request(batch[2]).token_ids == alone[2]
+
+
+def test_a_budget_without_room_for_a_state_is_named(engine, runtime_device):
+    with (
+        LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0) as runtime,
+        pytest.raises(ValueError, match="has room for 0 of"),
+    ):
+        runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
