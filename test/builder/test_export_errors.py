@@ -34,7 +34,7 @@ def change(path, keys, value):
 
 
 CONFIG_ERRORS = [
-    ("model_type", "gpt2", "model_type 'gpt2': supported: internvl, llama, mistral, qwen2, qwen2_5_vl"),
+    ("model_type", "gpt2", "model_type 'gpt2': supported: internvl, llama, mistral, nemotron_h, qwen2"),
     ("model_type", ..., "key 'model_type' is missing"),
     ("model_type", ["llama"], "model_type ['llama']: expected a string"),
     (

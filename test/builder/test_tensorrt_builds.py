@@ -56,6 +56,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 }
 DECODERS = ("qwen2", "qwen3", "llama")  # sliding windows, norms of heads, biases of all layers
 CHECKPOINTS |= {name: partial(write_decoder_checkpoint, model_type=name) for name in DECODERS}
+HYBRIDS = {"nemotron_h", "qwen3_5"}  # test_hybrid_builds.py builds them
 OPTIONS = ("lora", "hidden_states", "lm_head_input", "vocab_map")
 COMBINATIONS = [
     tuple(itertools.compress(OPTIONS, chosen)) for chosen in itertools.product((False, True), repeat=4)
@@ -181,7 +182,7 @@ def native_layers(config: EngineConfig, part: str) -> dict[str, int]:
 
 
 def test_every_family_and_every_graph_is_among_the_cases():
-    assert {family.name for family in families()} <= CHECKPOINTS.keys()
+    assert {family.name for family in families()} <= CHECKPOINTS.keys() | HYBRIDS
     with exported(PLAIN[0]) as (_, config):
         assert {case.part for case in PLAIN} == make_profiles(config).keys()
 
