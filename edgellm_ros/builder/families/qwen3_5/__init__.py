@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen3.5, text: layers of the gated delta net, and gated attention in every fourth layer.
 
-The vision tower of a checkpoint is not exported.
+A checkpoint with a vision tower is refused: the tower is not supported yet.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint of Qwen3.5; see `Family`."""
     generation = read_generation_config(checkpoint)
     text, prefix = config, "model"
+    if config.has("vision_config"):
+        raise ValueError(
+            f"{config.where}: vision_config: the vision tower of Qwen3.5 is not supported; "
+            "without this key the language model is exported alone"
+        )
     if config.data["model_type"] == WITH_VISION:
         text, prefix = config.section("text_config"), "model.language_model"
     architecture = text_architecture(text, prefix)
