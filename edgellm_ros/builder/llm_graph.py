@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph import BOOL, FLOAT, INT32, INT64, Dim
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.builder.model import LLMOptions
 from edgellm_ros.builder.token_layout import TokenLayout
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import LanguageModelConfig
@@ -78,6 +79,31 @@ def deepstack_inputs(graph: ModelBuilder, config: LanguageModelConfig) -> list[i
         graph.input(names.deepstack_embeds(i), graph.dtype, ["B", "S", config.hidden_size])
         for i in range(config.num_deepstack_features)
     ]
+
+
+def final_logits(
+    graph: ModelBuilder,
+    config: LanguageModelConfig,
+    options: LLMOptions,
+    inputs: LLMInputs,
+    x: ir.Value,
+    norm: Callable[[ir.Value], ir.Value],
+    hidden_states: dict[int, ir.Value],
+) -> ir.Value:
+    """Add the final norm and the head, for the rows in `last_token_ids`; x in the layout of the layers.
+
+    The norm's result joins `hidden_states`, for all tokens, if it is an output.
+    """
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    x = inputs.tokens.unflatten(x, hidden)
+    all_rows = layers in options.hidden_state_layers
+    if not all_rows:
+        x = graph.rows(x, inputs.last_token_ids, hidden)
+    x = norm(x)
+    if all_rows:
+        hidden_states[layers] = x
+        x = graph.rows(x, inputs.last_token_ids, hidden)
+    return options.head.logits(graph, x)
 
 
 def llm_outputs(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.builder.profiles import VERIFICATION_TOKENS, input_shapes, make_profiles
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.context_memory import ALIGNMENT
@@ -29,7 +30,6 @@ from edgellm_ros.engine.plan_file import (
     graph_sha256,
     listed,
     plan_path,
-    write_atomically,
     write_plan,
 )
 from edgellm_ros.engine.tensorrt_errors import engine_error

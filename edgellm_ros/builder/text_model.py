@@ -85,17 +85,21 @@ def read_sliding_windows(text: ConfigSection) -> tuple[int | None, ...]:
 
 
 def make_text_model(
-    checkpoint: Path, config: ConfigSection, weights: Weights, decoder: DecoderArchitecture
+    checkpoint: Path,
+    config: ConfigSection,
+    weights: Weights,
+    decoder: DecoderArchitecture,
+    text: ConfigSection | None = None,
 ) -> Model:
-    """Make the model of a checkpoint that has a decoder and nothing else."""
-    generation = read_generation_config(checkpoint)
+    """Make the model of a checkpoint's decoder; `text`: its section, if that is not the whole config."""
+    generation, text = read_generation_config(checkpoint), text or config
     return Model(
         llm=decoder.runner,
         embedding=decoder.embedding,
         lm_head=find_lm_head(weights, decoder.embedding, config.flag("tie_word_embeddings", False)),
-        special_tokens=special_tokens(config, config, generation),
-        stop_token_ids=stop_token_ids(config, generation),
+        special_tokens=special_tokens(config, text, generation),
+        stop_token_ids=stop_token_ids(text, generation),
         build_llm=partial(build_decoder, decoder, weights),
         build_cuda_llm=partial(build_cuda_decoder, decoder, weights),
-        position_limit=read_position_limit(config)[1],
+        position_limit=read_position_limit(text)[1],
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.generate import common_fields, lora_dirs, sampling_params, sound_reader, to_json
 from edgellm_ros.cli.request_files import read_request_list, request_fields
@@ -44,7 +44,8 @@ def answer_file(args: argparse.Namespace) -> int:
         for batch in _batches(requests, args, config, answers):
             answers |= _answer(runtime, batch)
     ordered = [answers[index] for index in range(len(requests))]
-    _write(Path(args.out), json.dumps(ordered, allow_nan=False, ensure_ascii=False, indent=1) + "\n")
+    text = json.dumps(ordered, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+    write_atomically(Path(args.out), text.encode())
     failed = sum("error" in answer for answer in ordered)
     summary = {"requests": len(ordered), "failed": failed, "out": args.out}
     if args.json:
@@ -115,13 +116,3 @@ def _adapters(args: argparse.Namespace, requests: list[Any]) -> dict[str, Path]:
 
 def _failure(error: Exception) -> dict[str, Any]:
     return {"error": " ".join(str(error).split()) or type(error).__name__}
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file at once: an interrupted run leaves no half of it."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
 
@@ -87,17 +87,6 @@ def read_plans(model: Path) -> list[PlanFile]:
 def graph_sha256(model: Path) -> str:
     """Return the SHA-256 of an ONNX file, which contains the SHA-256 of its weights."""
     return hashlib.sha256(model.read_bytes()).hexdigest()
-
-
-def write_atomically(path: Path, contents: bytes | memoryview) -> None:
-    """Replace a file, so that a reader sees the old or the new contents."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.write_bytes(contents)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def listed(words: Sequence[str]) -> str:

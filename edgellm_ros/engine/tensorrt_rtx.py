@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.plan_file import listed, write_atomically
+from edgellm_ros.engine.plan_file import listed
 from edgellm_ros.engine.tensorrt_library import Library, title_of
 
 if TYPE_CHECKING:

@@ -78,8 +78,8 @@ def test_a_sound_alone_is_a_message_after_an_empty_line(talk, runtime, tmp_path)
 
 def test_the_system_prompt_survives_a_reset(talk, runtime):
     system = Message("system", "be brief")
-    first, anew = answer(runtime, system, user("hello")), answer(runtime, system, user("bye"))
-    assert talk("/system be brief", "hello", "/reset", "bye").out == f"{first}\n{anew}\n"
+    first, second = answer(runtime, system, user("hello")), answer(runtime, system, user("bye"))
+    assert talk("/system be brief", "hello", "/reset", "bye").out == f"{first}\n{second}\n"
     assert talk("hello", options=("--system", "be brief")).out == f"{first}\n"
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.families.nemotron_h.config import HybridArchitecture
 from edgellm_ros.builder.layers import Cache, ModelBuilder
-from edgellm_ros.builder.llm_graph import LLMInputs, llm_inputs, llm_outputs
+from edgellm_ros.builder.llm_graph import LLMInputs, final_logits, llm_inputs, llm_outputs
 from edgellm_ros.builder.mamba2 import mamba2_layer
 from edgellm_ros.builder.model import LLMOptions
 from edgellm_ros.builder.recurrent import State, recurrent_inputs, recurrent_outputs
@@ -31,7 +31,7 @@ def build_llm(architecture: HybridArchitecture, weights: Weights, options: LLMOp
     tokens = inputs.tokens
     presents: list[Cache] = []
     present_states: list[State] = []
-    hidden_states = {}
+    hidden_states: dict[int, ir.Value] = {}
     x = tokens.flatten(inputs.embeds, hidden)
     for i, kind in enumerate(runner.layer_types):
         with graph.module(f"{prefix}.layers.{i}", nodes=f"layers.{i}"):
@@ -49,17 +49,12 @@ def build_llm(architecture: HybridArchitecture, weights: Weights, options: LLMOp
             x = graph.op("Add", x, mixed)
             if i + 1 in options.hidden_state_layers:
                 hidden_states[i + 1] = tokens.unflatten(x, hidden)
-    x = tokens.unflatten(x, hidden)
-    layers = runner.num_hidden_layers
-    all_rows = layers in options.hidden_state_layers
-    if not all_rows:
-        x = graph.rows(x, inputs.last_token_ids, hidden)
-    with graph.module(prefix, nodes=""):
-        x = graph.rms_norm("norm_f", x, hidden, architecture.epsilon)
-    if all_rows:
-        hidden_states[layers] = x
-        x = graph.rows(x, inputs.last_token_ids, hidden)
-    logits = options.head.logits(graph, x)
+
+    def norm(x: ir.Value) -> ir.Value:
+        with graph.module(prefix, nodes=""):
+            return graph.rms_norm("norm_f", x, hidden, architecture.epsilon)
+
+    logits = final_logits(graph, runner, options, inputs, x, norm, hidden_states)
     wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
     llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
     recurrent_outputs(graph, runner.recurrent, present_states)

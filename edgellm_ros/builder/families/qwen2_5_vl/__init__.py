@@ -9,17 +9,13 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.decoder import build_decoder
-from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family, qwen2
 from edgellm_ros.builder.families.qwen2_5_vl.vision import VisionArchitecture, build_vision
 from edgellm_ros.builder.families.qwen3_vl.config import axial_theta
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR, resized_images
-from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.rope import read_position_limit, read_rope, rope_section
-from edgellm_ros.builder.text_model import read_head_dim
-from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
+from edgellm_ros.builder.rope import read_rope, rope_section
+from edgellm_ros.builder.text_model import make_text_model, read_head_dim
 from edgellm_ros.engine_directory.config import RopeConfig
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 
@@ -30,7 +26,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     Checkpoints from before transformers 4.52 have the language model's keys beside `vision_config`, and other
     names of tensors.
     """
-    generation, older = read_generation_config(checkpoint), weights.has_module("visual")
+    older = weights.has_module("visual")
     section = config.section("text_config") if config.has("text_config") else config
     processor = read_processor(checkpoint, IMAGE_PROCESSOR)
     prefix = "visual" if older else "model.visual"
@@ -39,15 +35,8 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         section.number(required)
     rope = text_rope(section)
     text = qwen2.read_decoder(section, "model" if older else "model.language_model", rope)
-    return Model(
-        llm=text.runner,
-        embedding=text.embedding,
-        lm_head=find_lm_head(weights, text.embedding, config.flag("tie_word_embeddings", False)),
-        special_tokens=special_tokens(config, section, generation),
-        stop_token_ids=stop_token_ids(section, generation),
-        position_limit=read_position_limit(section)[1],
-        build_llm=partial(build_decoder, text, weights),
-        build_cuda_llm=partial(build_cuda_decoder, text, weights),
+    return dataclasses.replace(
+        make_text_model(checkpoint, config, weights, text, section),
         vision=vision.config,
         encoders={"visual": partial(build_vision, vision, weights)},
     )

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.decoder import build_decoder
-from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
-from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.rope import read_position_limit
-from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
+from edgellm_ros.builder.text_model import make_text_model
 
 MODEL_TYPE = "qwen3_vl"
 DEFAULTS = TextDefaults(rope_theta=5e5, num_key_value_heads=32, head_dim=128)
@@ -26,19 +23,11 @@ MERGERS = MergerNames("deepstack_merger_list", "norm", "linear_fc1", "linear_fc2
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint; see `Family`."""
-    generation, section = read_generation_config(checkpoint), config.section("text_config")
-    tower = config.section("vision_config")
+    section, tower = config.section("text_config"), config.section("vision_config")
     vision = vision_architecture(tower, read_processor(checkpoint, IMAGE_PROCESSOR), "model.visual", MERGERS)
     text = text_architecture(section, "model.language_model", vision.config.num_deepstack_features, DEFAULTS)
-    return Model(
-        llm=text.runner,
-        embedding=text.embedding,
-        lm_head=find_lm_head(weights, text.embedding, config.flag("tie_word_embeddings", False)),
-        special_tokens=special_tokens(config, section, generation),
-        stop_token_ids=stop_token_ids(section, generation),
-        position_limit=read_position_limit(section)[1],
-        build_llm=partial(build_decoder, text, weights),
-        build_cuda_llm=partial(build_cuda_decoder, text, weights),
+    return dataclasses.replace(
+        make_text_model(checkpoint, config, weights, text, section),
         vision=vision.config,
         encoders={"visual": partial(build_vision, vision, weights)},
     )
