@@ -77,6 +77,22 @@ def test_a_qwen3_5_with_a_vision_tower_is_refused(tmp_path):
         export(checkpoint, tmp_path / "engine")
 
 
+@pytest.mark.parametrize(
+    ("family", "change", "reason"),
+    [
+        ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention"]}, "layer 1 has experts"),
+        ("qwen3_5", {"num_experts": 8}, "num_experts 8: a mixture of experts, only dense layers are"),
+    ],
+)
+def test_a_mixture_of_experts_is_refused_with_its_size(tmp_path, family, change, reason):
+    checkpoint = WRITERS[family](tmp_path / "checkpoint")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=r"a mixture of experts.*parameters") as e:
+        export(checkpoint, tmp_path / "engine")
+    assert reason in str(e.value)
+
+
 @pytest.mark.tensorrt_build
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("family", WRITERS)

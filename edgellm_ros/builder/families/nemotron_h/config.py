@@ -112,9 +112,8 @@ def _layer_types(config: ConfigSection) -> tuple[str, ...]:
             raise config.fail(key, f"unknown kind of layer {name!r}; supported: {', '.join(known)}")
     types = tuple(known[name] for name in given)
     if EXPERTS in types:
-        raise config.fail(
-            key, f"layer {types.index(EXPERTS)} is a mixture of experts; only dense layers are supported"
-        )
+        reason = f"layers are supported; layer {types.index(EXPERTS)} has experts"
+        raise config.mixture_of_experts(key, reason)
     for kind in (RECURRENT, ATTENTION):
         if kind not in types:
             raise config.fail(key, f"expected at least one {kind} layer")

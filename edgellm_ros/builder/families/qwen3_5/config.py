@@ -42,7 +42,7 @@ def text_architecture(text: ConfigSection, prefix: str) -> Qwen35Architecture:
     """
     text.one_of("hidden_act", ["silu"], default="silu")
     if text.integer("num_experts", 0):
-        raise text.fail("num_experts", "a mixture of experts; only dense layers are supported")
+        raise text.mixture_of_experts("num_experts", "layers are supported")
     types = _layer_types(text)
     epsilon, head_dim = text.number("rms_norm_eps", 1e-6), text.size("head_dim", 256)
     net = DeltaNet(
