@@ -78,8 +78,12 @@ def test_a_mixture_of_experts_is_refused_with_its_size(tmp_path, family, change,
 @pytest.mark.tensorrt_build
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("family", WRITERS)
-def test_the_builder_makes_a_plan_with_lora_inputs(tmp_path, library, family, precision):
-    checkpoint = WRITERS[family](tmp_path / "checkpoint")
-    config = export(checkpoint, tmp_path / "engine", precision, max_lora_rank=4)
-    model = tmp_path / "engine/llm/model.onnx"
-    assert len(serialize_plan(model, make_profiles(config)["llm"], PlanOptions(), library, ("sm_89",))) > 0
+def test_the_builder_makes_plans_of_all_graphs_with_lora_inputs(tmp_path, library, family, precision):
+    write = write_whole_qwen3_5_checkpoint if family == "qwen3_5" else WRITERS[family]
+    config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision, max_lora_rank=4)
+    profiles = make_profiles(config)
+    assert profiles.keys() == ({"llm", "visual"} if family == "qwen3_5" else {"llm"})
+    for part, profile in profiles.items():
+        model = tmp_path / "engine" / part / "model.onnx"
+        plan = serialize_plan(model, profile, PlanOptions(), library, ("sm_89",))
+        assert plan.nbytes > model.with_name("model.onnx.data").stat().st_size  # it has the weights
