@@ -264,9 +264,7 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
         states = llm.recurrent.num_layers * (conv + state) * builder.max_batch_size
     prefix_cache = cache + states
     total = weights + embedding + cache + 2 * states + prefix_cache
-    return MemoryReport(
-        weights, embedding, per_token, per_sequence, cache, 2 * states, prefix_cache, total
-    )
+    return MemoryReport(weights, embedding, per_token, per_sequence, cache, 2 * states, prefix_cache, total)
 
 
 def memory_rows(

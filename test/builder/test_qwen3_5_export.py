@@ -147,7 +147,13 @@ def test_an_image_processor_that_does_not_fit_the_tower_is_refused(checkpoint, k
         check(checkpoint)
 
 
-def test_a_text_model_alone_has_plain_positions_and_no_tower(tmp_path):
-    config = check(write_qwen3_5_checkpoint(tmp_path / "checkpoint")).config
-    assert config.vision is None
-    assert config.llm.rope.mrope_section == ()
+def test_a_whole_without_a_vision_config_is_exported_as_its_text_alone(tmp_path):
+    checkpoint = write_whole_qwen3_5_checkpoint(tmp_path / "checkpoint")
+    change(checkpoint / "config.json", ["vision_config"], ...)
+    whole = export(checkpoint, tmp_path / "whole")
+    alone = export(write_qwen3_5_checkpoint(tmp_path / "text"), tmp_path / "alone")
+    assert whole.vision is None
+    assert whole.llm == alone.llm
+    assert whole.llm.rope.mrope_section == ()  # positions are 0, 1, 2, ...
+    data = [(tmp_path / engine / "llm/model.onnx.data").read_bytes() for engine in ("alone", "whole")]
+    assert data[0] == data[1]
