@@ -3,7 +3,9 @@ import dataclasses
 import json
 import shutil
 from datetime import datetime
+from enum import Enum
 
+import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
@@ -81,6 +83,38 @@ def test_templates_run_in_a_sandbox_and_their_errors_name_the_file(tmp_path):
             ChatTemplate(tmp_path / "bad.jinja").render([])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set n = namespace(_a=1) %}",
+        "{% set n = namespace() %}{% set n._a = 1 %}",
+        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ dict.update(messages[0], role='x') }}",
+        "{{ raise_exception.__globals__.json }}",
+        "{{ strftime_now.__code__.co_code }}",
+        "{{ dict.__call__.__globals__ }}",
+        "{{ dict.__class__.__base__ }}",
+        "{{ '{0.__class__.__base__}'.format(1) }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(tmp_path, source):
+    (tmp_path / "bad.jinja").write_text(source)
+    with pytest.raises(ValueError, match=r"bad\.jinja: (.*unsafe|.*underscore|.*not safely|.*'update')"):
+        ChatTemplate(tmp_path / "bad.jinja").render([{"role": "user"}])
+
+
+def test_a_template_sees_plain_values_of_json_only(tmp_path):
+    class Kind(str, Enum):
+        RED = "red"
+
+    given = {"kind": Kind.RED, "rows": np.zeros((2, 2)), "tall": np.float32(0.5), "pair": (1, None)}
+    (tmp_path / "t.jinja").write_text("{{ kind.value is defined }} {{ [kind, rows, tall, pair] | tojson }}")
+    rendered = ChatTemplate(tmp_path / "t.jinja").render([], given)
+    assert rendered == 'False ["red", "<ndarray>", 0.5, [1, null]]'
+
+
 def test_a_missing_or_malformed_template_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.jinja not found"):
         ChatTemplate(tmp_path / "none.jinja")
@@ -110,6 +144,12 @@ RENDERED = {
     "{{ tools }} {{ tools is defined }} {{ documents is none }}": "None True True",
     "{% generation %}{% set x = 1 %}inside{% endgeneration %}{{ x }}": "inside",
     "{{ strftime_now('%%') }}": "%",
+    "{{ dict(a=1) }} {{ dict.fromkeys('ab', 2) }} {{ dict.mro is defined }}":
+        "{'a': 1} {'a': 2, 'b': 2} False",
+    "{% set n = namespace({'a': 1}, self=2) %}{% set n.a = n.a + 2 %}{{ n.a }}{{ n.self }}": "32",
+    "{% for name, value in messages[0] | items %}{{ name }}={{ value.strip() }};{% endfor %}":
+        "role=system;content=<b>;",
+    "{{ messages[0].role.startswith('sys') }} {{ messages[::-1][0].role }}": "True user",
     "  {% if add_generation_prompt %}\n  yes\n  {% endif %}\nend\n": "  yes\nend",
     "{%- for m in messages %}\n    {% if loop.first %}first {% endif %}\n{{ m.role }}\n{%- endfor %}\n":
         "first systemuser",
