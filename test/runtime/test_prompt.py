@@ -4,12 +4,13 @@ import json
 import shutil
 from datetime import datetime
 from enum import Enum
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.vocabulary import template_tokens
+from edgellm_ros.builder.vocabulary import template_tokens, tokenizer_files
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
@@ -217,6 +218,59 @@ def test_a_special_token_of_another_type_is_refused_at_export(tmp_path):
         ValueError, match=r"tokenizer_config\.json: eos_token must be a string or an added token"
     ):
         template_tokens(tmp_path)
+
+
+# files of a checkpoint with a processor -> the one whose template is used
+TEMPLATE_FILES = {
+    ("tokenizer_config.json",): "tokenizer_config.json",
+    ("tokenizer_config.json", "chat_template.jinja"): "chat_template.jinja",
+    ("tokenizer_config.json", "chat_template.json"): "chat_template.json",
+    ("chat_template.json", "chat_template.jinja"): "chat_template.json",
+}
+
+
+@pytest.fixture
+def checkpoint_with(tiny_checkpoint, tmp_path):
+    """`checkpoint_with(files)`: a tokenizer and a processor, with the name of each file as its template."""
+
+    def write(files: tuple[str, ...]) -> Path:
+        shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+        (tmp_path / "processor_config.json").write_text("{}")
+        for name in files:
+            written = name if name.endswith(".jinja") else json.dumps({"chat_template": name})
+            (tmp_path / name).write_text(written)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("files", TEMPLATE_FILES)
+def test_the_template_of_a_processor_comes_before_the_tokenizer_s(checkpoint_with, files):
+    written = tokenizer_files(checkpoint_with(files))
+    assert written["chat_template.jinja"].decode() == TEMPLATE_FILES[files]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("files", TEMPLATE_FILES)
+def test_transformers_takes_the_template_from_the_same_file(checkpoint_with, files):
+    transformers = pytest.importorskip("transformers")
+    checkpoint = checkpoint_with(files)
+    values, _ = transformers.ProcessorMixin.get_processor_dict(checkpoint)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    assert values.get("chat_template", tokenizer.chat_template) == TEMPLATE_FILES[files]
+
+
+def test_a_tokenizer_without_a_processor_does_not_read_the_template_of_processors(checkpoint_with):
+    checkpoint = checkpoint_with(("chat_template.json", "chat_template.jinja"))
+    (checkpoint / "processor_config.json").unlink()
+    assert tokenizer_files(checkpoint)["chat_template.jinja"] == b"chat_template.jinja"
+
+
+def test_a_template_of_another_type_is_refused_at_export(checkpoint_with):
+    checkpoint = checkpoint_with(())
+    (checkpoint / "chat_template.json").write_text('{"chat_template": ["a"]}')
+    with pytest.raises(ValueError, match=r"chat_template\.json: chat_template \['a'\]: expected a string"):
+        tokenizer_files(checkpoint)
 
 
 @pytest.mark.parity
