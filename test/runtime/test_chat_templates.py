@@ -19,6 +19,7 @@ from fixtures.conversations import (
     recorded_prompts,
 )
 
+pytestmark = pytest.mark.only_on("cpu", reason="prompts are the same for every device")
 CASES = [
     *((template, case) for template in (*TEXT_TEMPLATES, *VISION_TEMPLATES) for case in RECORDED_CASES),
     *((template, case) for template in VISION_TEMPLATES for case in RECORDED_IMAGE_CASES),
