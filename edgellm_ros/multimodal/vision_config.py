@@ -118,7 +118,7 @@ class QwenVisionTower(VisionTower):
 
 @dataclass(frozen=True)
 class Qwen3VisionConfig(QwenVisionTower):
-    """Vision tower of Qwen3-VL and Qwen3-Omni: learned position grid, deepstack."""
+    """Vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: learned position grid, deepstack."""
 
     kind: Literal["qwen3_vl"] = field(default="qwen3_vl", kw_only=True)
     num_position_embeddings: int  # points of the learned position grid, a square number

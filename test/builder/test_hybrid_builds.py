@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from pathlib import Path
 
 import onnx
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.builder.profiles import make_profiles
@@ -20,6 +17,7 @@ from edgellm_ros.engine.plan_file import RTX
 from edgellm_ros.engine.tensorrt_library import Library, load_library
 from edgellm_ros.engine_directory import binding_names as names
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint
 
 WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
 LOOPS = {"If", "Loop", "Scan"}
@@ -48,33 +46,17 @@ def test_a_hybrid_has_caches_for_its_attention_layers_and_states_for_its_recurre
     assert not LOOPS & {node.op_type for node in graph.node}
 
 
-def whole_checkpoint(directory: Path) -> Path:
-    """Write Qwen3.5 as published: the text's config nested, its tensors under `model.language_model`."""
-    checkpoint = write_qwen3_5_checkpoint(directory)
-    text = json.loads((checkpoint / "config.json").read_text())
-    tied = text["tie_word_embeddings"]
-    config = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": tied}
+def test_a_whole_qwen3_5_without_a_vision_config_is_exported_as_its_text_alone(tmp_path):
+    checkpoint = write_whole_qwen3_5_checkpoint(tmp_path / "whole")
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["vision_config"]
     (checkpoint / "config.json").write_text(json.dumps(config))
-    tensors = load_file(checkpoint / "model.safetensors")
-    renamed = {re.sub(r"^model\.", "model.language_model.", name): tensors[name] for name in tensors}
-    save_file(renamed, checkpoint / "model.safetensors")
-    return checkpoint
-
-
-def test_a_whole_qwen3_5_is_exported_as_its_text_alone(tmp_path):
+    whole = export(checkpoint, tmp_path / "engine")
     alone = export(write_qwen3_5_checkpoint(tmp_path / "text"), tmp_path / "alone")
-    whole = export(whole_checkpoint(tmp_path / "whole"), tmp_path / "engine")
     assert whole.llm == alone.llm
+    assert whole.vision is None
     data = [(tmp_path / engine / "llm/model.onnx.data").read_bytes() for engine in ("alone", "engine")]
     assert data[0] == data[1]
-
-
-def test_a_qwen3_5_with_a_vision_tower_is_refused(tmp_path):
-    checkpoint = whole_checkpoint(tmp_path / "checkpoint")
-    config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(config | {"vision_config": {"depth": 12}}))
-    with pytest.raises(ValueError, match=r"config\.json: vision_config: the vision tower of Qwen3\.5 is"):
-        export(checkpoint, tmp_path / "engine")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +78,12 @@ def test_a_mixture_of_experts_is_refused_with_its_size(tmp_path, family, change,
 @pytest.mark.tensorrt_build
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("family", WRITERS)
-def test_the_builder_makes_a_plan_with_lora_inputs(tmp_path, library, family, precision):
-    checkpoint = WRITERS[family](tmp_path / "checkpoint")
-    config = export(checkpoint, tmp_path / "engine", precision, max_lora_rank=4)
-    model = tmp_path / "engine/llm/model.onnx"
-    assert len(serialize_plan(model, make_profiles(config)["llm"], PlanOptions(), library, ("sm_89",))) > 0
+def test_the_builder_makes_plans_of_all_graphs_with_lora_inputs(tmp_path, library, family, precision):
+    write = write_whole_qwen3_5_checkpoint if family == "qwen3_5" else WRITERS[family]
+    config = export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision, max_lora_rank=4)
+    profiles = make_profiles(config)
+    assert profiles.keys() == ({"llm", "visual"} if family == "qwen3_5" else {"llm"})
+    for part, profile in profiles.items():
+        model = tmp_path / "engine" / part / "model.onnx"
+        plan = serialize_plan(model, profile, PlanOptions(), library, ("sm_89",))
+        assert plan.nbytes > model.with_name("model.onnx.data").stat().st_size  # it has the weights

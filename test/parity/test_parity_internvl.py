@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from engine_graphs import Graph  # noqa: E402
+from greedy_answers import TOKENS, TOLERANCE, check_greedy_answer  # noqa: E402
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
@@ -23,10 +24,8 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # 
 from fixtures.internvl_checkpoint import write_internvl_checkpoint  # noqa: E402
 from fixtures.reference_inputs import make_image  # noqa: E402
 
-TOLERANCE = 1e-3
 SIZES = [(40, 60), (131, 33), (7, 5)]
 LIMITS = {"max_input_len": 640, "max_kv_cache_capacity": 700}
-TOKENS = 32
 
 
 class StillImageProcessor(transformers.InternVLProcessor):
@@ -138,17 +137,4 @@ def test_prompt_greedy_tokens_and_log_probabilities_match(
         found = runtime.handle_request(request)
         assert runtime.base_model_input_token_ids == inputs["input_ids"].tolist()
     inputs.pop("token_type_ids", None)
-    answer = model.generate(
-        **inputs,
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    logits = torch.cat(answer.logits)
-    assert found.token_ids == answer.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    assert logits.abs().max() > 0.5
-    for entries, row in zip(found.logprobs, logits.double().log_softmax(-1), strict=True):
-        ids, values = zip(*entries, strict=True)
-        np.testing.assert_allclose(values, row[list(ids)], atol=TOLERANCE, rtol=0)
+    check_greedy_answer(found, model, inputs)

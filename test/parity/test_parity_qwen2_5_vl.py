@@ -14,14 +14,10 @@ pytestmark = pytest.mark.parity
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from qwen_vl_reference import check_answer, load, save_random_weights  # noqa: E402
+from qwen_vl_reference import PROMPTS, check_answer, export_beside, save_random_weights  # noqa: E402
 
-from edgellm_ros.builder import export  # noqa: E402
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint  # noqa: E402
-from fixtures.reference_inputs import make_image  # noqa: E402
 from fixtures.tiny_checkpoint import write_json  # noqa: E402
-
-SIZES = [(48, 64), (131, 33), (20, 150)]
 
 
 def write_random_checkpoint(directory: Path, seed: int) -> Path:
@@ -99,28 +95,13 @@ def write_older_form(directory: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=range(9))
-def checkpoint(request, tmp_path_factory):
+def exported(request, tmp_path_factory):
     directory = write_random_checkpoint(tmp_path_factory.mktemp("qwen2_5_vl") / "checkpoint", request.param)
     if request.param % 3 == 2:
         write_older_form(directory)
-    return directory
+    return export_beside(directory, transformers.Qwen2_5_VLForConditionalGeneration)
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("engine")
-    export(checkpoint, directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint):
-    return load(transformers.Qwen2_5_VLForConditionalGeneration, checkpoint)
-
-
-@pytest.mark.parametrize("sizes", [[], SIZES[:1], SIZES], ids=len)
-def test_positions_greedy_tokens_and_log_probabilities_match(
-    checkpoint, engine, model, sizes, runtime_device
-):
-    images = tuple(make_image(*size) for size in sizes)
-    check_answer(engine, runtime_device, checkpoint, model, images)
+@pytest.mark.parametrize("sizes", PROMPTS, ids=len)
+def test_positions_greedy_tokens_and_log_probabilities_match(exported, sizes, runtime_device):
+    check_answer(exported, runtime_device, sizes)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.parity
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from qwen_vl_reference import TOKENS, check_answer, load, save_random_weights  # noqa: E402
+from greedy_answers import TOKENS  # noqa: E402
+from qwen_vl_reference import PROMPTS, check_answer, export_beside, save_random_weights  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
@@ -21,8 +22,6 @@ from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # 
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint, write_whole_omni_checkpoint  # noqa: E402
 from fixtures.reference_inputs import make_image  # noqa: E402
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint  # noqa: E402
-
-SIZES = [(48, 64), (131, 33), (20, 150)]
 
 
 def write_random_checkpoint(directory: Path, seed: int) -> Path:
@@ -79,31 +78,18 @@ def write_random_checkpoint(directory: Path, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module", params=[*range(8), "fixture", "tied fixture"])
-def checkpoint(request, tmp_path_factory):
+def exported(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("qwen3_vl") / "checkpoint"
     if isinstance(request.param, int):
-        return write_random_checkpoint(directory, request.param)
-    return write_qwen3_vl_checkpoint(directory, tied=request.param == "tied fixture")
+        write_random_checkpoint(directory, request.param)
+    else:
+        write_qwen3_vl_checkpoint(directory, tied=request.param == "tied fixture")
+    return export_beside(directory, transformers.Qwen3VLForConditionalGeneration)
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("engine")
-    export(checkpoint, directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint):
-    return load(transformers.Qwen3VLForConditionalGeneration, checkpoint)
-
-
-@pytest.mark.parametrize("sizes", [[], SIZES[:1], SIZES], ids=len)
-def test_positions_greedy_tokens_and_log_probabilities_match(
-    checkpoint, engine, model, sizes, runtime_device
-):
-    images = tuple(make_image(*size) for size in sizes)
-    check_answer(engine, runtime_device, checkpoint, model, images)
+@pytest.mark.parametrize("sizes", PROMPTS, ids=len)
+def test_positions_greedy_tokens_and_log_probabilities_match(exported, sizes, runtime_device):
+    check_answer(exported, runtime_device, sizes)
 
 
 def test_the_thinker_of_a_whole_omni_checkpoint_is_the_thinker_alone(tmp_path):

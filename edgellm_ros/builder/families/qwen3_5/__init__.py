@@ -1,48 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3.5, text: layers of the gated delta net, and gated attention in every fourth layer.
+"""Qwen3.5: layers of the gated delta net, gated attention in every fourth layer, a vision tower.
 
-A checkpoint with a vision tower is refused: the tower is not supported yet.
+A checkpoint is the published whole or the text model alone. The tower is Qwen3-VL's without deepstack.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.families import Family
+from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.families import Family, qwen3_vl
 from edgellm_ros.builder.families.qwen3_5.config import text_architecture
 from edgellm_ros.builder.families.qwen3_5.text import build_llm
+from edgellm_ros.builder.families.qwen3_vl.config import vision_architecture
+from edgellm_ros.builder.families.qwen3_vl.vision import build_vision
+from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
-TEXT_MODEL = "qwen3_5_text"
-WITH_VISION = "qwen3_5"
+TEXT_MODEL, WHOLE = "qwen3_5_text", "qwen3_5"
+MERGERS = dataclasses.replace(qwen3_vl.MERGERS, deepstack=None)
 
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
-    """Read a checkpoint of Qwen3.5; see `Family`."""
-    generation = read_generation_config(checkpoint)
-    text, prefix = config, "model"
-    if config.has("vision_config"):
-        raise ValueError(
-            f"{config.where}: vision_config: the vision tower of Qwen3.5 is not supported; "
-            "without this key the language model is exported alone"
-        )
-    if config.data["model_type"] == WITH_VISION:
+    """Read a checkpoint; see `Family`.
+
+    A whole without `vision_config` is read as its text alone.
+    """
+    generation, text, prefix, vision = read_generation_config(checkpoint), config, "model", None
+    if config.data["model_type"] == WHOLE:
         text, prefix = config.section("text_config"), "model.language_model"
-    architecture = text_architecture(text, prefix)
+        if config.has("vision_config"):
+            tower, processor = config.section("vision_config"), read_processor(checkpoint, IMAGE_PROCESSOR)
+            vision = vision_architecture(tower, processor, "model.visual", MERGERS)
+    architecture = text_architecture(text, prefix, with_images=vision is not None)
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
     return Model(
         llm=architecture.runner,
         embedding=architecture.embedding,
         lm_head=find_lm_head(weights, architecture.embedding, tied),
-        special_tokens=special_tokens(text, text, generation),
+        special_tokens=special_tokens(config, text, generation),
         stop_token_ids=stop_token_ids(text, generation),
         build_llm=partial(build_llm, architecture, weights),
+        vision=vision.config if vision else None,
+        encoders={"visual": partial(build_vision, vision, weights)} if vision else {},
     )
 
 
-FAMILY = Family("qwen3_5", (TEXT_MODEL, WITH_VISION), read)
+FAMILY = Family("qwen3_5", (TEXT_MODEL, WHOLE), read)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.delta_net import DeltaNet
+from edgellm_ros.builder.families.qwen3_vl.config import interleaved_mrope
 from edgellm_ros.builder.rope import read_rope, rope_section
 from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
 from edgellm_ros.engine_directory.recurrent_config import ATTENTION, RECURRENT, RecurrentConfig
 
 LAYERS = {"linear_attention": RECURRENT, "full_attention": ATTENTION}
 ROTATED_SHARE = 0.25  # of a head, for checkpoints without partial_rotary_factor
+MROPE_SECTION = 11, 11, 10  # for checkpoints without mrope_section
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,10 @@ class Qwen35Architecture:
         return f"{self.prefix}.embed_tokens.weight"
 
 
-def text_architecture(text: ConfigSection, prefix: str) -> Qwen35Architecture:
+def text_architecture(text: ConfigSection, prefix: str, with_images: bool) -> Qwen35Architecture:
     """Read the text section; `prefix` is that of the tensors' names.
 
+    with_images: whether prompts may have images, whose tokens have a row and a column as position.
     ValueError for anything that the graph would compute differently.
     """
     text.one_of("hidden_act", ["silu"], default="silu")
@@ -77,7 +80,7 @@ def text_architecture(text: ConfigSection, prefix: str) -> Qwen35Architecture:
         max_position_embeddings=text.size("max_position_embeddings"),
         reduced_vocab_size=0,
         num_deepstack_features=0,
-        rope=_rope(text, head_dim),
+        rope=_rope(text, head_dim, with_images),
         layer_types=types,
         recurrent=recurrent,
     )
@@ -86,14 +89,15 @@ def text_architecture(text: ConfigSection, prefix: str) -> Qwen35Architecture:
     )
 
 
-def _rope(text: ConfigSection, head_dim: int) -> RopeConfig:
+def _rope(text: ConfigSection, head_dim: int, with_images: bool) -> RopeConfig:
     """Read RoPE of a part of each head.
 
-    `mrope_section` has no effect on text, whose tokens have the same position on all axes.
+    Without images `mrope_section` has no effect: a token of text has the same position on all axes.
     """
     given = text.has("partial_rotary_factor") or rope_section(text).has("partial_rotary_factor")
     data = text.data if given else {**text.data, "partial_rotary_factor": ROTATED_SHARE}
-    return read_rope(ConfigSection(data, text.where), head_dim, partial_heads=True)
+    plain = read_rope(ConfigSection(data, text.where), head_dim, partial_heads=True)
+    return interleaved_mrope(text, plain, MROPE_SECTION) if with_images else plain
 
 
 def _layer_types(text: ConfigSection) -> tuple[str, ...]:

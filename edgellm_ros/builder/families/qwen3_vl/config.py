@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and checks the configurations of Qwen3-VL's language model and vision tower.
 
-Qwen3-Omni has the same. The checks cover everything that the graphs rely on.
+Qwen3-Omni has the same, Qwen3.5 the same vision tower. The checks cover everything that the graphs rely on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from edgellm_ros.builder.rope import read_rope, rope_section
 from edgellm_ros.builder.text_model import read_head_dim, read_language_model
 from edgellm_ros.engine_directory.config import RopeConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+
+MROPE_SECTION = 24, 20, 20  # for checkpoints without `mrope_section`
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def text_architecture(
     if text.has("sliding_window") and text.flag("use_sliding_window", True):
         raise text.fail("sliding_window", "only full attention (null) is supported")
     head_dim, bias = read_head_dim(text, defaults.head_dim), text.flag("attention_bias", False)
-    rope = _text_rope(text, head_dim, defaults.rope_theta)
+    rope = interleaved_mrope(text, read_rope(text, head_dim, defaults.rope_theta), MROPE_SECTION)
     return DecoderArchitecture(
         runner=read_language_model(
             text, head_dim, rope, defaults.num_key_value_heads, num_deepstack_features
@@ -53,23 +55,28 @@ def text_architecture(
     )
 
 
-def _text_rope(text: ConfigSection, head_dim: int, default_theta: float) -> RopeConfig:
-    rope, plain = rope_section(text), read_rope(text, head_dim, default_theta)
+def interleaved_mrope(
+    text: ConfigSection, plain: RopeConfig, default: tuple[int, int, int]
+) -> RopeConfig:
+    """Read `mrope_section` of a text section whose RoPE is `plain` without it.
+
+    The section counts the frequency pairs of time, height and width, which alternate. `default`: the model
+    code's, for checkpoints without the key.
+    """
+    rope = rope_section(text)
     for key in ("mrope_interleaved", "interleaved"):
         rope.one_of(key, [True], default=True)  # the model code interleaves the axes whatever the key says
-    given, default = rope.has("mrope_section"), _default_mrope_section(len(plain.frequencies))
-    section = rope.integers("mrope_section") if given else default
+    given, fitting = rope.has("mrope_section"), _fitting_section(default, len(plain.frequencies))
+    section = rope.integers("mrope_section") if given else fitting
     return rope.make(partial(dataclasses.replace, plain), mrope_section=section, mrope_interleaved=True)
 
 
-def _default_mrope_section(pairs: int) -> tuple[int, int, int]:
-    """Compute the section for checkpoints without `mrope_section`.
+def _fitting_section(section: tuple[int, int, int], pairs: int) -> tuple[int, int, int]:
+    """Compute what a head with any number of pairs uses of a section.
 
-    It counts the frequency pairs of time, height and width. The model code's default is (24, 20, 20), of
-    which a head with fewer or more pairs uses what fits: height takes pairs 1, 4, 7 ..., width 2, 5, 8 ...,
-    time the others.
+    Height takes pairs 1, 4, 7 ..., width 2, 5, 8 ..., up to their numbers; time takes the others.
     """
-    height, width = (len(range(offset, min(3 * 20, pairs), 3)) for offset in (1, 2))
+    height, width = (len(range(axis, min(3 * section[axis], pairs), 3)) for axis in (1, 2))
     return pairs - height - width, height, width
 
 
@@ -96,11 +103,19 @@ def vision_architecture(
         temporal_patch_size=frames,
         spatial_merge_size=merge,
         num_position_embeddings=vision.size("num_position_embeddings"),
-        deepstack_visual_indexes=vision.integers("deepstack_visual_indexes"),
+        deepstack_visual_indexes=_deepstack_indexes(vision, names),
         rope_theta=axial_theta(vision),
         **resized_images(processor, patch, frames, merge),
     )
     return VisionArchitecture(built, prefix, names, vision.size("intermediate_size"))
+
+
+def _deepstack_indexes(vision: ConfigSection, names: MergerNames) -> tuple[int, ...]:
+    key = "deepstack_visual_indexes"
+    if names.deepstack is not None:
+        return vision.integers(key)
+    vision.one_of(key, [[], None])
+    return ()
 
 
 def axial_theta(vision: ConfigSection) -> float:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph of the vision tower of Qwen3-VL and Qwen3-Omni: from patches to embeddings.
+"""Graph of the vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: from patches to embeddings.
 
 The graph encodes one image. Everything that depends only on the image's size (rotary angles, resampling of
 the learned position grid) is an input, so that one graph serves all sizes.
 
-Sources of the models: transformers, modeling_qwen3_vl.py, Qwen3VLVisionModel, and modeling_qwen3_omni_moe.py,
-Qwen3OmniMoeVisionEncoder.
+Sources of the models: transformers, modeling_qwen3_vl.py, Qwen3VLVisionModel; modeling_qwen3_omni_moe.py,
+Qwen3OmniMoeVisionEncoder; modeling_qwen3_5.py, Qwen3_5VisionModel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPSILON = 1e-6  # of every LayerNorm; a constant in the model code
 class MergerNames:
     """Names of the modules that merge patches, which differ between the models."""
 
-    deepstack: str  # the list of the inner blocks' mergers
+    deepstack: str | None  # the list of the inner blocks' mergers; None = the model has none
     norm: str
     first: str
     second: str
