@@ -12,25 +12,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
+from fixtures.changed_json import change
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     return write_tiny_checkpoint(tmp_path / "checkpoint", shards=1)
-
-
-def change(path, keys, value):
-    """Set (or with value ... remove) a nested key of a JSON file."""
-    data = json.loads(path.read_text())
-    target = data
-    for key in keys[:-1]:
-        target = target[key]
-    if value is ...:
-        del target[keys[-1]]
-    else:
-        target[keys[-1]] = value
-    write_json(path, data)
 
 
 CONFIG_ERRORS = [
