@@ -79,6 +79,8 @@ def stop_token_ids(text: ConfigSection, generation: ConfigSection) -> tuple[int,
         )
     several = isinstance(source.data["eos_token_id"], list)
     ids = list(source.integers("eos_token_id")) if several else [source.integer("eos_token_id")]
+    if not ids:
+        raise source.fail("eos_token_id", "expected at least one token")
     if not all(0 <= token < text.size("vocab_size") for token in ids):
         raise source.fail("eos_token_id", f"outside the vocabulary of {text.size('vocab_size')}")
     return tuple(dict.fromkeys(ids))
