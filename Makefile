@@ -72,6 +72,8 @@ $(STAMPS)/command: setup.py $(STAMPS)/packages
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
-$(STAMPS)/parity: requirements-parity.txt $(STAMPS)/packages
+$(STAMPS)/parity: requirements-parity.txt requirements-templates.txt $(STAMPS)/packages
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(VENV)/published_templates \
+		-r requirements-templates.txt
 	@touch $@

@@ -54,17 +54,26 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish
-from benchmarks.decode_runs import decode, make_requests, measure, profile_steps
+from benchmarks.decode_runs import (
+    bytes_per_step,
+    decode,
+    make_requests,
+    measure,
+    profile_steps,
+    prompt_ids,
+)
 from benchmarks.device_memory import PeakMemory, used_bytes
 from benchmarks.kernel_profile import KernelProfile, format_table
-from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, bytes_per_step, parse_shape
+from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, parse_shape
+from benchmarks.published_models import MODELS, PublishedModel, parse_model
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
+from edgellm_ros.builder.export_plan import ExportOptions, plan_export
 from edgellm_ros.cli.arguments import DEVICES, integer
 from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.request import LLMGenerationRequest
 
 WARM_UP_RUNS = 2
 
@@ -91,7 +100,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         checkpoint = write_checkpoint(root / "checkpoint", args.shape, args.precision)
         clock.done("checkpoint", f"{args.shape.parameters / 1e9:.3f} billion weights")
         engine = root / "engine"
-        sizes = max(args.batch), args.context, args.context + args.tokens
+        requests = {
+            batch: make_requests(batch, args.context, args.tokens, args.frame) for batch in args.batch
+        }
+        config = plan_export(checkpoint, ExportOptions(args.precision)).config
+        prompts = {
+            batch: [prompt_ids(checkpoint, config, request) for request in requests[batch]]
+            for batch in args.batch
+        }
+        prompt = len(prompts[args.batch[0]][0])
+        sizes = max(args.batch), prompt, prompt + args.tokens
         export(checkpoint, engine, args.precision, *sizes)
         clock.done("export")
         if device.name == "tensorrt":
@@ -102,13 +120,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         bandwidth = copy_bandwidth(device)
         clock.done("bandwidth", f"{bandwidth / 1e9:.1f} GB/s")
         answers: dict[int, list[list[int]]] = {}
-        ours = _run(args, engine, device, bandwidth, clock, answers)
+        ours = _run(args, engine, device, bandwidth, clock, requests, prompt, answers)
         theirs: dict[str, Any] | None = None
         if args.transformers and all(map(importlib.util.find_spec, ("torch", "transformers"))):
             gc.collect()
             theirs = {}
             try:
-                _run_transformers(args, checkpoint, clock, answers, theirs)
+                _run_transformers(args, checkpoint, clock, requests, prompts, answers, theirs)
             except Exception as error:  # a compiler's or memory error is a result too; ours are kept
                 theirs["error"] = f"{type(error).__name__}: {error}"
                 clock.done("transformers", theirs["error"])
@@ -121,6 +139,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         device_name=getattr(device, "description", None),
         cores=len(os.sched_getaffinity(0)),
         context=args.context,
+        frame=args.frame,
+        prompt_tokens=prompt,
         tokens=args.tokens,
         runs=args.runs,
         copy_bandwidth_bytes_per_s=bandwidth,
@@ -136,11 +156,12 @@ def _run(
     device: Device,
     bandwidth: float,
     clock: StopWatch,
+    requests: dict[int, list[LLMGenerationRequest]],
+    prompt: int,
     answers: dict[int, list[list[int]]],
 ) -> dict[str, Any]:
     """Load the engine, decode batches of each size and put the tokens into `answers`."""
     profile = KernelProfile(device.synchronize) if args.profile else None
-    requests = {batch: make_requests(batch, args.context, args.tokens) for batch in args.batch}
     batches, kernels = [], {}
     gc.collect()
     before = used_bytes(device)
@@ -157,7 +178,7 @@ def _run(
     with runtime:
         for batch in args.batch:
             figures = measure(runtime, device, requests[batch], args.runs)
-            moved = bytes_per_step(args.shape, args.precision, batch, args.context, args.tokens)
+            moved = bytes_per_step(args.shape, args.precision, batch, prompt, args.tokens)
             figures["bytes_per_step"] = moved
             rate = sum(moved.values()) / figures["decode_ms"]["median"] * 1e3
             figures["share_of_copy_bandwidth"] = rate / bandwidth
@@ -169,7 +190,7 @@ def _run(
         in_use = used_bytes(device) - before
     width = BYTES_PER_VALUE[args.precision]
     weights = args.shape.parameters * width
-    cache = max(args.batch) * (args.context + args.tokens) * args.shape.cache_values_per_token * width
+    cache = max(args.batch) * (prompt + args.tokens) * args.shape.cache_values_per_token * width
     overhead = in_use / (weights + cache) - 1
     clock.done("close", f"{in_use / 1e9:.3f} GB were in use, {overhead:.1%} over weights and KV cache")
     return {
@@ -190,6 +211,8 @@ def _run_transformers(
     args: argparse.Namespace,
     checkpoint: Path,
     clock: StopWatch,
+    requests: dict[int, list[LLMGenerationRequest]],
+    prompts: dict[int, list[list[int]]],
     answers: dict[int, list[list[int]]],
     theirs: dict[str, Any],
 ) -> None:
@@ -203,25 +226,29 @@ def _run_transformers(
     place = "cpu" if args.device == "cpu" else "cuda"
     model = TransformersDecoder(checkpoint, args.shape, args.precision, place)
     clock.done("transformers_load")
-    tokenizer = Tokenizer(checkpoint / "tokenizer.json")
     ways = {"eager": model.eager, **({"compiled": model.compiled} if args.compile else {})}
     for way, run in ways.items():
         theirs[way] = []
         for batch, expected in answers.items():
-            requests = make_requests(batch, args.context, args.tokens)
-            result = run([tokenizer.encode(request.prompt) for request in requests], args.tokens, args.runs)
+            images = [image for request in requests[batch] for image in request.images]
+            result = run(prompts[batch], images, args.tokens, args.runs)
             same = min(map(_same_beginning, expected, result.pop("token_ids")))
             theirs[way].append({"batch": batch, **result, "same_tokens": same})
             phase = f"transformers_{way}_{batch}"
-            clock.done(phase, f"{result['decode_ms']:.3f} ms per token, {same} tokens the same")
+            clock.done(phase, f"{_stages(result)}, {same} tokens the same")
+
+
+def _stages(times: dict[str, float]) -> str:
+    """Format the stages' times in milliseconds."""
+    shown = [(stage, times.get(f"{stage}_ms")) for stage in ("pixels", "vision", "prefill")]
+    stages = [f"{stage} {time:.2f} ms" for stage, time in shown if time is not None]
+    return ", ".join([*stages, f"decode {times['decode_ms']:.3f} ms per token"])
 
 
 def _line(figures: dict[str, Any]) -> str:
-    prefill, step = figures["prefill_ms"]["median"], figures["decode_ms"]["median"]
     share, host = figures["share_of_copy_bandwidth"], figures["host_us_per_step"]
-    line = (
-        f"prefill {prefill:.2f} ms, decode {step:.3f} ms per token, {figures['tokens_per_s']:.1f} tokens/s, "
-    )
+    medians = {key: value["median"] for key, value in figures.items() if key.endswith("_ms")}
+    line = f"{_stages(medians)}, {figures['tokens_per_s']:.1f} tokens/s, "
     line += f"{share:.1%} of the copy bandwidth"
     return line if host is None else f"{line}, host {host:.1f} us per step"
 
@@ -240,7 +267,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=_shape,
         default="qwen3-0.6b",
         metavar="NAME[,KEY=NUMBER...]",
-        help=f"{', '.join(SHAPES)}, with changes such as hidden_size=64 (default: %(default)s)",
+        help=f"{', '.join((*SHAPES, *MODELS))}, with changes such as hidden_size=64 (default: %(default)s)",
     )
     add(
         "--precision",
@@ -250,7 +277,19 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)")
     add("--batch", type=_batches, default="1", metavar="N[,N...]", help="batch sizes (default: %(default)s)")
-    add("--context", type=integer(2), default=500, metavar="N", help="prompt tokens (default: %(default)s)")
+    add(
+        "--context",
+        type=integer(2),
+        default=500,
+        metavar="N",
+        help="prompt tokens without those of the frame (default: %(default)s)",
+    )
+    add(
+        "--frame",
+        type=_frame,
+        metavar="WxH",
+        help="size of a camera frame in every prompt, for shapes with a vision tower (default: no frame)",
+    )
     add(
         "--tokens",
         type=integer(2),
@@ -279,14 +318,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.profile and args.device == "cpu":
         parser.error("--profile needs a GPU: expected --device cuda or tensorrt, got cpu")
+    if args.frame and getattr(args.shape, "processor", None) is None:
+        parser.error("--frame needs a shape with a vision tower")
     return args
 
 
-def _shape(text: str) -> ModelShape:
+def _shape(text: str) -> ModelShape | PublishedModel:
     try:
-        return parse_shape(text)
+        return parse_model(text) if text.split(",")[0] in MODELS else parse_shape(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _frame(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    return integer(1)(width), integer(1)(height)
 
 
 def _batches(text: str) -> list[int]:

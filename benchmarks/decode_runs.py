@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -13,26 +14,71 @@ import numpy as np
 
 from benchmarks.common import spread
 from benchmarks.kernel_profile import KernelProfile, Row
+from benchmarks.model_shapes import BYTES_PER_VALUE, ModelShape
+from benchmarks.published_models import PublishedModel
 from edgellm_ros.engine.device import Device, HostCopy
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.multimodal.image_processor import make_image_processor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
+from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Progress, SamplingParams
 
 FIRST_PROFILED, PROFILED_STEPS = 3, 8
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)
 
 
-def make_requests(batch: int, context: int, tokens: int) -> list[LLMGenerationRequest]:
+def make_requests(
+    batch: int, context: int, tokens: int, frame: tuple[int, int] | None = None
+) -> list[LLMGenerationRequest]:
     """Make requests whose prompts are `context` different random letters.
 
-    Each letter is one token of the benchmark's tokenizer.
+    Each letter is one token of the benchmark's tokenizer. frame: width and height of a random image before
+    the letters; None = no image.
     """
     rng = np.random.default_rng(0)
     sampling = SamplingParams(max_tokens=tokens)
+    prompts = [rng.choice(LETTERS, context).tobytes().decode() for _ in range(batch)]
+    images = [()] * batch if frame is None else [(make_frame(*frame, seed),) for seed in range(batch)]
     return [
-        LLMGenerationRequest(prompt=rng.choice(LETTERS, context).tobytes().decode(), sampling=sampling)
-        for _ in range(batch)
+        LLMGenerationRequest(prompt=prompt, images=image, sampling=sampling)
+        for prompt, image in zip(prompts, images, strict=True)
     ]
+
+
+def make_frame(width: int, height: int, seed: int) -> np.ndarray:
+    """Make a random image [H,W,3] uint8."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def bytes_per_step(
+    shape: ModelShape | PublishedModel, precision: str, batch: int, context: int, tokens: int
+) -> dict[str, int]:
+    """Compute the average bytes that a decode step moves: {"weights", "kv_cache", "state"}.
+
+    The first of tokens - 1 steps reads context + 1 rows of each sequence, the last context + tokens - 1. A
+    recurrent state is read and written.
+    """
+    width = BYTES_PER_VALUE[precision]
+    rows = context + tokens / 2
+    return {
+        "weights": shape.parameters_per_step * width,
+        "kv_cache": round(batch * rows * shape.cache_values_per_token * width),
+        "state": 2 * batch * shape.state_bytes(precision),
+    }
+
+
+def prompt_ids(checkpoint: Path, config: EngineConfig, request: LLMGenerationRequest) -> list[int]:
+    """Return the ids of a request's prompt, with one placeholder for each row of its image."""
+    tokenizer = Tokenizer(checkpoint / "tokenizer.json")
+    builder = PromptBuilder(tokenizer, ChatTemplate(checkpoint / "chat_template.jinja"), config)
+    rows = []
+    if request.images and config.vision is not None:
+        processor = make_image_processor(config.vision)
+        rows = [int(np.prod(processor.token_grid(*image.shape[:2]))) for image in request.images]
+    return builder.build(request, rows, [], [])
 
 
 def decode(
@@ -50,21 +96,23 @@ def decode(
 def measure(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest], runs: int
 ) -> dict[str, Any]:
-    """Measure prefill, decode steps, tokens per second, and the host's time per step.
+    """Measure vision, prefill, decode steps, tokens per second, and the host's time per step.
 
     The runtime must be warm.
     """
     steps = requests[0].sampling.max_tokens - 1  # the first token is from the prefill
-    prefill_s, decode_s, wall_s = [], [], []
+    vision_s, prefill_s, decode_s, wall_s = [], [], [], []
     for _ in range(runs):
         start = time.perf_counter()
         metrics = decode(runtime, requests)[0].metrics
         wall_s.append((time.perf_counter() - start - metrics["first_token_s"]) / steps)
+        vision_s.append(metrics["vision_s"])
         prefill_s.append(metrics["prefill_s"])
         decode_s.append(metrics["decode_s"] / steps)
     times = observe_steps(runtime, device, requests)
     return {
         "batch": len(requests),
+        "vision_ms": _milliseconds(vision_s),  # from the image to rows of embeddings
         "prefill_ms": _milliseconds(prefill_s),
         "decode_ms": _milliseconds(decode_s),
         "wall_ms": _milliseconds(wall_s),

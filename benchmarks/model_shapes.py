@@ -91,6 +91,10 @@ class ModelShape:
         """Return the number of values per token in the KV cache."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
+    def state_bytes(self, precision: str) -> int:
+        """Return 0: there is no recurrent state."""
+        return 0
+
 
 def _llama(*sizes: int, factor: float = 0, theta: float = 5e5, **others: Any) -> ModelShape:
     """Make a shape of the family of Llama; factor: of Llama 3's scaled RoPE, 0 = plain RoPE."""
@@ -118,21 +122,6 @@ SHAPES = {
     "smollm2-135m": _llama(576, 1536, 30, 9, 3, 64, 49152, theta=1e5),
     "smollm2-1.7b": _llama(2048, 8192, 24, 32, 32, 64, 49152, theta=1.3e5),
 }
-
-
-def bytes_per_step(
-    shape: ModelShape, precision: str, batch: int, context: int, tokens: int
-) -> dict[str, int]:
-    """Compute the average bytes that a decode step reads: {"weights", "kv_cache"}.
-
-    The first of tokens - 1 steps reads context + 1 rows of each sequence, the last context + tokens - 1.
-    """
-    width = BYTES_PER_VALUE[precision]
-    rows = context + tokens / 2
-    return {
-        "weights": shape.parameters_per_step * width,
-        "kv_cache": round(batch * rows * shape.cache_values_per_token * width),
-    }
 
 
 def parse_shape(text: str) -> ModelShape:

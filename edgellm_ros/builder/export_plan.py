@@ -114,7 +114,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     answers = None
     if options.vocab_map is not None:
         answers = read_vocab_map(Path(options.vocab_map), model.llm.vocab_size, stops)
-    config = EngineConfig(
+    config = section.make(
+        EngineConfig,
         format_version=FORMAT_VERSION,
         model_type=section.data["model_type"],
         precision=options.precision,

@@ -52,6 +52,9 @@ def _normalisation(processor: ConfigSection) -> dict[str, Any]:
     """Read the fields that all image processors have."""
     for step in ("do_resize", "do_rescale", "do_normalize"):
         processor.one_of(step, [True], default=True)
+    for key in ("image_mean", "image_std"):
+        if len(processor.numbers(key)) != 3:
+            raise processor.fail(key, "expected 3 values (RGB)")
     return {
         "resample": processor.one_of("resample", [BICUBIC], default=BICUBIC),
         "rescale_factor": processor.number("rescale_factor", 1 / 255),
@@ -70,4 +73,6 @@ def _pixel_limits(processor: ConfigSection) -> tuple[int, int]:
         processor.size(key) if processor.has(key) else size.size(edge)
         for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
     )
+    if high < low:
+        raise ValueError(f"{processor.where}: largest area {high} is less than the smallest, {low} pixels")
     return low, high

@@ -6,6 +6,7 @@ from __future__ import annotations
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
+from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 
 VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the token before it
 
@@ -53,6 +54,8 @@ def make_profiles(
             vision.pixels_shape(tokens)[0] for tokens in (vision.min_image_tokens, builder.max_input_len)
         )
         images = {vision.pixels_dim: up_to(high, low)}
+        if isinstance(vision, Qwen2_5VisionConfig) and vision.has_windows:
+            images["W"] = windows(vision, builder.max_input_len)
         profiles["visual"] = [Profile("images", images, lengths_vary=True)]
     if config.audio is not None:
         chunks = -(-builder.max_input_len // config.audio.chunk_tokens)
@@ -63,6 +66,14 @@ def make_profiles(
         samples = {"B": one(1), "Bn": Range(1, 1, builder.max_action_samples)}
         profiles["action"] = [Profile("trajectories", samples)]
     return profiles
+
+
+def windows(vision: Qwen2_5VisionConfig, tokens: int) -> Range:
+    """Make the range of the number of windows of images of up to `tokens` tokens.
+
+    It is tuned for a large image; an image of one row of tokens has the most windows.
+    """
+    return Range(1, -(-tokens // vision.window_tokens**2), -(-tokens // vision.window_tokens))
 
 
 def input_shapes(

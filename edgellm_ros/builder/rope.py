@@ -60,6 +60,8 @@ def rope_section(text: ConfigSection) -> ConfigSection:
     for name, value in rope.data.items():
         if isinstance(value, Mapping):
             raise rope.fail(name, "RoPE that differs between layers is not supported")
+    if rope.data.get("mrope_section") == []:  # the runtime's code for positions without axes
+        raise rope.fail("mrope_section", "expected numbers of frequencies for time, height and width")
     return rope
 
 

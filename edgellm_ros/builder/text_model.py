@@ -13,7 +13,7 @@ from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.decoder import DecoderArchitecture, build_decoder
 from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
-from edgellm_ros.builder.lm_head import find_lm_head
+from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR, find_lm_head
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_position_limit
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
@@ -90,15 +90,25 @@ def make_text_model(
     weights: Weights,
     decoder: DecoderArchitecture,
     text: ConfigSection | None = None,
+    *,
+    tied: bool | None = None,
+    head: str = LM_HEAD_TENSOR,
+    stops: tuple[int, ...] | None = None,
 ) -> Model:
-    """Make the model of a checkpoint's decoder; `text`: its section, if that is not the whole config."""
+    """Make the model of a checkpoint's decoder.
+
+    text: the decoder's section, if that is not the whole config; tied: whether the embedding table may be the
+    LM head, None = as `tie_word_embeddings` of the config says; head: name of the LM head's tensor; stops:
+    the ids that end an answer, None = those of `stop_token_ids`.
+    """
     generation, text = read_generation_config(checkpoint), text or config
+    tied = config.flag("tie_word_embeddings", False) if tied is None else tied
     return Model(
         llm=decoder.runner,
         embedding=decoder.embedding,
-        lm_head=find_lm_head(weights, decoder.embedding, config.flag("tie_word_embeddings", False)),
+        lm_head=find_lm_head(weights, decoder.embedding, tied, head),
         special_tokens=special_tokens(config, text, generation),
-        stop_token_ids=stop_token_ids(text, generation),
+        stop_token_ids=stop_token_ids(text, generation) if stops is None else stops,
         build_llm=partial(build_decoder, decoder, weights),
         build_cuda_llm=partial(build_cuda_decoder, decoder, weights),
         position_limit=read_position_limit(text)[1],

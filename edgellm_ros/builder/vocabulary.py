@@ -20,6 +20,8 @@ from edgellm_ros.engine_directory.schema import read_json
 VOCAB_MAP = "vocab_map"  # name of the tensor and of its file
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
+OLDER_TEMPLATE_FILE = "chat_template.json"  # of processors
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TEMPLATE_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 MULTIMODAL_TOKENS = ("image", "vision_start", "vision_end", "audio", "audio_start", "audio_end")
 
@@ -77,6 +79,8 @@ def stop_token_ids(text: ConfigSection, generation: ConfigSection) -> tuple[int,
         )
     several = isinstance(source.data["eos_token_id"], list)
     ids = list(source.integers("eos_token_id")) if several else [source.integer("eos_token_id")]
+    if not ids:
+        raise source.fail("eos_token_id", "expected at least one token")
     if not all(0 <= token < text.size("vocab_size") for token in ids):
         raise source.fail("eos_token_id", f"outside the vocabulary of {text.size('vocab_size')}")
     return tuple(dict.fromkeys(ids))
@@ -134,25 +138,33 @@ def read_vocab_map(path: Path, vocab_size: int, stop_token_ids: Sequence[int]) -
 
 
 def tokenizer_files(checkpoint: Path) -> dict[str, bytes]:
-    """Read tokenizer, chat template and special tokens: file name -> contents to write.
-
-    The template is in its own file or in `tokenizer_config.json`.
-    """
+    """Read tokenizer, chat template and special tokens: file name -> contents to write."""
     tokenizer = checkpoint / TOKENIZER_FILE
     read_json(tokenizer)
-    template_file = checkpoint / TEMPLATE_FILE
-    config = checkpoint / "tokenizer_config.json"
-    template = _default_template(read_json(config).get("chat_template")) if config.is_file() else None
-    if template_file.is_file():
-        template = template_file.read_text(encoding="utf-8")
-    if not isinstance(template, str):
-        raise FileNotFoundError(f"{template_file} not found, and tokenizer_config.json has no chat_template")
     special_tokens = json.dumps(template_tokens(checkpoint), indent=2, ensure_ascii=False)
     return {
         TOKENIZER_FILE: tokenizer.read_bytes(),
-        TEMPLATE_FILE: template.encode(),
+        TEMPLATE_FILE: _chat_template(checkpoint).encode(),
         SPECIAL_TOKENS_FILE: f"{special_tokens}\n".encode(),
     }
+
+
+def _chat_template(checkpoint: Path) -> str:
+    """Read the chat template from the file where transformers 5.23 finds it.
+
+    With a processor that is `chat_template.json`, if it exists. Otherwise it is `chat_template.jinja`, or
+    else `tokenizer_config.json`.
+    """
+    template_file, config = checkpoint / TEMPLATE_FILE, checkpoint / "tokenizer_config.json"
+    older = checkpoint / OLDER_TEMPLATE_FILE
+    if older.is_file() and any((checkpoint / name).is_file() for name in PROCESSOR_FILES):
+        return ConfigSection(read_json(older), str(older)).text("chat_template")
+    if template_file.is_file():
+        return template_file.read_text(encoding="utf-8")
+    template = _default_template(read_json(config).get("chat_template")) if config.is_file() else None
+    if not isinstance(template, str):
+        raise FileNotFoundError(f"{template_file} not found, and tokenizer_config.json has no chat_template")
+    return template
 
 
 def _default_template(value: Any) -> Any:

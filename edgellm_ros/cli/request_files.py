@@ -4,6 +4,8 @@
   conversation   [{"role": "user", "content": [{"type": "image", "image": "frame.png"},
                                                {"type": "text", "text": "go there"}]}]
                  {"messages": [...], "tools": [...], "enable_thinking": false}
+                 {"messages": [..., {"role": "assistant", "content": "The box is"}],
+                  "continue_final_message": true}
   requests       [{"prompt": "go there", "images": ["frame.png"], "max_tokens": 20}, {"messages": [...]}]
 
 Files are relative to the folder of the JSON file. Every error names the file, and the place in it.
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
     from edgellm_ros.multimodal.sound import Sound
     from edgellm_ros.runtime.conversation import Message, Part
 
-TEMPLATE_KEYS = ("tools", "enable_thinking", "chat_template_kwargs")
+TEMPLATE_KEYS = ("tools", "enable_thinking", "chat_template_kwargs", "continue_final_message")
 CONVERSATION_KEYS = ("messages", *TEMPLATE_KEYS)
-MESSAGE_FIELDS = ("tool_calls", "reasoning_content", "name", "tool_call_id")  # passed on to the template
+# passed on to the template
+MESSAGE_FIELDS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
 SHORT_KEYS = {"prompt": "prompt", "system": "system_prompt"}  # key -> field of LLMGenerationRequest
 SAMPLING_KEYS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop", "seed"
@@ -41,8 +44,8 @@ ReadSound = Callable[[Path], "Sound"]
 def read_conversation(path: str | Path, read_sound: ReadSound) -> dict[str, Any]:
     """Read a conversation; return its fields of LLMGenerationRequest.
 
-    The file has a list of messages, or an object with messages, tools, enable_thinking and
-    chat_template_kwargs. ValueError or OSError.
+    The file has a list of messages, or an object with messages, tools, enable_thinking, chat_template_kwargs
+    and continue_final_message. ValueError or OSError.
     """
     data = _read_json(path)
     if isinstance(data, list):
@@ -115,7 +118,29 @@ def _message(data: Any, where: str, folder: Path, read_sound: ReadSound) -> Mess
     elif not isinstance(content, str):
         raise ValueError(f"{where}.content: expected a string or a list of parts, got {_described(content)}")
     fields = {key: data[key] for key in MESSAGE_FIELDS if data.get(key) is not None}
+    if "tool_calls" in fields:
+        fields["tool_calls"] = _with_argument_objects(fields["tool_calls"], f"{where}.tool_calls")
     return Message(data["role"], content, fields)
+
+
+def _with_argument_objects(calls: Any, where: str) -> list[Any]:
+    """Return the calls of functions with arguments as objects, which chat templates expect.
+
+    OpenAI's API writes the arguments as a string of JSON.
+    """
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError(f"{where}: expected a list of objects, got {_described(calls)}")
+    return [_with_argument_object(call) for call in calls]
+
+
+def _with_argument_object(call: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_argument_object(call["function"])}
+    try:
+        arguments = json.loads(call["arguments"])
+    except (KeyError, TypeError, json.JSONDecodeError, RecursionError):
+        return call
+    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
 
 
 def _part(data: Any, where: str, folder: Path, read_sound: ReadSound) -> Part:

@@ -15,6 +15,12 @@ from edgellm_ros.kernels.random import token_uniform
 class HostKernels:
     """The kernels on a CPU; `Kernels` documents the methods."""
 
+    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
+        channels = levels.shape[0]
+        source, target = (x.array.reshape(-1, channels, x.shape[-1] // channels) for x in (pixels, out))
+        for channel in range(channels):
+            target[:, channel] = levels.array[channel][source[:, channel]]
+
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
         ids, vocab_size = token_ids.array, table.shape[0]
         is_multimodal = ids >= vocab_size

@@ -87,6 +87,13 @@ class SequenceCache:
 class Kernels(Protocol):
     """The kernels on one kind of device."""
 
+    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
+        """Write out [...,C*N] fp32: the normalised values of pixels [...,C*N] uint8, channel by channel.
+
+        levels [C,256] fp32: the value of each of a channel's 256 values.
+        """
+        ...
+
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
         """Write out [B,S,H]: the embeddings of tokens, with multimodal rows.
 

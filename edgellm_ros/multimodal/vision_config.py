@@ -168,6 +168,11 @@ class Qwen2_5VisionConfig(QwenVisionTower):
         return self.window_size // self.spatial_merge_size // self.patch_size
 
     @property
+    def window_patches(self) -> int:
+        """Return the number of patches of a whole window."""
+        return self.window_tokens**2 * self.patches_per_token
+
+    @property
     def has_windows(self) -> bool:
         return len(set(self.full_attention_blocks)) < self.depth
 

@@ -21,19 +21,39 @@ def vision_positions(
     Keys are the names of the graph's inputs:
     - rope_cos, rope_sin [P, D/2] float32
     - pos_embed_index [4, P] int64, pos_embed_weight [4, P] float32: for a learned position grid
-    - attention_mask [1, 1, P, P] bool: for blocks with windows, True inside a window
+    - window_index [W, L] int64, window_mask [W, 1, L, L] bool, patch_index [P] int64: for blocks with
+      windows, see `windows`
     """
     rows, columns = _merge_order(grid_height, grid_width, config.spatial_merge_size)
     inputs = _rotary(rows, columns, config)
     if isinstance(config, Qwen3VisionConfig):
         index, weight = _interpolation(rows, columns, grid_height, grid_width, config.grid_side)
         return inputs | {"pos_embed_index": index, "pos_embed_weight": weight}
-    if config.has_windows:
-        side = config.window_tokens * config.spatial_merge_size  # in patches
-        windows = np.stack([rows // side, columns // side])
-        same = (windows[:, :, None] == windows[:, None, :]).all(axis=0)
-        inputs["attention_mask"] = same[None, None]
-    return inputs
+    return inputs | windows(rows, columns, config) if config.has_windows else inputs
+
+
+def windows(rows: np.ndarray, columns: np.ndarray, config: Qwen2_5VisionConfig) -> dict[str, np.ndarray]:
+    """Distribute P patches, given by row and column, over W windows of L patches.
+
+    Windows at the right and lower edge of an image may have fewer than L patches.
+
+    - window_index [W, L] int64: the patches of each window; 0 where a window has none
+    - window_mask [W, 1, L, L] bool: True where a window has a patch, the same for all L rows, as ONNX Runtime
+      takes no mask [W, 1, 1, L]
+    - patch_index [P] int64: the place of each patch in the windows, counted window by window
+    """
+    side = config.window_tokens * config.spatial_merge_size  # in patches
+    window_rows, window_columns = rows.astype(np.int64) // side, columns.astype(np.int64) // side
+    window = window_rows * (window_columns.max() + 1) + window_columns
+    order, counts = np.argsort(window, kind="stable"), np.bincount(window)
+    size = config.window_patches
+    filled = np.arange(size) < counts[:, None]
+    index = np.zeros(filled.shape, np.int64)
+    index[filled] = order
+    place = np.empty(len(order), np.int64)
+    place[order] = np.flatnonzero(filled)
+    mask = filled[:, None, None].repeat(size, axis=2)
+    return {"window_index": index, "window_mask": mask, "patch_index": place}
 
 
 def _rotary(rows: np.ndarray, columns: np.ndarray, config: QwenVisionTower) -> dict[str, np.ndarray]:

@@ -56,13 +56,16 @@ class VisionRunner:
         host_values = self._processor.pixel_values(image)
         pixel_values = self._pixel_values.rows(0, len(host_values))
         self._device.upload(pixel_values, host_values)
+        grid_inputs = self._inputs_of_grid(self._processor.token_grid(*image.shape[:2]))
         tensors = {
             "pixel_values": pixel_values,
-            **self._inputs_of_grid(self._processor.token_grid(*image.shape[:2])),
+            **grid_inputs,
             "image_embeds": image_rows,
             **{f"deepstack_embeds_{i}": rows for i, rows in enumerate(deepstack_rows)},
         }
         dims = {self._config.pixels_dim: pixel_values.shape[0], "R": image_rows.shape[0]}
+        if "window_index" in grid_inputs:
+            dims["W"] = grid_inputs["window_index"].shape[0]
         self._executor.prepare(0, dims, tensors, self._device.stream)
         self._executor.execute(self._device.stream)
         if self._executor.snapshot == self._last_run:  # the frames of a camera all have the same shape

@@ -61,8 +61,11 @@ class Message:
         return (TextPart(self.content),) if isinstance(self.content, str) else tuple(self.content)
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Check a conversation; ValueError names the index, the role and what was expected."""
+def check_messages(messages: Sequence[Message], continue_final_message: bool = False) -> None:
+    """Check a conversation; ValueError names the index, the role and what was expected.
+
+    With `continue_final_message` the last message is an unfinished answer that ends with text.
+    """
     if not messages:
         raise ValueError("messages must have at least one message, got none")
     for index, message in enumerate(messages):
@@ -73,7 +76,13 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise ValueError(f"{where}: role must be one of {', '.join(ROLES)}, got {quoted(message.role)}")
         _check_message(message, f"{where} ({message.role})")
     role = messages[-1].role
-    if role not in LAST_ROLES:
+    if continue_final_message:
+        if role != ASSISTANT or not isinstance((messages[-1].parts or (None,))[-1], TextPart):
+            raise ValueError(
+                f"messages[{len(messages) - 1}] ({role}): with continue_final_message the last message must "
+                f"be from {ASSISTANT} and end with text, which the model continues"
+            )
+    elif role not in LAST_ROLES:
         raise ValueError(
             f"messages[{len(messages) - 1}] ({role}): the last message must be from "
             f"{' or '.join(LAST_ROLES)}, because the model answers it"

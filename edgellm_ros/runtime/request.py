@@ -24,7 +24,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 MIN_TOP_P = 1e-30
 MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 # Variables of a chat template that a request sets by fields of its own.
-TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt")
+TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt", "continue_final_message")
 
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:
@@ -88,7 +88,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class LLMGenerationRequest:
-    """One question to the model, or a conversation whose last message the model answers.
+    """One question to the model, or a conversation whose last message the model answers or continues.
 
     The short form is `prompt` with `system_prompt`, `images` and `audio`; `messages` are the long form. The
     KV rows of answers to the long form are stored for the next turn. ValueError names a field that is out of
@@ -115,6 +115,7 @@ class LLMGenerationRequest:
     tools: tuple[Mapping[str, Any], ...] | None = None  # JSON schemas of functions for the chat template
     enable_thinking: bool | None = None  # for the chat template; None = the template's default
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # its further variables
+    continue_final_message: bool = False  # the model continues the last message, which is an answer
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
@@ -145,6 +146,11 @@ class LLMGenerationRequest:
         return self.audio if self.messages is None else sounds_of(self.messages)
 
     def _check_conversation(self) -> None:
+        if not isinstance(self.continue_final_message, bool):
+            value = quoted(self.continue_final_message)
+            raise ValueError(f"continue_final_message must be True or False, got {value}")
+        if self.continue_final_message and self.messages is None:
+            raise ValueError("continue_final_message needs messages, whose last one is continued")
         if self.messages is not None:
             if not isinstance(self.messages, (list, tuple)):
                 raise ValueError(f"messages must be a sequence of Message, got {quoted(self.messages)}")
@@ -152,7 +158,7 @@ class LLMGenerationRequest:
             if short:
                 raise ValueError(f"a request has messages or {short[0]}, not both")
             object.__setattr__(self, "messages", tuple(self.messages))
-            check_messages(self.messages)
+            check_messages(self.messages, self.continue_final_message)
         if self.tools is not None:
             tools = self.tools
             if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -174,7 +180,8 @@ class LLMGenerationRequest:
 class LLMGenerationResponse:
     """The answer to one request."""
 
-    text: str  # the answer, without stop token and stop string
+    # the answer, without stop token and stop string; with continue_final_message only its new part
+    text: str
     token_ids: list[int]  # tokens of the answer, with the stop token
     finish_reason: str  # "stop" (token or string), "length" (max_tokens or KV cache full) or "cancelled"
     prompt_tokens: int  # number of tokens of the prompt

@@ -134,6 +134,7 @@ class RequestPreparer:
                 token_ids, grids, tokens.image_token_id, tokens.vision_start_token_id
             )
         room = config.builder.max_kv_cache_capacity - len(token_ids)
+        before = token_ids[-1:] if request.continue_final_message else ()
         return GenerationSequence(
             request=request,
             adapter=self._loras.get(request.lora),
@@ -146,7 +147,7 @@ class RequestPreparer:
             max_tokens=min(request.sampling.max_tokens, room),
             stop_token_ids=config.stop_token_ids,
             future_start_token_id=action.future_start_token_id if action else None,
-            text=TextStream(self._tokenizer, request.sampling.stop),
+            text=TextStream(self._tokenizer, request.sampling.stop, before),
         )
 
     def _check_against_engine(self, request: LLMGenerationRequest) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks import decode, random_checkpoint
+from benchmarks.decode_runs import bytes_per_step, make_requests, observe_steps
 from benchmarks.decode_runs import decode as decode_requests
-from benchmarks.decode_runs import make_requests, observe_steps
-from benchmarks.model_shapes import SHAPES, bytes_per_step, parse_shape
+from benchmarks.model_shapes import SHAPES, parse_shape
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint import Weights
@@ -106,7 +106,7 @@ def test_a_step_reads_the_weights_once_and_every_sequence_s_rows():
     shape = SHAPES["qwen3-1.7b"]
     per_token = 2 * 28 * 8 * 128 * 2  # keys and values of 28 layers, 8 heads, fp16
     moved = bytes_per_step(shape, "fp16", batch=8, context=500, tokens=3)  # steps over 501 and 502 rows
-    assert moved == {"weights": 2 * shape.parameters, "kv_cache": round(8 * 501.5 * per_token)}
+    assert moved == {"weights": 2 * shape.parameters, "kv_cache": round(8 * 501.5 * per_token), "state": 0}
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,12 @@ FAMILIES = [
     "qwen3_omni",
     "qwen3_vl",
 ]
+
+
+def test_the_page_of_models_has_a_row_for_each_family():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    section = page[page.index("## Families") : page.index("## Images")]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == [each.name for each in families()]
 
 
 def test_the_folders_are_the_families():

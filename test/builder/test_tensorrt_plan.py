@@ -11,13 +11,14 @@ import pytest
 from doubles import tensorrt_double, tensorrt_rtx_double
 from doubles.deferred_device import DeferredDevice
 from edgellm_ros.builder import export, inspect, render
-from edgellm_ros.builder.profiles import input_shapes, make_profiles
+from edgellm_ros.builder.profiles import input_shapes, make_profiles, windows
 from edgellm_ros.builder.tensorrt_plan import PlanOptions, build_plans
 from edgellm_ros.cli import main
 from edgellm_ros.engine import device as devices
 from edgellm_ros.engine.errors import DeviceMemoryError, EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.vision_config import WINDOWS
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own TensorRT")
 NAME = "host-trt11.4.0.106.plan"
@@ -298,3 +299,11 @@ def test_a_dimension_without_a_range_is_named():
 def test_more_drafted_tokens_than_the_cache_holds_are_refused(tiny_engine):
     with pytest.raises(ValueError, match="verification of 449 tokens: expected 1 to the KV cache's 448"):
         make_profiles(EngineConfig.load(tiny_engine), 449)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 40, 320])
+def test_the_profile_of_images_has_room_for_the_windows_of_every_grid(tokens):
+    side = WINDOWS.window_tokens
+    grids = [(rows, columns) for rows in range(1, tokens + 1) for columns in range(1, tokens // rows + 1)]
+    most = max(-(-rows // side) * -(-columns // side) for rows, columns in grids)
+    assert windows(WINDOWS, tokens).high == most

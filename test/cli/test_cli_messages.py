@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from edgellm_ros.cli.request_files import read_conversation
 from fixtures.reference_inputs import make_sound
 from fixtures.refusal import assert_refused
 from fixtures.tiny_adapter import write_adapter
@@ -78,6 +79,33 @@ def test_earlier_answers_are_part_of_the_prompt(edgellm, tiny_engine, write):
     assert long["prompt_tokens"] == short["prompt_tokens"] + 13 + 9
 
 
+def test_fields_of_messages_are_read_unchanged(write):
+    function = {"name": "f", "arguments": {"at": [1, 2.5, None], "to": "\u00e4"}}
+    asked = {"tool_calls": [{"id": "call_1", "type": "function", "function": function}], "thinking": "hm"}
+    answered = {"tool_call_id": "call_1", "name": "f"}
+    messages = [SAY, {"role": "assistant", **asked}, {"role": "tool", "content": "5", **answered}]
+    read = read_conversation(write(messages), read_sound=None)["messages"]
+    assert [message.fields for message in read] == [{}, asked, answered]
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), ("a", "a"), ("[1]", "[1]"), ("", "")],
+)
+def test_arguments_of_a_call_in_a_string_of_json_become_an_object(write, written, arguments):
+    for call in ({"name": "f", "arguments": written}, {"function": {"name": "f", "arguments": written}}):
+        messages = [{"role": "assistant", "tool_calls": [call]}, SAY]
+        read = read_conversation(write(messages), read_sound=None)["messages"][0].fields["tool_calls"][0]
+        assert read.get("function", read) == {"name": "f", "arguments": arguments}
+
+
+def test_an_answer_continues_the_last_message(edgellm, tiny_engine, write):
+    begun = {"messages": [SAY, {"role": "assistant", "content": "ok, "}], "continue_final_message": True}
+    told = edgellm("generate", tiny_engine, "--messages", write(begun), *TOKENS, "--json").json
+    short = edgellm("generate", tiny_engine, "--messages", write([SAY]), *TOKENS, "--json").json
+    assert told["prompt_tokens"] == short["prompt_tokens"] + len("ok, ")
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -114,6 +142,14 @@ def test_earlier_answers_are_part_of_the_prompt(edgellm, tiny_engine, write):
         (
             [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}],
             ["messages[0].content[0].text: expected a string, got a list"],
+        ),
+        (
+            [{"role": "assistant", "tool_calls": {"name": "f"}}, SAY],
+            ["messages[0].tool_calls: expected a list of objects, got an object"],
+        ),
+        (
+            {"messages": [SAY], "continue_final_message": True},
+            ["messages[0] (user): with continue_final_message the last message must be from assistant"],
         ),
         ({"messages": [SAY], "tools": [5]}, ["tools must be a sequence of JSON objects, got [5]"]),
         ({"messages": [SAY], "enable_thinking": "no"}, ["enable_thinking must be", "got 'no'"]),

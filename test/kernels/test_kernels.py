@@ -16,6 +16,15 @@ def test_kernels_of_an_unknown_device_are_an_error():
         load_kernels(Other())
 
 
+def test_pixels_take_the_values_of_their_channel(side):
+    levels = RNG.standard_normal((3, 256)).astype(np.float32)
+    pixels = RNG.integers(0, 256, (5, 3, 4), np.uint8)
+    out = side.tensor(np.zeros((5, 12), np.float32))
+    side.kernels.normalise_pixels(side.tensor(levels), side.tensor(pixels.reshape(5, 12)), out)
+    expected = np.stack([levels[channel][pixels[:, channel]] for channel in range(3)], axis=1)
+    np.testing.assert_array_equal(side.read(out), expected.reshape(5, 12))
+
+
 def test_embed_takes_text_from_the_table_and_other_tokens_from_multimodal_rows(side):
     table, rows = RNG.standard_normal((10, 4)), RNG.standard_normal((3, 4))
     out = side.tensor(np.zeros((2, 3, 4), np.float32))

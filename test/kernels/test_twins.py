@@ -56,6 +56,19 @@ def agree(side):
     return check
 
 
+@pytest.mark.parametrize(("rows", "width"), [(280, 256), (3, 7)])
+def test_normalised_pixels(agree, rng, rows, width):
+    levels = rng.standard_normal((3, 256)).astype(np.float32)
+    pixels = rng.integers(0, 256, (2, rows, 3 * width), np.uint8)
+
+    def run(place: Side):
+        out = place.tensor(np.full(pixels.shape, 9, np.float32))
+        place.kernels.normalise_pixels(place.tensor(levels), place.tensor(pixels), out)
+        return (out,)
+
+    agree(run)
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("hidden", [64, 33, 1, 2560])
 def test_embed_and_deepstack(agree, rng, dtype, hidden):

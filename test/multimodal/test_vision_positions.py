@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
 import numpy as np
 import pytest
 
 from edgellm_ros.multimodal.vision_positions import vision_positions
-from fixtures.vision_config import CONFIG
+from fixtures.vision_config import CONFIG, WINDOWS
 
 GRIDS = [(14, 20), (2, 2), (2, 36), (24, 24), (46, 30)]
 
@@ -49,3 +51,38 @@ def test_weights_of_a_patch_sum_to_one_and_corners_keep_the_learned_values(grid)
     assert positions["pos_embed_index"].min() == 0
     assert positions["pos_embed_index"].max() == CONFIG.grid_side**2 - 1
     np.testing.assert_array_equal(positions["pos_embed_weight"][:, 0], [1, 0, 0, 0])
+
+
+WHOLE, PARTIAL, SMALL = (16, 24), (34, 46), (2, 6)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("grid", [WHOLE, PARTIAL, SMALL])
+def test_windows_have_the_patches_that_they_have_in_transformers(grid):
+    torch = pytest.importorskip("torch")
+    vision_utils = pytest.importorskip("transformers.vision_utils")
+    order, ends = vision_utils.get_vision_window_index(torch.tensor([[1, *grid]]), 2, 112, 14)
+    patches = (order[:, None] * 4 + torch.arange(4)).flatten().numpy()
+    positions = vision_positions(*grid, WINDOWS)
+    filled = positions["window_mask"][:, 0, 0]
+    assert filled.sum(axis=1).tolist() == ends.diff().tolist()
+    np.testing.assert_array_equal(positions["window_index"][filled], patches)
+
+
+@pytest.mark.parametrize("grid", [WHOLE, PARTIAL, SMALL])
+def test_each_patch_is_at_its_place_in_the_windows(grid):
+    positions = vision_positions(*grid, WINDOWS)
+    places = positions["patch_index"]
+    np.testing.assert_array_equal(positions["window_index"].reshape(-1)[places], np.arange(grid[0] * grid[1]))
+    assert positions["window_mask"][:, 0, 0].reshape(-1)[places].all()
+
+
+def test_every_patch_of_a_window_sees_the_same_patches():
+    mask = vision_positions(*PARTIAL, WINDOWS)["window_mask"]
+    assert mask.shape == (30, 1, 64, 64)
+    assert (mask == mask[:, :, :1]).all()
+
+
+def test_towers_without_windows_have_no_inputs_for_them():
+    config = dataclasses.replace(WINDOWS, full_attention_blocks=(0, 1, 2, 3))
+    assert vision_positions(*PARTIAL, config).keys() == {"rope_cos", "rope_sin"}

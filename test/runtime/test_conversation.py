@@ -2,12 +2,16 @@
 """Requests with messages: what is refused, and the prompt that a conversation becomes."""
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
 
+from edgellm_ros.builder import export
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.conversation import AudioPart, ImagePart, Message, TextPart
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
@@ -103,6 +107,17 @@ def text_of(builder, tokenizer, one: LLMGenerationRequest) -> str:
         ({"enable_thinking": "yes"}, "enable_thinking must be True, False or None, got 'yes'"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a mapping, got 5"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs must not have 'tools'"),
+        ({"messages": [HELLO], "continue_final_message": 1}, "continue_final_message must be True or False"),
+        ({"prompt": "x", "continue_final_message": True}, "continue_final_message needs messages"),
+        (
+            {"messages": [HELLO], "continue_final_message": True},
+            r"messages\[0\] \(user\): with continue_final_message the last message must be from assistant",
+        ),
+        (
+            {"messages": [Message("assistant", [ImagePart(IMAGE)])], "continue_final_message": True},
+            r"messages\[0\] \(assistant\): .* end with text",
+        ),
+        ({"messages": [Message("assistant", [])], "continue_final_message": True}, "end with text"),
     ],
 )
 def test_a_wrong_conversation_is_an_error_that_names_message_and_role(parameters, message):
@@ -203,10 +218,84 @@ def test_variables_of_the_template_are_for_the_short_form_too(builder_of, tokeni
     assert text_of(builder, tokenizer, one) == "true f"
 
 
-def test_reasoning_has_the_names_of_transformers(builder_of, tokenizer):
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_the_names_of_transformers(builder_of, tokenizer, name):
     builder = builder_of("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}")
-    one = talk(Message("assistant", "x", {"reasoning_content": "why"}), HELLO)
+    one = talk(Message("assistant", "x", {name: "why"}), HELLO)
     assert text_of(builder, tokenizer, one) == "why why"
+
+
+def test_fields_of_messages_reach_the_template_unchanged(builder_of, tokenizer):
+    builder = builder_of("{{ messages | tojson }}")
+    function = {"name": "f", "arguments": {"at": [1, 2.5, None, True], "to": "\u00e4"}}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    answer = {"name": "f", "tool_call_id": "call_1"}
+    one = talk(Message("assistant", "", {"tool_calls": calls}), Message("tool", "5", answer))
+    assert json.loads(text_of(builder, tokenizer, one)) == [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "5", **answer},
+    ]
+
+
+def test_fields_without_a_value_are_undefined(builder_of, tokenizer):
+    builder = builder_of("{{ messages[0].tool_calls is defined }}")
+    assert text_of(builder, tokenizer, talk(Message("user", "x", {"tool_calls": None}))) == "false"
+
+
+@pytest.mark.parametrize("content", ["it is ", [TextPart("it "), TextPart("is ")]])
+def test_a_continued_prompt_ends_with_the_beginning_of_the_answer(builder, tokenizer, content):
+    one = talk(HELLO, Message("assistant", content), continue_final_message=True)
+    expected = builder.build(talk(HELLO), (), (), [700]) + tokenizer.encode("it is ")
+    assert builder.build(one, (), (), [700]) == expected
+
+
+def test_a_continued_prompt_is_trimmed_as_the_template_does(builder_of, tokenizer):
+    builder = builder_of("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", text_only=True)
+    one = talk(HELLO, Message("assistant", " it is "), continue_final_message=True)
+    assert text_of(builder, tokenizer, one) == "[hello][it is"
+
+
+def test_the_beginning_of_an_answer_cannot_write_special_tokens(builder, tokenizer):
+    one = talk(HELLO, Message("assistant", INJECTED), continue_final_message=True)
+    plain = builder.build(talk(HELLO), (), (), [700])
+    ids = builder.build(one, (), (), [700])
+    assert ids[: len(plain)] == plain
+    assert max(ids[len(plain) :]) < 256
+
+
+def test_a_template_that_leaves_out_the_last_message_cannot_continue_it(builder_of):
+    builder = builder_of("{{ messages[0].content }}{{ messages[1].content[3:] }}")
+    one = talk(HELLO, Message("assistant", "it is"), continue_final_message=True)
+    with pytest.raises(ValueError, match=r"t\.jinja changes the text of the last message"):
+        builder.build(one, (), (), ())
+
+
+BEGUN = talk(
+    HELLO, Message("assistant", "it is"), continue_final_message=True, sampling=request().sampling
+)
+
+
+def test_the_answer_to_a_continued_message_is_its_new_part(runtime, tokenizer):
+    answer = runtime.handle_request(BEGUN)
+    assert answer.prompt_tokens == runtime.handle_request(talk(HELLO)).prompt_tokens + len("it is")
+    assert answer.text == tokenizer.decode(answer.token_ids)
+
+
+@pytest.mark.slow
+def test_a_decoder_that_strips_the_first_token_does_not_strip_a_continued_answer(
+    runtime, tiny_checkpoint, tmp_path, runtime_device
+):
+    """Decoders of SentencePiece models remove the space at the beginning of a text."""
+    text = runtime.handle_request(BEGUN).text
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint, checkpoint)
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    strip = {"type": "Strip", "content": text[0], "start": 1, "stop": 0}
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], strip]}
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
+    export(checkpoint, tmp_path / "engine")
+    with LLMInferenceRuntime(tmp_path / "engine", runtime_device) as stripping:
+        assert stripping.handle_request(BEGUN).text == text
 
 
 @pytest.mark.parametrize("content", ["go", [TextPart("g"), TextPart("o")]])

@@ -118,6 +118,16 @@ def test_an_answer_that_the_client_changed_is_computed(reusing, recomputing):
         assert_same_answer(changed, recomputing.handle_request(ask(messages)))
 
 
+def test_the_turn_after_a_continued_answer_computes_its_new_tokens_only(reusing, recomputing):
+    begun = ask([question(0), Message("assistant", "it is ")], continue_final_message=True)
+    answer = reusing.handle_request(begun)
+    assert_same_answer(answer, recomputing.handle_request(begun))
+    following = ask([question(0), Message("assistant", "it is " + answer.text), question(1)])
+    last = reusing.handle_request(following)
+    assert last.prompt_tokens - last.reused_tokens == len(question(1).content[0].text) + AROUND
+    assert_same_answer(last, recomputing.handle_request(following))
+
+
 def test_conversations_of_one_batch_are_continued_by_the_next(reusing, recomputing):
     starts = [[question(turn)] for turn in (0, 2, 4)]
     answers = reusing.handle_request([ask(messages) for messages in starts])

@@ -3,11 +3,14 @@ import dataclasses
 import json
 import shutil
 from datetime import datetime
+from enum import Enum
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
-from edgellm_ros.builder.vocabulary import template_tokens
+from edgellm_ros.builder.vocabulary import template_tokens, tokenizer_files
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
@@ -81,6 +84,38 @@ def test_templates_run_in_a_sandbox_and_their_errors_name_the_file(tmp_path):
             ChatTemplate(tmp_path / "bad.jinja").render([])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set n = namespace(_a=1) %}",
+        "{% set n = namespace() %}{% set n._a = 1 %}",
+        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ dict.update(messages[0], role='x') }}",
+        "{{ raise_exception.__globals__.json }}",
+        "{{ strftime_now.__code__.co_code }}",
+        "{{ dict.__call__.__globals__ }}",
+        "{{ dict.__class__.__base__ }}",
+        "{{ '{0.__class__.__base__}'.format(1) }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(tmp_path, source):
+    (tmp_path / "bad.jinja").write_text(source)
+    with pytest.raises(ValueError, match=r"bad\.jinja: (.*unsafe|.*underscore|.*not safely|.*'update')"):
+        ChatTemplate(tmp_path / "bad.jinja").render([{"role": "user"}])
+
+
+def test_a_template_sees_plain_values_of_json_only(tmp_path):
+    class Kind(str, Enum):
+        RED = "red"
+
+    given = {"kind": Kind.RED, "rows": np.zeros((2, 2)), "tall": np.float32(0.5), "pair": (1, None)}
+    (tmp_path / "t.jinja").write_text("{{ kind.value is defined }} {{ [kind, rows, tall, pair] | tojson }}")
+    rendered = ChatTemplate(tmp_path / "t.jinja").render([], given)
+    assert rendered == 'False ["red", "<ndarray>", 0.5, [1, null]]'
+
+
 def test_a_missing_or_malformed_template_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.jinja not found"):
         ChatTemplate(tmp_path / "none.jinja")
@@ -110,6 +145,12 @@ RENDERED = {
     "{{ tools }} {{ tools is defined }} {{ documents is none }}": "None True True",
     "{% generation %}{% set x = 1 %}inside{% endgeneration %}{{ x }}": "inside",
     "{{ strftime_now('%%') }}": "%",
+    "{{ dict(a=1) }} {{ dict.fromkeys('ab', 2) }} {{ dict.mro is defined }}":
+        "{'a': 1} {'a': 2, 'b': 2} False",
+    "{% set n = namespace({'a': 1}, self=2) %}{% set n.a = n.a + 2 %}{{ n.a }}{{ n.self }}": "32",
+    "{% for name, value in messages[0] | items %}{{ name }}={{ value.strip() }};{% endfor %}":
+        "role=system;content=<b>;",
+    "{{ messages[0].role.startswith('sys') }} {{ messages[::-1][0].role }}": "True user",
     "  {% if add_generation_prompt %}\n  yes\n  {% endif %}\nend\n": "  yes\nend",
     "{%- for m in messages %}\n    {% if loop.first %}first {% endif %}\n{{ m.role }}\n{%- endfor %}\n":
         "first systemuser",
@@ -177,6 +218,59 @@ def test_a_special_token_of_another_type_is_refused_at_export(tmp_path):
         ValueError, match=r"tokenizer_config\.json: eos_token must be a string or an added token"
     ):
         template_tokens(tmp_path)
+
+
+# files of a checkpoint with a processor -> the one whose template is used
+TEMPLATE_FILES = {
+    ("tokenizer_config.json",): "tokenizer_config.json",
+    ("tokenizer_config.json", "chat_template.jinja"): "chat_template.jinja",
+    ("tokenizer_config.json", "chat_template.json"): "chat_template.json",
+    ("chat_template.json", "chat_template.jinja"): "chat_template.json",
+}
+
+
+@pytest.fixture
+def checkpoint_with(tiny_checkpoint, tmp_path):
+    """`checkpoint_with(files)`: a tokenizer and a processor, with the name of each file as its template."""
+
+    def write(files: tuple[str, ...]) -> Path:
+        shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+        (tmp_path / "processor_config.json").write_text("{}")
+        for name in files:
+            written = name if name.endswith(".jinja") else json.dumps({"chat_template": name})
+            (tmp_path / name).write_text(written)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("files", TEMPLATE_FILES)
+def test_the_template_of_a_processor_comes_before_the_tokenizer_s(checkpoint_with, files):
+    written = tokenizer_files(checkpoint_with(files))
+    assert written["chat_template.jinja"].decode() == TEMPLATE_FILES[files]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("files", TEMPLATE_FILES)
+def test_transformers_takes_the_template_from_the_same_file(checkpoint_with, files):
+    transformers = pytest.importorskip("transformers")
+    checkpoint = checkpoint_with(files)
+    values, _ = transformers.ProcessorMixin.get_processor_dict(checkpoint)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    assert values.get("chat_template", tokenizer.chat_template) == TEMPLATE_FILES[files]
+
+
+def test_a_tokenizer_without_a_processor_does_not_read_the_template_of_processors(checkpoint_with):
+    checkpoint = checkpoint_with(("chat_template.json", "chat_template.jinja"))
+    (checkpoint / "processor_config.json").unlink()
+    assert tokenizer_files(checkpoint)["chat_template.jinja"] == b"chat_template.jinja"
+
+
+def test_a_template_of_another_type_is_refused_at_export(checkpoint_with):
+    checkpoint = checkpoint_with(())
+    (checkpoint / "chat_template.json").write_text('{"chat_template": ["a"]}')
+    with pytest.raises(ValueError, match=r"chat_template\.json: chat_template \['a'\]: expected a string"):
+        tokenizer_files(checkpoint)
 
 
 @pytest.mark.parity

@@ -2,6 +2,7 @@
 import itertools
 
 import pytest
+import tokenizers
 
 from edgellm_ros.runtime.prompt.text_stream import TextStream
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
@@ -32,6 +33,17 @@ def test_characters_appear_when_they_are_complete(tokenizer):
     assert visible == [
         text for text, count in zip(complete, held_back, strict=True) for _ in range(count + 1)
     ]
+
+
+def test_a_continued_text_keeps_the_space_that_the_decoder_removes_from_the_first_token(tmp_path):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"\u2581go": 0, "\u2581there": 1}, "\u2581go"))
+    words.decoder = tokenizers.decoders.Metaspace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    alone, continued = TextStream(tokenizer, ()), TextStream(tokenizer, (), before=[0])
+    alone.push(1)
+    continued.push(1)
+    assert (alone.text, continued.text) == ("there", " there")
 
 
 def test_incomplete_bytes_are_shown_at_the_end(tokenizer):

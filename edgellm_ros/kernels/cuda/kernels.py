@@ -34,6 +34,14 @@ class CudaKernels:
         # Recorded graphs use the scratch memory of their recording, so none of it is freed before self.
         self._scratch: list[Tensor] = []
 
+    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
+        _check_float32(levels, out)
+        channels = levels.shape[0]
+        self._by_element(
+            "normalise_pixels", out.size,
+            out.pointer, levels.pointer, pixels.pointer, out.size, channels, out.shape[-1] // channels,
+        )  # fmt: skip
+
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
         row = _row_bytes(out)
         width = _width(row, table, multimodal_rows, out)

@@ -10,20 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.utils import Namespace
 
 from edgellm_ros.engine_directory.files import SPECIAL_TOKENS_FILE
 from edgellm_ros.engine_directory.schema import read_json
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning
+END_MARK = "END_OF_THE_FINAL_MESSAGE "  # templates that trim texts remove its space
 
 
 class ChatTemplate:
     """A `chat_template.jinja`.
 
     Filters, functions, extensions and variables are the same as in transformers 5.23
-    (`utils/chat_template_utils.py`). Variables such as `bos_token` and `eos_token` come from the file
+    (`utils/chat_template_utils.py`). A template is code that comes with a checkpoint, so it runs in a sandbox
+    and sees plain JSON values only. Variables such as `bos_token` and `eos_token` come from the file
     `special_tokens_map.json` beside the template; without that file they are undefined.
     FileNotFoundError, or ValueError for a file that is not a template or not a map of names to strings.
     """
@@ -38,6 +44,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        environment.globals["dict"] = _MakeDict()
+        environment.globals["namespace"] = _PublicNamespace
         special_tokens = _read_special_tokens(self._path.with_name(SPECIAL_TOKENS_FILE))
         self._variables = {"tools": None, "documents": None, **special_tokens}
         try:
@@ -45,17 +53,73 @@ class ChatTemplate:
         except (jinja2.TemplateError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: not a Jinja template: {error}") from None
 
-    def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
         """Return the text of the prompt, which ends where the assistant's answer begins.
 
-        `variables`: further ones, such as tools and enable_thinking. ValueError with the template's own error
-        message.
+        `variables`: further ones, such as tools and enable_thinking. With `continue_final_message` the prompt
+        ends with the last text of the last message. ValueError with the template's own error message, or if
+        the template changes this last text.
         """
-        given = {**self._variables, **(variables or {})}
+        plain = [_message(message) for message in messages]
+        last_text = _mark_end(plain) if continue_final_message else ""
+        given = _plain({**self._variables, **(variables or {})})
+        prompt = {"messages": plain, "add_generation_prompt": not continue_final_message}
         try:
-            return self._template.render({**given, "messages": messages, "add_generation_prompt": True})
+            text = self._template.render({**given, **prompt})
         except Exception as error:  # a template's expressions may raise anything
             raise ValueError(f"{self._path}: {error}") from error
+        if not continue_final_message:
+            return text
+        end = text.rfind(END_MARK.strip())
+        if end < 0 or last_text.strip() not in text[:end]:
+            raise ValueError(f"{self._path} changes the text of the last message, so nothing can continue it")
+        return text[:end] if text.startswith(END_MARK, end) else text[:end].rstrip()
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without absent values, with its reasoning under each name that templates read."""
+    plain = {name: _plain(value) for name, value in message.items() if value is not None}
+    reasoning = next((plain[name] for name in REASONING_FIELDS if name in plain), None)
+    if reasoning is None:
+        return plain
+    return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _plain(value: Any) -> Any:
+    """Rebuild a value of JSON types; other objects, whose methods a template could call, become names."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):  # a subclass, such as an Enum, may have further methods
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """Add END_MARK to the last text of the last message; return this text without it."""
+    last = messages[-1]
+    if isinstance(last["content"], str):
+        text: str = last["content"]
+        last["content"] += END_MARK
+    else:
+        part = next(part for part in reversed(last["content"]) if "text" in part)
+        text = part["text"]
+        part["text"] += END_MARK
+    return text
 
 
 def _read_special_tokens(path: Path) -> dict[str, str]:
@@ -80,6 +144,36 @@ class _GenerationBlock(Extension):
 
     def _content(self, caller: Callable[[], str]) -> str:
         return caller()
+
+
+class _MakeDict:
+    """The function `dict` of templates; the class itself has methods that lead out of the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PublicNamespace(Namespace):
+    """The `namespace` of templates, without attributes whose names begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be one of the names
+        self, *values = args
+        attributes = dict(*values, **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot have the attribute {name!r}: it begins with an underscore")
 
 
 def _to_json(

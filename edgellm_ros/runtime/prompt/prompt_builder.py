@@ -67,11 +67,12 @@ class PromptBuilder:
         model did, or leave out its reasoning. `request` has messages. ValueError if the template refuses the
         next turn.
         """
+        answered = _with_answer(request, answer)
         prompts = []
         for text, token in (("a", NO_TOKEN), ("0", NO_TOKEN - 1)):
-            messages = (*(request.messages or ()), Message(ASSISTANT, answer), Message(USER, text))
             history = [token] if self._history_token != NO_TOKEN else []
-            turn = dataclasses.replace(request, messages=messages)
+            messages = (*answered, Message(USER, text))
+            turn = dataclasses.replace(request, messages=messages, continue_final_message=False)
             prompts.append(self.build(turn, image_tokens, audio_tokens, history))
         return _common_prefix(*prompts)
 
@@ -88,7 +89,8 @@ class PromptBuilder:
         history's tokens, audio_tokens[i] placeholders for sound i, and the text. In a conversation the
         placeholders of images and sounds follow its order, and the history goes to the last message of the
         user, after the images that it begins with. Special tokens in the texts of messages and tools stay
-        plain text. ValueError if the template leaves out an image, a sound or the history.
+        plain text. ValueError if the template leaves out an image, a sound, the history, or the text that is
+        to be continued.
         """
         if request.messages is None:
             counts = len(image_tokens), len(audio_tokens)
@@ -103,7 +105,7 @@ class PromptBuilder:
         variables = dict(request.chat_template_kwargs)
         if request.enable_thinking is not None:
             variables["enable_thinking"] = request.enable_thinking
-        ids = self._encode(messages, request.tools, variables)
+        ids = self._encode(messages, request.tools, variables, request.continue_final_message)
         before, after = self._image_boundaries
         images = [[*before, *[self._image_token] * count, *after] for count in image_tokens]
         sounds = [[self._audio_token] * count for count in audio_tokens]
@@ -116,6 +118,7 @@ class PromptBuilder:
         messages: list[dict[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: dict[str, Any],
+        continue_final_message: bool,
     ) -> list[int]:
         """Render the template and convert its text to ids; special tokens in texts stay plain text."""
         texts: list[str] = []
@@ -125,7 +128,8 @@ class PromptBuilder:
         messages, tools = _change_texts(messages, tools, lambda text: next(waiting))
         if tools is not None:
             variables["tools"] = tools
-        return self._tokenizer.encode_prompt(self._template.render(messages, variables), guard)
+        prompt = self._template.render(messages, variables, continue_final_message)
+        return self._tokenizer.encode_prompt(prompt, guard)
 
 
 def _short_form(system_prompt: str, prompt: str, images: int, sounds: int) -> list[dict[str, Any]]:
@@ -139,19 +143,26 @@ def _short_form(system_prompt: str, prompt: str, images: int, sounds: int) -> li
     return messages
 
 
+def _with_answer(request: LLMGenerationRequest, answer: str) -> tuple[Message, ...]:
+    """Return the messages of a conversation with the answer, which may continue the last one."""
+    messages = request.messages or ()
+    if not request.continue_final_message:
+        return (*messages, Message(ASSISTANT, answer))
+    last = messages[-1]
+    content = last.content + answer if isinstance(last.content, str) else [*last.content, TextPart(answer)]
+    return (*messages[:-1], dataclasses.replace(last, content=content))
+
+
 def _to_template(message: Message) -> dict[str, Any]:
     """Return a message as the template reads it, without pixels and samples."""
-    fields = dict(message.fields)
-    if "reasoning_content" in fields:
-        fields.setdefault("thinking", fields["reasoning_content"])  # as transformers names it too
     if isinstance(message.content, str):
-        return {"role": message.role, "content": message.content, **fields}
+        return {"role": message.role, "content": message.content, **message.fields}
     names = {ImagePart: "image", AudioPart: "audio"}
     parts = [
         {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": names[type(part)]}
         for part in message.content
     ]
-    return {"role": message.role, "content": parts, **fields}
+    return {"role": message.role, "content": parts, **message.fields}
 
 
 def _add_history(messages: list[dict[str, Any]]) -> None:

@@ -17,19 +17,20 @@ class TextStream:
     - stopped: whether a stop string was found
     - visible: `text` without an end that may become a stop string, so shown text is never withdrawn
 
-    A character whose bytes are spread over several tokens is added once it is complete.
+    A character whose bytes are spread over several tokens is added once it is complete. `before`: tokens that
+    the answer continues; some decoders remove a space from the first token that they see.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int] = ()) -> None:
         self.text = ""
         self.stopped = False
         self._tokenizer = tokenizer
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
-        self._ids: list[int] = []
+        self._ids = list(before)
         # ids[start:done] are decoded again with the following ids, because a decoder may use their context
-        self._start = self._done = 0
-        self._done_text = ""
+        self._start, self._done = 0, len(self._ids)
+        self._done_text = tokenizer.decode(self._ids) if before else ""
 
     @property
     def visible(self) -> str:

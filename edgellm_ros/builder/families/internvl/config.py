@@ -29,6 +29,8 @@ def vision_architecture(config: ConfigSection, processor: ConfigSection, prefix:
     merge = round(1 / ratio) if ratio > 0 else 0
     if merge < 1 or merge * ratio != 1:
         raise config.fail("downsample_ratio", "expected 1 / n, such as 0.5")
+    if tile % (patch * merge):
+        raise vision.fail("image_size", f"expected a multiple of {patch * merge}, a token's side in pixels")
     built = vision.make(
         InternVLVisionConfig,
         hidden_size=vision.size("hidden_size", 1024),

@@ -13,6 +13,7 @@ from edgellm_ros.engine_directory.recurrent_config import ATTENTION, MLP, RECURR
 
 MODEL_TYPE = "nemotron_h"
 EXPERTS = "moe"
+DEFAULT_HEAD_DIM = 128  # the model code's, whatever hidden_size / num_attention_heads is
 LETTERS = {"M": RECURRENT, "*": ATTENTION, "-": MLP, "E": EXPERTS}  # of hybrid_override_pattern
 NAMES = {  # of layers_block_type, with the names before transformers 5.9
     "linear_attention": RECURRENT,
@@ -54,7 +55,7 @@ def architecture(config: ConfigSection, prefix: str) -> HybridArchitecture:
         raise config.fail("sliding_window", "only full attention (null) is supported")
     types = _layer_types(config)
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    head_dim = config.size("head_dim", hidden // heads)
+    head_dim = config.size("head_dim", config.size("attention_head_dim", DEFAULT_HEAD_DIM))
     epsilon = config.number("layer_norm_epsilon", 1e-5)
     mamba = Mamba2(
         hidden_size=hidden,

@@ -57,12 +57,14 @@ def vision_architecture(vision: ConfigSection, processor: ConfigSection, prefix:
         for name, default in (("patch", 14), ("temporal_patch", 2), ("spatial_merge", 2))
     )
     key = "fullatt_block_indexes"
-    full = vision.integers(key) if vision.has(key) else (7, 15, 23, 31)
+    full, depth = vision.integers(key) if vision.has(key) else (7, 15, 23, 31), vision.size("depth", 32)
+    if any(not 0 <= block < depth for block in full):
+        raise vision.fail(key, f"expected blocks from 0 to {depth - 1}")
     built = vision.make(
         Qwen2_5VisionConfig,
         hidden_size=vision.size("hidden_size"),
         num_heads=vision.size("num_heads", 16),
-        depth=vision.size("depth", 32),
+        depth=depth,
         out_hidden_size=vision.size("out_hidden_size", 3584),
         in_channels=vision.size("in_channels", 3),
         patch_size=patch,

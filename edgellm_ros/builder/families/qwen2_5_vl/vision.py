@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph of Qwen2.5-VL's vision tower: from patches to embeddings.
 
-The graph encodes one image. The reference reorders patches window by window, runs each window alone and puts
-the rows back in order; here patches keep their order, and a mask separates the windows.
+The graph encodes one image. In a block with windows, queries, keys and values are gathered window by window,
+and a batch of windows attends; everything else computes patches in the processor's order. The reference puts
+patches in the windows' order once, and embeddings back at the end.
 
 Source of the model: transformers, modeling_qwen2_5_vl.py, Qwen2_5_VisionTransformerPretrainedModel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.families.qwen3_vl.vision import attention, patch_embed
-from edgellm_ros.builder.graph import BOOL, FLOAT
+from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
@@ -41,7 +44,8 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     Inputs:
     - pixel_values [P,C*p*p] fp32, normalised: one frame of each patch
     - rope_cos, rope_sin [P,D/2] fp32: half of the angles from a patch's row, half from its column
-    - attention_mask [1,1,P,P] bool: true inside a window; only if a block has windows
+    - window_index [W,L] i64, window_mask [W,1,L,L] bool, patch_index [P] i64: which patches the W windows
+      have, where a window has fewer than L, and where each patch is; only if a block has windows
 
     Output: image_embeds [R,H] in the precision's type, one row per merge block of m*m patches: R = P/m^2.
     """
@@ -52,16 +56,20 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     angles = [
         graph.input(name, FLOAT, ["P", config.head_dim // 2]) for name in (names.ROPE_COS, names.ROPE_SIN)
     ]
-    windows = graph.input(names.ATTENTION_MASK, BOOL, [1, 1, "P", "P"]) if config.has_windows else None
     with graph.module(architecture.prefix, nodes=""):
         with graph.module("patch_embed"):
             x = patch_embed(graph, config, graph.from_fp32(pixels), bias=False)
         with graph.scope("rope"):
-            cos, sin = (graph.op("Unsqueeze", graph.from_fp32(rows), graph.constant([0])) for rows in angles)
+            rows = [graph.from_fp32(each) for each in angles]
+            cos, sin = (graph.op("Unsqueeze", each, graph.constant([0])) for each in rows)
+        attend = partial(attention, graph, config, cos=cos, sin=sin)
+        attend_windows = attend
+        if config.has_windows:
+            attend_windows = partial(_window_attention, graph, config, _windows(graph, config, rows))
         for i in range(config.depth):
-            mask = None if i in config.full_attention_blocks else windows
             with graph.module(f"blocks.{i}"):
-                x = _block(graph, architecture, x, cos, sin, mask)
+                full = i in config.full_attention_blocks
+                x = _block(graph, architecture, x, attend if full else attend_windows)
         with graph.module("merger"):
             x = graph.reshape(graph.rms_norm("ln_q", x, hidden, EPSILON), [-1, merged])
             x = graph.op("Gelu", graph.linear("mlp.0", x, merged, merged, bias=True), approximate="none")
@@ -76,14 +84,58 @@ def _block(
     graph: ModelBuilder,
     architecture: VisionArchitecture,
     x: ir.Value,
-    cos: ir.Value,
-    sin: ir.Value,
-    mask: ir.Value | None,
+    attend: Callable[[ir.Value], ir.Value],
 ) -> ir.Value:
-    """Add a transformer block, x [P,hidden] -> [P,hidden]."""
+    """Add a transformer block, x [P,hidden] -> [P,hidden]; `attend` adds its attention."""
     config = architecture.config
-    normed = graph.rms_norm("norm1", x, config.hidden_size, EPSILON)
-    x = graph.op("Add", x, attention(graph, config, normed, cos, sin, mask))
+    x = graph.op("Add", x, attend(graph.rms_norm("norm1", x, config.hidden_size, EPSILON)))
     normed = graph.rms_norm("norm2", x, config.hidden_size, EPSILON)
     inner = architecture.intermediate_size
     return graph.op("Add", x, graph.swiglu("mlp", normed, config.hidden_size, inner, bias=True))
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Values that all blocks with windows share."""
+
+    index: ir.Value
+    mask: ir.Value
+    patch_index: ir.Value
+    cos: ir.Value  # of the windows' patches
+    sin: ir.Value
+
+
+def _windows(graph: ModelBuilder, config: Qwen2_5VisionConfig, angles: Sequence[ir.Value]) -> _Windows:
+    """Add the inputs of windows; angles: cos and sin [P,D/2] of all patches."""
+    size = config.window_patches
+    index = graph.input(names.WINDOW_INDEX, INT64, ["W", size])
+    mask = graph.input(names.WINDOW_MASK, BOOL, ["W", 1, size, size])
+    patch_index = graph.input(names.PATCH_INDEX, INT64, ["P"])
+    with graph.scope("windows"):
+        cos, sin = (graph.op("Gather", rows, index, axis=0) for rows in angles)
+    return _Windows(index, mask, patch_index, cos, sin)
+
+
+# x -- qkv -- Gather [W,L,3*hidden] -- [W,3*heads,L,D] -- Split --+-- RotaryEmbedding --+
+#                                                                 +-- RotaryEmbedding --+
+#                                                                 +------------------ Attention (mask)
+#                                                                                       |
+#              <-- proj -- Gather [P,hidden] -- Reshape [W*L,hidden] -- Transpose [W,L,heads,D]
+def _window_attention(
+    graph: ModelBuilder, config: Qwen2_5VisionConfig, windows: _Windows, x: ir.Value
+) -> ir.Value:
+    """Add attention of every patch to the patches of its window, x [P,hidden] -> [P,hidden].
+
+    Places without a patch compute what no other place reads.
+    """
+    hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
+    with graph.module("attn"):
+        qkv = graph.linear("qkv", x, hidden, 3 * hidden, bias=True)
+        qkv = graph.op("Gather", qkv, windows.index, axis=0)
+        qkv = graph.transpose(graph.reshape(qkv, [0, 0, 3 * heads, head_dim]), 0, 2, 1, 3)
+        q, k, v = graph.split(qkv, [heads, heads, heads], axis=1)
+        q, k = (graph.op("RotaryEmbedding", part, windows.cos, windows.sin) for part in (q, k))
+        attended = graph.op("Attention", q, k, v, windows.mask, scale=head_dim**-0.5)
+        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
+        attended = graph.op("Gather", attended, windows.patch_index, axis=0)
+        return graph.linear("proj", attended, hidden, hidden, bias=True)

@@ -7,23 +7,22 @@ and the talker speaks. Vision tower and language model are Qwen3-VL's.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
-from edgellm_ros.builder.decoder import build_decoder
-from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
 from edgellm_ros.builder.families.qwen3_omni.config import audio_architecture, check_dense
 from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
-from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR, find_lm_head
+from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR
 from edgellm_ros.builder.model import Model
-from edgellm_ros.builder.rope import read_position_limit
-from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
+from edgellm_ros.builder.text_model import make_text_model
+from edgellm_ros.builder.vocabulary import read_generation_config, stop_token_ids
 
 THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
 DEFAULTS = TextDefaults(rope_theta=1e6, num_key_value_heads=4, head_dim=None)
@@ -32,7 +31,7 @@ MERGERS = MergerNames("merger_list", "ln_q", "mlp.0", "mlp.2")
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint; see `Family`."""
-    generation, prefix, thinker = read_generation_config(checkpoint), "", config
+    prefix, thinker = "", config
     if config.data["model_type"] == WHOLE:
         prefix, thinker = "thinker.", config.section("thinker_config")
     section = thinker.section("text_config")
@@ -48,16 +47,10 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         encoders["audio"] = partial(build_audio, audio, weights)
     levels = vision.config.num_deepstack_features if vision else 0
     text = text_architecture(section, f"{prefix}model", levels, DEFAULTS)
-    tied = thinker.flag("tie_word_embeddings", False)
-    return Model(
-        llm=text.runner,
-        embedding=text.embedding,
-        lm_head=find_lm_head(weights, text.embedding, tied, f"{prefix}{LM_HEAD_TENSOR}"),
-        special_tokens=special_tokens(thinker, section, generation),
-        stop_token_ids=_stop_token_ids(config, section, generation),
-        position_limit=read_position_limit(section)[1],
-        build_llm=partial(build_decoder, text, weights),
-        build_cuda_llm=partial(build_cuda_decoder, text, weights),
+    stops = _stop_token_ids(config, section, read_generation_config(checkpoint))
+    head = f"{prefix}{LM_HEAD_TENSOR}"
+    return dataclasses.replace(
+        make_text_model(checkpoint, thinker, weights, text, section, head=head, stops=stops),
         vision=vision.config if vision else None,
         audio=audio.config if audio else None,
         encoders=encoders,

@@ -142,14 +142,9 @@ def _block(
 #                                                                                              |
 #              <-- proj -- Reshape [P,hidden] -- Transpose [1,P,heads,D] -- Reshape [1,heads,P,D]
 def attention(
-    graph: ModelBuilder,
-    config: QwenVisionTower,
-    x: ir.Value,
-    cos: ir.Value,
-    sin: ir.Value,
-    mask: ir.Value | None = None,
+    graph: ModelBuilder, config: QwenVisionTower, x: ir.Value, cos: ir.Value, sin: ir.Value
 ) -> ir.Value:
-    """Add attention of every patch to every patch that the mask allows, x [P,hidden] -> [P,hidden].
+    """Add attention of every patch to every patch, x [P,hidden] -> [P,hidden].
 
     The queries of a head are split into several heads with one key head: the same bits, but more parts to
     spread over threads. ONNX Runtime 1.31 gave all of 3 heads to one of 2 threads (3.8 ms per image of 280
@@ -162,11 +157,8 @@ def attention(
         qkv = graph.transpose(graph.reshape(qkv, [0, 3, heads, head_dim]), 1, 2, 0, 3)
         q, k, v = graph.split(qkv, [1, 1, 1], axis=0)
         q, k = graph.op("RotaryEmbedding", q, cos, sin), graph.op("RotaryEmbedding", k, cos, sin)
-        if mask is None:
-            q = graph.reshape(q, [0, heads * parts, -1, head_dim])
-            attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
-        else:  # whose rows are those of all queries
-            attended = graph.op("Attention", q, k, v, mask, scale=head_dim**-0.5)
+        q = graph.reshape(q, [0, heads * parts, -1, head_dim])
+        attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
         attended = graph.reshape(attended, [0, heads, -1, head_dim])
         attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [-1, hidden])
         return graph.linear("proj", attended, hidden, hidden, bias=True)
