@@ -166,7 +166,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     variants: dict[str, GraphBuilder] = {}
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
-        variants["llm"].share_weights(llm)
+    variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}
+    for part, variant in variants.items():
+        variant.share_weights(graphs[part])
 
     return ExportPlan(
         family=family.name,

@@ -40,3 +40,5 @@ class Model:
     audio: AudioConfig | None = None
     encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
     # ^ folder in the engine directory ("visual", "audio") -> function of the precision that builds the graph
+    cuda_encoders: Mapping[str, Callable[[str], ModelBuilder]] = field(default_factory=dict)
+    # ^ the same for graphs for CUDA (model.cuda.onnx), of encoders that have one

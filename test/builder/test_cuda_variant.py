@@ -13,10 +13,12 @@ from safetensors.numpy import load_file, save_file
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.exported_graphs import knows_lengths, llm_inputs
 from fixtures.on_device import put
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
+from fixtures.vision_families import VISION_DECODERS
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,7 @@ def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
         ("fp16 tied", tied_checkpoint, {"precision": "fp16"}),
         ("windows tied", windows, {}),
         ("fp16 windows tied", windows, {"precision": "fp16"}),
+        *((name, write(tmp_path_factory.mktemp(name) / name), {}) for name, write in VISION_DECODERS.items()),
     ):
         found[name] = tmp_path_factory.mktemp("engine")
         export(checkpoint, found[name], **options)
@@ -86,6 +89,7 @@ def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
 
 
 NAMES = ("fp32", "tied", "hidden states", "fp16", "fp16 tied", "windows tied", "fp16 windows tied")
+NAMES += tuple(VISION_DECODERS)
 
 
 @knows_lengths
@@ -95,7 +99,8 @@ NAMES = ("fp32", "tied", "hidden states", "fp16", "fp16 tied", "windows tied", "
 def test_the_cuda_variant_equals_the_graph_with_a_mask(device, engines, name, batch, tokens, start):
     if name in ("fp16", "fp16 tied") and device.memory == "cpu":
         pytest.skip("ONNX Runtime's GroupQueryAttention norms queries and keys on CUDA only: --device cuda")
-    inputs = llm_inputs(batch, tokens, start)
+    config = EngineConfig.load(engines[name])
+    inputs = llm_inputs(batch, tokens, start, layers=config.num_decoder_layers, head_dim=config.head_dim)
     inputs["kv_write_index"] = start + np.arange(batch)  # sequences of different lengths
     seen = inputs["kv_write_index"][:, None] + np.arange(tokens)
     inputs["attention_mask"] = (np.arange(448) <= seen[:, :, None])[:, None]

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.builder import ExportOptions, check, export, inspect, render_check
+from edgellm_ros.builder import ExportOptions, check, export, inspect, render_check, text_model
 from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
-from edgellm_ros.builder.families import qwen3_omni
 from edgellm_ros.builder.safetensors_file import StoredTensor
 from fixtures.sparse_checkpoint import write_sparse_checkpoint
 from fixtures.tiny_adapter import write_adapter
@@ -117,7 +116,7 @@ def test_a_variant_needs_the_weights_of_its_graph(tiny_checkpoint, monkeypatch):
         graph.weight("model.more.weight", (2,), lambda: np.zeros(2))
         return graph
 
-    monkeypatch.setattr(qwen3_omni, "build_cuda_decoder", with_one_more)
+    monkeypatch.setattr(text_model, "build_cuda_decoder", with_one_more)
     with pytest.raises(ValueError, match=r"llm has no weight 'model\.more\.weight'"):
         check(tiny_checkpoint)
 

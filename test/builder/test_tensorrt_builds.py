@@ -90,7 +90,8 @@ TEXTS = [Case("llm", "fp16", family=name) for name in ("seed_oss", *DECODERS)]
 CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, *TEXTS]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
 DECODER_CASES = [case for case in CASES if case.family in DECODERS]
-WITH_ATTENTION_LAYERS = [case for case in [*PLAIN, *DECODER_CASES] if case.part != "action"]
+WITH_WINDOWS = [case for case in TOWERS if case.family == "qwen2_5_vl"]
+WITH_ATTENTION_LAYERS = [case for case in [*PLAIN, *DECODER_CASES, *WITH_WINDOWS] if case.part != "action"]
 
 
 @dataclass

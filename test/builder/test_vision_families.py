@@ -1,31 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the families with a vision tower refuse; test/parity compares them with transformers."""
+"""Families with a vision tower: fp16, and what they refuse; test/parity compares them with transformers."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.changed_json import change
-from fixtures.internvl_checkpoint import write_internvl_checkpoint
-from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
-from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint
-from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
+from fixtures.reference_inputs import make_image
 from fixtures.tiny_checkpoint import write_json
+from fixtures.vision_families import VISION_FAMILIES
 
 pytestmark = pytest.mark.only_on("cpu", reason="the export is the same for every device")
-WRITERS = {
-    "internvl": write_internvl_checkpoint,
-    "qwen2_5_vl": write_qwen2_5_vl_checkpoint,
-    "qwen3_5": partial(write_whole_qwen3_5_checkpoint, hidden_size=48, vision={"patch_size": 8}),
-    "qwen3_vl": write_qwen3_vl_checkpoint,
-}
 QWEN = ("qwen2_5_vl", "qwen3_5", "qwen3_vl")
 CONFIG, PROCESSOR, GENERATION = "config.json", "preprocessor_config.json", "generation_config.json"
 TOKENS, WEIGHTS = "tokenizer_config.json", "model.safetensors"
@@ -33,7 +28,8 @@ TOKENS, WEIGHTS = "tokenizer_config.json", "model.safetensors"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, Path]:
-    return {name: write(tmp_path_factory.mktemp("written") / name) for name, write in WRITERS.items()}
+    folder = tmp_path_factory.mktemp("written")
+    return {name: write(folder / name) for name, write in VISION_FAMILIES.items()}
 
 
 @pytest.fixture
@@ -119,7 +115,7 @@ OF_ALL = [
     (GENERATION, "eos_token_id", [], "eos_token_id []: expected at least one token"),
 ]
 UNSUPPORTED += [(family, *case) for family in QWEN for case in OF_QWEN]
-UNSUPPORTED += [(family, *case) for family in WRITERS for case in OF_ALL]
+UNSUPPORTED += [(family, *case) for family in VISION_FAMILIES for case in OF_ALL]
 
 
 @pytest.mark.parametrize(("family", "file", "key", "value", "message"), UNSUPPORTED)
@@ -164,7 +160,7 @@ def test_a_tensor_that_disagrees_with_the_config_is_refused(checkpoint, key, val
     assert_refused(checkpoint, WEIGHTS, message)
 
 
-@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_a_shard_that_was_cut_is_refused(checkpoint):
     """The tower is in the second shard, which lacks its last byte."""
     tensors = load_file(checkpoint / WEIGHTS)
@@ -181,3 +177,20 @@ def test_a_shard_that_was_cut_is_refused(checkpoint):
     with (checkpoint / second).open("r+b") as file:
         file.truncate(size - 1)
     assert_refused(checkpoint, second, f"the file has {size} bytes, but it has {size - 1}")
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_an_image_and_its_hidden_states_in_fp16_are_close_to_fp32(checkpoint, tmp_path):
+    """Layer 0 has the rows of the tower."""
+    layers = json.loads((checkpoint / CONFIG).read_text())["text_config"]["num_hidden_layers"]
+    request = LLMGenerationRequest("go", images=(make_image(66, 130),), sampling=SamplingParams(max_tokens=1))
+    states = {}
+    for precision in ("fp32", "fp16"):
+        export(checkpoint, tmp_path / precision, precision, hidden_state_layers=(layers,))
+        with LLMInferenceRuntime(tmp_path / precision) as runtime:
+            runtime.handle_request(request, output_thinker_embeddings=True)
+            states[precision] = [runtime.base_model_hidden_states(i).array.copy() for i in (0, layers)]
+    for expected, found in zip(states["fp32"], states["fp16"], strict=True):
+        assert found.dtype == np.float16
+        assert expected.std() > 0.1
+        np.testing.assert_allclose(found, expected, atol=2e-2 * np.abs(expected).max())

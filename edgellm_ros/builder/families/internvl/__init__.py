@@ -47,6 +47,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         special_tokens=tokens,
         vision=vision.config,
         encoders={"visual": partial(build_vision, vision, weights)},
+        cuda_encoders={"visual": partial(build_vision, vision, weights, cuda=True)},
     )
 
 

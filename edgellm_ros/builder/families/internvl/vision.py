@@ -8,12 +8,14 @@ Source of the model: transformers, modeling_internvl.py, InternVLVisionModel and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.decoder_cuda import ORT_DOMAIN
 from edgellm_ros.builder.graph import FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
@@ -41,8 +43,10 @@ class VisionArchitecture:
 # pixel_values -- patch_embeddings --(+)-- layer.0 -- ... -- layer.L-1 -- Slice -- projector -- image_embeds
 #                                     |                                  (no class token)
 #                           class token and positions
-def build_vision(architecture: VisionArchitecture, weights: Weights, precision: str) -> ModelBuilder:
-    """Build `visual/model.onnx`.
+def build_vision(
+    architecture: VisionArchitecture, weights: Weights, precision: str, cuda: bool = False
+) -> ModelBuilder:
+    """Build `visual/model.onnx`, or with `cuda` `visual/model.cuda.onnx`.
 
     T tiles of one image, P patches of a tile in the processor's order (merge block by merge block).
 
@@ -51,18 +55,34 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     Output: image_embeds [R,H] in the precision's type, one row per merge block of m*m patches of each tile:
     R = T*P/m^2. The reference's pixel shuffle puts together the m*m patches of a merge block, row by row,
     which is the order that they have from the beginning.
+
+    The graph for CUDA has ONNX Runtime's own operators: attention without transposed copies, and biases,
+    residual and norm in one kernel.
     """
     graph = ModelBuilder("visual", weights, precision)
-    config = architecture.config
-    merged = config.patches_per_token * config.hidden_size
+    config, hidden = architecture.config, architecture.config.hidden_size
+    merged = config.patches_per_token * hidden
+    attend = _attention_cuda if cuda else _attention
+    add_norm = _add_norm_cuda if cuda else _add_norm
     pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["T", config.tile_patches, config.patch_dim])
     with graph.module(f"{architecture.prefix}vision_tower", nodes="vision_tower"):
         x = _embeddings(graph, architecture, graph.from_fp32(pixels))
+        normed = _norm(graph, architecture, "encoder.layer.0.layernorm_before", x)
         for i in range(config.depth):
             with graph.module(f"encoder.layer.{i}", nodes=f"layer.{i}"):
-                x = _layer(graph, architecture, x)
+                with graph.module("attention"):
+                    attended = attend(graph, architecture, normed)
+                update = _scaled_linear(graph, "attention.projection_layer", "lambda_1", attended, hidden)
+                x, normed = add_norm(graph, architecture, "layernorm_after", x, update)
+                raised = graph.linear("mlp.fc1", normed, hidden, architecture.intermediate_size, bias=True)
+                raised = graph.op("Gelu", raised, approximate="none")
+                update = _scaled_linear(graph, "mlp.fc2", "lambda_2", raised, hidden)
+            if i + 1 < config.depth:
+                following = f"encoder.layer.{i + 1}.layernorm_before"
+                x, normed = add_norm(graph, architecture, following, x, update)
+        x = graph.op("Add", x, update.with_bias(graph))
         if architecture.last_norm:
-            x = graph.layer_norm("layernorm", x, config.hidden_size, architecture.epsilon)
+            x = graph.layer_norm("layernorm", x, hidden, architecture.epsilon)
         ends = (graph.constant([bound]) for bound in (1, config.tile_patches + 1))
         x = graph.op("Slice", x, *ends, graph.constant([1]))
     with graph.module(f"{architecture.prefix}multi_modal_projector", nodes="projector"):
@@ -120,40 +140,102 @@ def merge_order(config: InternVLVisionConfig) -> np.ndarray:
     return patches.transpose(0, 2, 1, 3).reshape(-1)
 
 
-# x --+-- layernorm_before -- attention -- lambda_1 --(+)--+-- layernorm_after -- mlp -- lambda_2 --(+)-->
-#     +------------------------------------------------+   +-----------------------------------------+
-def _layer(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """Add a transformer layer, x [T,1+P,hidden] -> [T,1+P,hidden]."""
-    hidden, inner = architecture.config.hidden_size, architecture.intermediate_size
+@dataclass(frozen=True)
+class _Product:
+    """The result of a linear layer whose bias is not added yet."""
+
+    rows: ir.Value  # [T,1+P,hidden]
+    bias: ir.Value  # [hidden]
+
+    def with_bias(self, graph: ModelBuilder) -> ir.Value:
+        return graph.op("Add", self.rows, self.bias)
+
+
+def _scaled_linear(graph: ModelBuilder, name: str, scale: str, x: ir.Value, fan_out: int) -> _Product:
+    """Add a linear layer whose outputs the layer scale `scale` multiplies; the weights contain the factor."""
+    weight, bias, factor = (graph.full_name(each) for each in (f"{name}.weight", f"{name}.bias", scale))
+    fan_in = graph.weights.shape(weight)[-1]
+    for full, shape in ((weight, (fan_out, fan_in)), (bias, (fan_out,)), (factor, (fan_out,))):
+        graph.weights.require(full, shape)
+
+    def read(full: str) -> np.ndarray:
+        return graph.weights.read(full).astype(np.float32)
+
+    with graph.scope(name):
+        matrix = graph.weight(weight, (fan_in, fan_out), lambda: (read(weight) * read(factor)[:, None]).T)
+        return _Product(
+            graph.op("MatMul", x, matrix),
+            graph.weight(bias, (fan_out,), lambda: read(bias) * read(factor)),
+        )
+
+
+def _norm(graph: ModelBuilder, architecture: VisionArchitecture, name: str, x: ir.Value) -> ir.Value:
     norm = graph.rms_norm if architecture.rms_norms else graph.layer_norm
-    attended = _attention(graph, architecture, norm("layernorm_before", x, hidden, architecture.epsilon))
-    x = graph.op("Add", x, graph.op("Mul", attended, graph.tensor("lambda_1", hidden)))
-    normed = norm("layernorm_after", x, hidden, architecture.epsilon)
-    with graph.module("mlp"):
-        raised = graph.linear("fc1", normed, hidden, inner, bias=True)
-        raised = graph.op("Gelu", raised, approximate="none")
-        lowered = graph.linear("fc2", raised, inner, hidden, bias=True)
-    return graph.op("Add", x, graph.op("Mul", lowered, graph.tensor("lambda_2", hidden)))
+    return norm(name, x, architecture.config.hidden_size, architecture.epsilon)
+
+
+def _add_norm(
+    graph: ModelBuilder, architecture: VisionArchitecture, name: str, x: ir.Value, added: _Product
+) -> tuple[ir.Value, ir.Value]:
+    """Add a residual connection and the norm of its sum; return both."""
+    x = graph.op("Add", x, added.with_bias(graph))
+    return x, _norm(graph, architecture, name, x)
+
+
+def _add_norm_cuda(
+    graph: ModelBuilder, architecture: VisionArchitecture, name: str, x: ir.Value, added: _Product
+) -> tuple[ir.Value, ir.Value]:
+    """Add `_add_norm` as one operator."""
+    hidden, epsilon = architecture.config.hidden_size, architecture.epsilon
+    with graph.module(name):
+        kind, parameters = "SkipSimplifiedLayerNormalization", [graph.tensor("weight", hidden)]
+        if not architecture.rms_norms:
+            kind = "SkipLayerNormalization"
+            parameters.append(graph.tensor("bias", hidden))
+        normed, *_, total = graph.ops(
+            kind, added.rows, x, *parameters, added.bias, outputs=4, domain=ORT_DOMAIN, epsilon=epsilon
+        )
+    return total, normed
 
 
 # (q_norm and k_norm: only with qk_norms)
 #
-# x -- qkv_proj --+-- q -- q_norm --+
-#                 +-- k -- k_norm --+-- Attention -- projection_layer -->
-#                 +-- v ------------+
+# x --+-- q_proj -- q_norm --+
+#     +-- k_proj -- k_norm --+-- Attention -->
+#     +-- v_proj ------------+
 def _attention(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """Add attention among the patches of a tile, x [T,1+P,hidden] -> [T,1+P,hidden]."""
+    """Add attention among the patches of a tile without its last projection: [T,1+P,hidden] -> the same."""
     config = architecture.config
-    hidden, heads, head_dim = config.hidden_size, config.num_heads, config.head_dim
-    with graph.module("attention"):
-        widths = dict.fromkeys(("q_proj", "k_proj", "v_proj"), hidden)
-        q, k, v = graph.linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
-        if architecture.qk_norms:
-            q = graph.rms_norm("q_norm", q, hidden, HEADS_EPSILON)
-            k = graph.rms_norm("k_norm", k, hidden, HEADS_EPSILON)
-        q, k, v = (
-            graph.transpose(graph.reshape(rows, [0, 0, heads, head_dim]), 0, 2, 1, 3) for rows in (q, k, v)
-        )
-        attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, 0, hidden])
-        return graph.linear("projection_layer", attended, hidden, hidden, bias=True)
+    heads, head_dim = config.num_heads, config.head_dim
+    q, k, v = (
+        graph.transpose(graph.reshape(rows, [0, 0, heads, head_dim]), 0, 2, 1, 3)
+        for rows in _projections(graph, architecture, x)
+    )
+    attended = graph.op("Attention", q, k, v, scale=head_dim**-0.5)
+    return graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, 0, config.hidden_size])
+
+
+def _attention_cuda(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
+    """Add `_attention` with an operator that takes rows as the projections write them."""
+    q, k, v = _projections(graph, architecture, x)
+    config = architecture.config
+    (attended,) = graph.ops(
+        "MultiHeadAttention", q, k, v,
+        outputs=1, domain=ORT_DOMAIN, num_heads=config.num_heads, scale=config.head_dim**-0.5,
+    )  # fmt: skip
+    return attended
+
+
+def _projections(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> Sequence[ir.Value]:
+    """Add queries, keys and values [T,1+P,hidden].
+
+    They are products of their own: at thousands of rows one product is no faster, and its parts are copied.
+    """
+    hidden = architecture.config.hidden_size
+    q, k, v = (
+        graph.linear(f"{name}_proj", x, hidden, hidden, architecture.qkv_bias) for name in ("q", "k", "v")
+    )
+    if architecture.qk_norms:
+        q = graph.rms_norm("q_norm", q, hidden, HEADS_EPSILON)
+        k = graph.rms_norm("k_norm", k, hidden, HEADS_EPSILON)
+    return q, k, v
