@@ -72,8 +72,7 @@ class MemoryReport:
     kv_cache_per_token: int
     kv_cache_per_sequence: int
     kv_cache: int  # `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences
-    recurrent_states: int  # those before and those after a run, for `max_batch_size` sequences
-    prefix_cache: int  # by default as large as the KV cache and the states before a run
+    prefix_cache: int  # by default as large as the KV cache
     total: int
 
 
@@ -258,13 +257,8 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
     per_token = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim * itemsize
     per_sequence = per_token * builder.max_kv_cache_capacity
     cache = per_sequence * builder.max_batch_size
-    states = 0
-    if llm.recurrent is not None:
-        conv, state = math.prod(llm.recurrent.conv_shape) * itemsize, math.prod(llm.recurrent.state_shape) * 4
-        states = llm.recurrent.num_layers * (conv + state) * builder.max_batch_size
-    prefix_cache = cache + states
-    total = weights + embedding + cache + 2 * states + prefix_cache
-    return MemoryReport(weights, embedding, per_token, per_sequence, cache, 2 * states, prefix_cache, total)
+    total = weights + embedding + 2 * cache
+    return MemoryReport(weights, embedding, per_token, per_sequence, cache, cache, total)
 
 
 def memory_rows(
@@ -278,12 +272,8 @@ def memory_rows(
         ("KV cache of a token", memory.kv_cache_per_token),
         ("KV cache of a sequence", memory.kv_cache_per_sequence),
         ("KV cache", memory.kv_cache),
-    ]
-    if memory.recurrent_states:
-        rows.append(("recurrent states", memory.recurrent_states))
-    rows += [
         ("prefix cache", memory.prefix_cache),
-        ("all but adapters", memory.total),
+        ("weights, embedding, both caches", memory.total),
     ]
     return size_rows(rows)
 

@@ -8,10 +8,8 @@ import shutil
 
 import pytest
 
-from edgellm_ros.builder import export, inspect, render
+from edgellm_ros.builder import inspect, render
 from edgellm_ros.engine_directory.schema import to_dict
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from fixtures.hybrid_checkpoints import write_qwen3_5_checkpoint
 
 
 @pytest.fixture
@@ -38,23 +36,6 @@ def test_memory_follows_from_the_config(tiny_engine):
     assert memory.total == memory.weights + memory.embedding + memory.kv_cache + memory.prefix_cache
     data = sum((tiny_engine / part.name / "model.onnx.data").stat().st_size for part in report.parts)
     assert data <= memory.weights < 1.1 * data
-
-
-@pytest.mark.only_on("cpu", reason="the sizes are the same on every device")
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_recurrent_states_are_part_of_the_memory(tmp_path, precision):
-    config = export(write_qwen3_5_checkpoint(tmp_path / "checkpoint"), tmp_path / "engine", precision)
-    report = inspect(tmp_path / "engine")
-    memory = report.memory
-    with LLMInferenceRuntime(tmp_path / "engine") as runtime:
-        states = runtime.pipeline.runner.recurrent
-        assert states is not None
-        assert memory.recurrent_states == 2 * states.nbytes > 0
-        assert memory.prefix_cache == runtime.pipeline.runner.kv_cache.nbytes + states.nbytes
-    buffers = memory.kv_cache + memory.recurrent_states + memory.prefix_cache
-    assert memory.total == memory.weights + memory.embedding + buffers
-    assert config.builder.max_batch_size * memory.kv_cache_per_sequence == memory.kv_cache
-    assert "recurrent states" in render(report)
 
 
 def test_report_is_readable_and_serialisable(tiny_engine):
