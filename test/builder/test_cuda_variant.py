@@ -18,7 +18,7 @@ from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.exported_graphs import knows_lengths, llm_inputs
 from fixtures.on_device import put
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
-from fixtures.vision_families import VISION_FAMILIES
+from fixtures.vision_families import VISION_DECODERS
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
         ("fp16 tied", tied_checkpoint, {"precision": "fp16"}),
         ("windows tied", windows, {}),
         ("fp16 windows tied", windows, {"precision": "fp16"}),
-        *((name, write(tmp_path_factory.mktemp(name) / name), {}) for name, write in VISION_FAMILIES.items()),
+        *((name, write(tmp_path_factory.mktemp(name) / name), {}) for name, write in VISION_DECODERS.items()),
     ):
         found[name] = tmp_path_factory.mktemp("engine")
         export(checkpoint, found[name], **options)
@@ -89,7 +89,7 @@ def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
 
 
 NAMES = ("fp32", "tied", "hidden states", "fp16", "fp16 tied", "windows tied", "fp16 windows tied")
-NAMES += tuple(VISION_FAMILIES)
+NAMES += tuple(VISION_DECODERS)
 
 
 @knows_lengths

@@ -46,19 +46,6 @@ def test_a_hybrid_has_caches_for_its_attention_layers_and_states_for_its_recurre
     assert not LOOPS & {node.op_type for node in graph.node}
 
 
-def test_a_whole_qwen3_5_without_a_vision_config_is_exported_as_its_text_alone(tmp_path):
-    checkpoint = write_whole_qwen3_5_checkpoint(tmp_path / "whole")
-    config = json.loads((checkpoint / "config.json").read_text())
-    del config["vision_config"]
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    whole = export(checkpoint, tmp_path / "engine")
-    alone = export(write_qwen3_5_checkpoint(tmp_path / "text"), tmp_path / "alone")
-    assert whole.llm == alone.llm
-    assert whole.vision is None
-    data = [(tmp_path / engine / "llm/model.onnx.data").read_bytes() for engine in ("alone", "engine")]
-    assert data[0] == data[1]
-
-
 @pytest.mark.parametrize(
     ("family", "change", "reason"),
     [

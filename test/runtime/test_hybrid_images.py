@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, SamplingParams
+from fixtures.conversations import TEMPLATES
 from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint
 from fixtures.reference_inputs import make_image
 
@@ -25,6 +28,16 @@ AROUND = len(">\n<assistant\n")
 def engine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen3_5")
     checkpoint = write_whole_qwen3_5_checkpoint(folder / "checkpoint")
+    export(checkpoint, folder / "engine", max_input_len=384, max_kv_cache_capacity=416)
+    return folder / "engine"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The engine with the published chat template, which begins an answer with empty reasoning."""
+    folder = tmp_path_factory.mktemp("published")
+    checkpoint = write_whole_qwen3_5_checkpoint(folder / "checkpoint")
+    shutil.copyfile(TEMPLATES / "qwen3_5.jinja", checkpoint / "chat_template.jinja")
     export(checkpoint, folder / "engine", max_input_len=384, max_kv_cache_capacity=416)
     return folder / "engine"
 
@@ -84,7 +97,8 @@ def test_recorded_steps_after_images_give_the_same_answers(reusing, alone):
         assert_same(found, one)
 
 
-def test_each_turn_computes_its_new_tokens_only_and_answers_as_from_the_beginning(reusing, recomputing):
+def converse(reusing: LLMInferenceRuntime, recomputing: LLMInferenceRuntime) -> list[int]:
+    """Compare the answers of a conversation with two images; return how many tokens each turn computed."""
     messages, computed = [], []
     for parts in TURNS:
         messages.append(turn(*parts))
@@ -92,10 +106,28 @@ def test_each_turn_computes_its_new_tokens_only_and_answers_as_from_the_beginnin
         assert_same(found, recomputing.handle_request(ask(messages)))
         computed.append(found.prompt_tokens - found.reused_tokens)
         messages.append(Message("assistant", found.text))
-    height, width = reusing.pipeline.vision.token_grid(OTHER)
-    new = [len("where?"), len("and < this?>") + height * width, len("and now?")]
-    assert computed[1:] == [tokens + AROUND for tokens in new]
+    return computed
+
+
+def new_tokens(runtime: LLMInferenceRuntime, around: int) -> list[int]:
+    """Return the number of tokens of each turn after the first, and of what the template writes around."""
+    height, width = runtime.pipeline.vision.token_grid(OTHER)
+    words = [len("where?"), len("and < this?>") + height * width, len("and now?")]
+    return [count + around for count in words]
+
+
+def test_each_turn_computes_its_new_tokens_only_and_answers_as_from_the_beginning(reusing, recomputing):
+    assert converse(reusing, recomputing)[1:] == new_tokens(reusing, AROUND)
     assert reusing.multimodal_metrics.total_images == 2
+
+
+def test_a_template_that_leaves_out_earlier_reasoning_computes_new_tokens_only(published, runtime_device):
+    with (
+        LLMInferenceRuntime(published, runtime_device, prefix_cache_bytes=0) as recomputing,
+        LLMInferenceRuntime(published, runtime_device) as reusing,
+    ):
+        around = AROUND + len("<think>\n\n</think>\n\n")
+        assert converse(reusing, recomputing)[1:] == new_tokens(reusing, around)
 
 
 def test_conversations_about_different_images_of_one_batch_are_continued_by_the_next(reusing, recomputing):
