@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import lora_inputs
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
+from edgellm_ros.multimodal.video_config import AS_TEXT
+from edgellm_ros.multimodal.video_processor import VideoProcessor
+from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
+EXAMPLE_SIZE = 640, 480  # width and height of a camera's frame in pixels
+TIMESTAMP_TOKENS = 9  # of "<12.5 seconds>", vision_start and vision_end with the tokenizer of Qwen3-VL
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
 PARTS = ("llm", "visual", "audio", "action")
 
@@ -151,6 +157,7 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         rows.append(
             ("vision", f"{vision.depth} blocks of {vision.hidden_size}, patches of {vision.patch_size} px")
         )
+        rows.append(("video", _video_limits(vision, builder.max_input_len)))
     if config.audio is not None:
         audio = config.audio
         longest = audio.max_seconds(builder.max_input_len)
@@ -175,6 +182,25 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         ),
     ]
     return rows
+
+
+def _video_limits(vision: VisionConfig, max_input_len: int) -> str:
+    """Describe the videos that a tower takes, for frames of a common size."""
+    if not isinstance(vision, QwenVisionTower) or vision.video is None:
+        return "not supported"
+    processor, length = VideoProcessor(vision, vision.video), vision.temporal_patch_size
+    words = TIMESTAMP_TOKENS if vision.video.timestamps == AS_TEXT else 0
+    width, height = EXAMPLE_SIZE
+    counts = range(length, length * max_input_len + 1, length)
+    grids = (processor.grid(frames, height, width) for frames in counts)
+    fitting = list(takewhile(lambda grid: grid.tokens + grid.groups * words <= max_input_len, grids))
+    tokens = processor.grid(length, height, width).tokens
+    limit = f"{length} frames of {width}x{height} px are {tokens} tokens"
+    if not fitting:
+        return f"groups of {length} frames; {limit}, too many for a prompt"
+    most = fitting[-1]
+    shrunk = f" ({most.group_tokens} each {length})" if most.group_tokens != tokens else ""
+    return f"groups of {length} frames; {limit}, a prompt takes about {most.groups * length}{shrunk}"
 
 
 def _part(engine: Path, name: str) -> PartReport:

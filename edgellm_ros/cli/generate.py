@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from edgellm_ros.cli import arguments
 from edgellm_ros.cli.inputs import read_history, read_image
-from edgellm_ros.cli.request_files import ReadSound, read_conversation
+from edgellm_ros.cli.request_files import FileReaders, ReadSound, read_conversation
 from edgellm_ros.cli.sound_file import read_sound
+from edgellm_ros.cli.video_file import read_video
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
@@ -40,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--messages",
         metavar="FILE",
         help="conversation as JSON, in place of --prompt: a list of messages, or an object with messages, "
-        "tools and enable_thinking; images and sounds are files relative to its folder",
+        "tools and enable_thinking; images, videos and sounds are files relative to its folder",
     )
     parser.add_argument(
         "--requests",
@@ -211,7 +212,6 @@ def make_request(
     """
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
-    sounds = sound_reader(args.engine_dir, config)
     inputs = {
         "history": None if args.history is None else read_history(args.history),
         "speed": args.speed,
@@ -220,13 +220,14 @@ def make_request(
         **common_fields(args, config),
     }
     if args.messages is not None:
-        conversation = read_conversation(args.messages, sounds)
+        conversation = read_conversation(args.messages, file_readers(args.engine_dir, config))
         try:
             return LLMGenerationRequest(**inputs, **conversation)
         except ValueError as error:
             raise ValueError(f"{args.messages}: {error}") from None
     if args.audio and config.audio is None:
         raise ValueError(f"--audio {args.audio[0]}: {args.engine_dir} has no audio encoder")
+    sounds = sound_reader(args.engine_dir, config)
     return LLMGenerationRequest(
         prompt=args.prompt or "",
         system_prompt=args.system,
@@ -245,6 +246,11 @@ def sound_reader(engine_dir: str, config: EngineConfig) -> ReadSound:
         return read_sound(path, config.audio.max_seconds(config.builder.max_input_len))
 
     return read
+
+
+def file_readers(engine_dir: str, config: EngineConfig) -> FileReaders:
+    """Return the functions that read sound and video files for an engine."""
+    return FileReaders(sound_reader(engine_dir, config), lambda path, fps: read_video(path, fps, config))
 
 
 def sampling_params(

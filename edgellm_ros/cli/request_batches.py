@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.generate import common_fields, lora_dirs, sampling_params, sound_reader, to_json
+from edgellm_ros.cli.generate import common_fields, file_readers, lora_dirs, sampling_params, to_json
 from edgellm_ros.cli.request_files import read_request_list, request_fields
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _make_request(
 ) -> LLMGenerationRequest:
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
-    fields = request_fields(data, index, args.requests, sound_reader(args.engine_dir, config))
+    fields = request_fields(data, index, args.requests, file_readers(args.engine_dir, config))
     try:
         sampling = sampling_params(args, config, fields.pop("sampling"))
         return LLMGenerationRequest(**{**common_fields(args, config), **fields, "sampling": sampling})

@@ -7,6 +7,9 @@
                  {"messages": [..., {"role": "assistant", "content": "The box is"}],
                   "continue_final_message": true}
   requests       [{"prompt": "go there", "images": ["frame.png"], "max_tokens": 20}, {"messages": [...]}]
+  videos         {"type": "video", "frames": ["0.png", "1.png"], "timestamps": [0.0, 0.5]}, in seconds
+                 {"type": "video", "frames": ["0.png", "1.png"], "fps": 2}
+                 {"type": "video", "video": "clip.mp4", "fps": 2}
 
 Files are relative to the folder of the JSON file. Every error names the file, and the place in it.
 """
@@ -14,7 +17,9 @@ Files are relative to the folder of the JSON file. Every error names the file, a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from edgellm_ros.multimodal.sound import Sound
-    from edgellm_ros.runtime.conversation import Message, Part
+    from edgellm_ros.multimodal.video import Video
+    from edgellm_ros.runtime.conversation import Message, Part, VideoPart
 
 TEMPLATE_KEYS = ("tools", "enable_thinking", "chat_template_kwargs", "continue_final_message")
 CONVERSATION_KEYS = ("messages", *TEMPLATE_KEYS)
@@ -41,7 +47,15 @@ REQUEST_KEYS = (*CONVERSATION_KEYS, *SHORT_KEYS, "images", "audio", *SAMPLING_KE
 ReadSound = Callable[[Path], "Sound"]
 
 
-def read_conversation(path: str | Path, read_sound: ReadSound) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FileReaders:
+    """Functions that read files for one engine."""
+
+    sound: ReadSound
+    video: Callable[[Path, float], Video]  # path, frames per second to sample
+
+
+def read_conversation(path: str | Path, readers: FileReaders) -> dict[str, Any]:
     """Read a conversation; return its fields of LLMGenerationRequest.
 
     The file has a list of messages, or an object with messages, tools, enable_thinking, chat_template_kwargs
@@ -51,7 +65,7 @@ def read_conversation(path: str | Path, read_sound: ReadSound) -> dict[str, Any]
     if isinstance(data, list):
         data = {"messages": data}
     _check_object(data, str(path), CONVERSATION_KEYS, required=("messages",), also="a list of messages or ")
-    return _conversation(data, Path(path), str(path), read_sound)
+    return _conversation(data, Path(path), str(path), readers)
 
 
 def read_request_list(path: str | Path) -> list[Any]:
@@ -62,7 +76,7 @@ def read_request_list(path: str | Path) -> list[Any]:
     return data
 
 
-def request_fields(data: Any, index: int, path: str | Path, read_sound: ReadSound) -> dict[str, Any]:
+def request_fields(data: Any, index: int, path: str | Path, readers: FileReaders) -> dict[str, Any]:
     """Return one request's fields of LLMGenerationRequest; those of its sampling are under "sampling".
 
     ValueError or OSError.
@@ -74,7 +88,7 @@ def request_fields(data: Any, index: int, path: str | Path, read_sound: ReadSoun
     folder = Path(path).parent
     fields: dict[str, Any] = {key: data[key] for key in OTHER_KEYS if key in data}
     fields |= {name: data[key] for key, name in SHORT_KEYS.items() if key in data}
-    for key, read in (("images", read_image), ("audio", read_sound)):
+    for key, read in (("images", read_image), ("audio", readers.sound)):
         if key in data:
             if not isinstance(data[key], list):
                 raise ValueError(f"{where}.{key}: expected a list of file names, got {_described(data[key])}")
@@ -87,10 +101,10 @@ def request_fields(data: Any, index: int, path: str | Path, read_sound: ReadSoun
     fields["sampling"] = {key: data[key] for key in SAMPLING_KEYS if key in data}
     if not {"messages", "prompt", "audio"} & set(data):
         raise ValueError(f"{where}: nothing to answer: give messages, prompt or audio")
-    return fields | _conversation(data, Path(path), where, read_sound)
+    return fields | _conversation(data, Path(path), where, readers)
 
 
-def _conversation(data: dict[str, Any], path: Path, where: str, read_sound: ReadSound) -> dict[str, Any]:
+def _conversation(data: dict[str, Any], path: Path, where: str, readers: FileReaders) -> dict[str, Any]:
     fields: dict[str, Any] = {key: data[key] for key in TEMPLATE_KEYS if data.get(key) is not None}
     if "messages" in data:
         messages = data["messages"]
@@ -98,13 +112,13 @@ def _conversation(data: dict[str, Any], path: Path, where: str, read_sound: Read
             raise ValueError(f"{where}: messages: expected a list, got {_described(messages)}")
         place = f"{where}: messages"
         fields["messages"] = [
-            _message(message, f"{place}[{index}]", path.parent, read_sound)
+            _message(message, f"{place}[{index}]", path.parent, readers)
             for index, message in enumerate(messages)
         ]
     return fields
 
 
-def _message(data: Any, where: str, folder: Path, read_sound: ReadSound) -> Message:
+def _message(data: Any, where: str, folder: Path, readers: FileReaders) -> Message:
     from edgellm_ros.runtime.conversation import Message
 
     _check_object(data, where, ("role", "content", *MESSAGE_FIELDS), required=("role",))
@@ -113,7 +127,7 @@ def _message(data: Any, where: str, folder: Path, read_sound: ReadSound) -> Mess
         content = ""
     if isinstance(content, list):
         content = [
-            _part(part, f"{where}.content[{index}]", folder, read_sound) for index, part in enumerate(content)
+            _part(part, f"{where}.content[{index}]", folder, readers) for index, part in enumerate(content)
         ]
     elif not isinstance(content, str):
         raise ValueError(f"{where}.content: expected a string or a list of parts, got {_described(content)}")
@@ -143,13 +157,15 @@ def _with_argument_object(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
 
 
-def _part(data: Any, where: str, folder: Path, read_sound: ReadSound) -> Part:
+def _part(data: Any, where: str, folder: Path, readers: FileReaders) -> Part:
     from edgellm_ros.runtime.conversation import AudioPart, ImagePart, TextPart
 
-    kinds = ("text", "image", "audio")
+    kinds = ("text", "image", "video", "audio")
     kind = data.get("type") if isinstance(data, dict) else None
     if isinstance(data, dict) and kind not in kinds:
         raise ValueError(f"{where}.type: expected one of {', '.join(kinds)}, got {quoted(kind)}")
+    if kind == "video":
+        return _video(data, where, folder, readers)
     _check_object(data, where, ("type", str(kind)), required=(str(kind),))
     if kind == "text":
         if not isinstance(data["text"], str):
@@ -157,7 +173,32 @@ def _part(data: Any, where: str, folder: Path, read_sound: ReadSound) -> Part:
         return TextPart(data["text"])
     if kind == "image":
         return ImagePart(_read_file(read_image, folder, data["image"], f"{where}.image"))
-    return AudioPart(_read_file(read_sound, folder, data["audio"], f"{where}.audio"))
+    return AudioPart(_read_file(readers.sound, folder, data["audio"], f"{where}.audio"))
+
+
+def _video(data: dict[str, Any], where: str, folder: Path, readers: FileReaders) -> VideoPart:
+    from edgellm_ros.multimodal.video import Video
+    from edgellm_ros.runtime.conversation import VideoPart
+
+    if "video" in data:
+        _check_object(data, where, ("type", "video", "fps"), required=("fps",))
+        fps = data["fps"]
+        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
+            raise ValueError(f"{where}.fps: expected a positive number, got {_described(fps)}")
+        return VideoPart(
+            _read_file(lambda path: readers.video(path, fps), folder, data["video"], f"{where}.video")
+        )
+    _check_object(data, where, ("type", "frames", "timestamps", "fps"), required=("frames",))
+    names = data["frames"]
+    if not isinstance(names, list):
+        raise ValueError(f"{where}.frames: expected a list of file names, got {_described(names)}")
+    frames = [
+        _read_file(read_image, folder, name, f"{where}.frames[{index}]") for index, name in enumerate(names)
+    ]
+    try:
+        return VideoPart(Video(frames, data.get("timestamps"), data.get("fps")))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _read_file(read: Callable[[Path], Any], folder: Path, name: Any, where: str) -> Any:

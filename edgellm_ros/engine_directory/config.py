@@ -18,7 +18,8 @@ from edgellm_ros.engine_directory.recurrent_config import (
 )
 from edgellm_ros.engine_directory.schema import from_dict, to_dict
 from edgellm_ros.multimodal.audio_config import AudioConfig
-from edgellm_ros.multimodal.vision_config import VisionConfig
+from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
+from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
 FORMAT_VERSION = 5
 CONFIG_FILE = "config.json"
@@ -247,6 +248,7 @@ class EngineConfig:
     max_kv_cache_capacity = property(lambda self: self.builder.max_kv_cache_capacity)
     max_supported_lora_rank = property(lambda self: self.builder.max_lora_rank)
     hidden_state_layers = property(lambda self: self.builder.hidden_state_layers)
+    video = property(lambda self: _video(self))
     image_token_id = property(lambda self: self.special_tokens.image_token_id)
     audio_token_id = property(lambda self: self.special_tokens.audio_token_id)
     use_context_dependent_rope = property(lambda self: bool(self.llm.rope.mrope_section))
@@ -289,6 +291,7 @@ class EngineConfig:
                 raise ValueError(
                     "special_tokens needs image_token_id and vision_start_token_id for a vision tower"
                 )
+        self._check_video()
         if audio is not None:
             if audio.output_dim != llm.hidden_size:
                 raise ValueError(f"audio output_dim {audio.output_dim} is not hidden_size {llm.hidden_size}")
@@ -310,6 +313,17 @@ class EngineConfig:
                 raise ValueError(
                     f"stop_token_ids must have future_start_token_id {action.future_start_token_id}"
                 )
+
+    def _check_video(self) -> None:
+        video = _video(self)
+        if video is None:
+            return
+        if not 0 <= video.token_id < self.llm.vocab_size:
+            raise ValueError(f"video token_id {video.token_id} is outside of 0..{self.llm.vocab_size - 1}")
+        if video.token_id == self.special_tokens.image_token_id:
+            raise ValueError(f"video token_id {video.token_id} is image_token_id too")
+        if video.timestamps == AS_TEXT and self.special_tokens.vision_end_token_id is None:
+            raise ValueError("special_tokens needs vision_end_token_id for videos with timestamps as text")
 
     def save(self, engine_dir: str | Path) -> Path:
         """Write `config.json` into the directory and return its path."""
@@ -339,6 +353,11 @@ class EngineConfig:
         config = from_dict(cls, data, str(path))
         check_files(engine_dir, config.files, verify)
         return config
+
+
+def _video(config: EngineConfig) -> VideoConfig | None:
+    """Return the video processor's configuration; None if the engine takes no videos."""
+    return config.vision.video if isinstance(config.vision, QwenVisionTower) else None
 
 
 def _recurrent_size(config: EngineConfig, name: str) -> int:

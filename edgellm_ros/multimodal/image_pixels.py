@@ -28,33 +28,45 @@ def check_image(image: np.ndarray) -> None:
 
 
 class PatchCutter:
-    """Resizes and normalises images, and cuts them into patches."""
+    """Resizes and normalises images, and cuts them into patches.
 
-    def __init__(self, config: VisionTower) -> None:
+    levels [C, 256]: the normalised value of each of a pixel's 256 values. resample: PIL's code of the filter.
+    """
+
+    def __init__(self, config: VisionTower, levels: np.ndarray, resample: int) -> None:
         self._config = config
+        self._levels = levels
+        self._resample = Image.Resampling(resample)
+
+    @classmethod
+    def for_images(cls, config: VisionTower) -> PatchCutter:
+        """Make the cutter of a tower's image processor."""
         # A pixel has 256 values: rescaling and normalising are one look-up, in the reference's order of
         # roundings.
         levels = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
         mean, std = np.array(config.image_mean, np.float32), np.array(config.image_std, np.float32)
-        self._normalised = (levels[None, :] - mean[:, None]) / std[:, None]  # [C, 256]
+        return cls(config, (levels[None, :] - mean[:, None]) / std[:, None], config.resample)
 
     def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
         """Resize an image to this height and width in pixels."""
         if (height, width) == image.shape[:2]:
             return image
-        resample = Image.Resampling(self._config.resample)
-        return np.asarray(Image.fromarray(image).resize((width, height), resample))
+        return np.asarray(Image.fromarray(image).resize((width, height), self._resample))
 
-    def cut(self, image: np.ndarray) -> np.ndarray:
-        """Normalise an image and cut it into patches, merge block by merge block.
+    def cut(self, *frames: np.ndarray) -> np.ndarray:
+        """Normalise frames of one size and cut them into patches, merge block by merge block.
 
-        Its sides are multiples of the merge block's. Returns [P, C*p*p] float32: one frame of each patch.
+        Their sides are multiples of the merge block's. Returns [P, C*T*p*p] float32, T frames of each patch.
         """
         patch, merge = self._config.patch_size, self._config.spatial_merge_size
-        rows, columns = image.shape[0] // patch, image.shape[1] // patch
-        blocks = image.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
-        blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch, patch)
-        pixel_values = np.empty((rows * columns, 3, patch, patch), np.float32)
-        for channel in range(3):
-            pixel_values[:, channel] = self._normalised[channel][blocks[:, channel]]
-        return pixel_values.reshape(rows * columns, -1)
+        rows, columns = frames[0].shape[0] // patch, frames[0].shape[1] // patch
+        values = np.empty((rows * columns, 3, len(frames), patch, patch), np.float32)
+        for index, frame in enumerate(frames):
+            if index and frame is frames[index - 1]:
+                values[:, :, index] = values[:, :, index - 1]
+                continue
+            blocks = frame.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+            blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, patch, patch)
+            for channel in range(3):
+                values[:, channel, index] = self._levels[channel][blocks[:, channel]]
+        return values.reshape(rows * columns, -1)

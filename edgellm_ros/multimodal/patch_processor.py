@@ -22,7 +22,7 @@ class PatchProcessor:
 
     def __init__(self, config: Qwen3VisionConfig | Qwen2_5VisionConfig) -> None:
         self._config = config
-        self._cutter = PatchCutter(config)
+        self._cutter = PatchCutter.for_images(config)
 
     def token_grid(self, height: int, width: int) -> tuple[int, int]:
         """Compute rows and columns of tokens. ValueError for a side ratio above 200."""
@@ -31,13 +31,14 @@ class PatchProcessor:
         return resized_height // factor, resized_width // factor
 
     def pixel_values(self, image: np.ndarray) -> np.ndarray:
-        """Compute normalised patches [P, C*p*p], merge block by merge block.
+        """Compute normalised patches [P, values of a patch], merge block by merge block.
 
-        The reference repeats a still image for T frames; these are the patches of one frame.
+        As in the reference, a still image is repeated for the frames of a patch.
         """
         check_image(image)
         height, width = smart_resize(image.shape[0], image.shape[1], self._config)
-        return self._cutter.cut(self._cutter.resize(image, height, width))
+        resized = self._cutter.resize(image, height, width)
+        return self._cutter.cut(*[resized] * self._config.frames_per_patch)
 
     def grid_inputs(self, token_grid: tuple[int, int]) -> dict[str, np.ndarray]:
         """Compute the positions of the patches, see `vision_positions`."""
@@ -51,19 +52,32 @@ def smart_resize(height: int, width: int, config: QwenVisionTower) -> tuple[int,
     Both are multiples of patch size times merge size, their product is within the processor's limits, and the
     aspect ratio is kept as closely as that allows. ValueError for a side ratio above 200.
     """
-    ratio = max(height, width) / min(height, width)
-    if ratio > MAX_ASPECT_RATIO:
+    check_aspect_ratio(height, width)
+    return fit_area(height, width, config.size_factor, config.min_pixels, config.max_pixels)
+
+
+def check_aspect_ratio(height: int, width: int) -> None:
+    """Check that the sides of an image differ by a factor of at most 200. ValueError otherwise."""
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
         raise ValueError(
             f"an image's sides may differ by a factor of at most {MAX_ASPECT_RATIO}, got {width}x{height}"
         )
-    factor = config.size_factor
+
+
+def fit_area(
+    height: int, width: int, factor: int, low: int, high: int, frames: int = 1, counted_frames: int = 1
+) -> tuple[int, int]:
+    """Compute a size in multiples of `factor` pixels whose area, over all frames, is from `low` to `high`.
+
+    counted_frames: what the multiples are compared with the limits for; `frames` rounded, in the reference.
+    """
     resized_height, resized_width = round(height / factor) * factor, round(width / factor) * factor
-    if resized_height * resized_width > config.max_pixels:
-        shrink = math.sqrt(height * width / config.max_pixels)
+    if counted_frames * resized_height * resized_width > high:
+        shrink = math.sqrt(frames * height * width / high)
         resized_height = max(factor, math.floor(height / shrink / factor) * factor)
         resized_width = max(factor, math.floor(width / shrink / factor) * factor)
-    elif resized_height * resized_width < config.min_pixels:
-        grow = math.sqrt(config.min_pixels / (height * width))
+    elif counted_frames * resized_height * resized_width < low:
+        grow = math.sqrt(low / (frames * height * width))
         resized_height = math.ceil(height * grow / factor) * factor
         resized_width = math.ceil(width * grow / factor) * factor
     return resized_height, resized_width

@@ -19,7 +19,7 @@ class TileProcessor:
 
     def __init__(self, config: InternVLVisionConfig) -> None:
         self._config = config
-        self._cutter = PatchCutter(config)
+        self._cutter = PatchCutter.for_images(config)
 
     def token_grid(self, height: int, width: int) -> tuple[int, int]:
         """Compute the number of tiles, and the number of tokens of a tile."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from edgellm_ros.multimodal.video_config import VideoConfig
+
 
 @dataclass(frozen=True)
 class VisionTower:
@@ -63,9 +65,14 @@ class VisionTower:
         return self.hidden_size // self.num_heads
 
     @property
+    def frames_per_patch(self) -> int:
+        """Return the number of frames that pixel_values have of each patch."""
+        return 1
+
+    @property
     def patch_dim(self) -> int:
-        """Return the number of values of one frame of a patch: channels x patch x patch."""
-        return self.in_channels * self.patch_size**2
+        """Return the number of values of a patch: channels x frames x patch x patch."""
+        return self.in_channels * self.frames_per_patch * self.patch_size**2
 
     @property
     def patches_per_token(self) -> int:
@@ -96,13 +103,14 @@ class QwenVisionTower(VisionTower):
     """What the kinds of Qwen have: images of any size, with 2-D rotary positions.
 
     An image is resized to multiples of patch size times merge size, within limits of its area. Weights are
-    for pairs of video frames; a still image repeats the frame.
+    for groups of video frames; a still image repeats the frame.
     """
 
     temporal_patch_size: int
     rope_theta: float
     min_pixels: int  # smallest area of a resized image; the processor's `shortest_edge`
     max_pixels: int  # largest area of a resized image; the processor's `longest_edge`
+    video: VideoConfig | None = field(default=None, kw_only=True)  # None = the engine takes no videos
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,6 +122,10 @@ class QwenVisionTower(VisionTower):
             raise ValueError(
                 f"hidden_size {self.hidden_size} / num_heads {self.num_heads} must be a multiple of 4"
             )
+
+    @property
+    def frames_per_patch(self) -> int:
+        return self.temporal_patch_size if self.video is not None else 1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one image through the vision tower, into embedding rows of the LLM."""
+"""Runs images and videos through the vision tower, into embedding rows of the LLM."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.image_processor import make_image_processor
-from edgellm_ros.multimodal.vision_config import VisionConfig
+from edgellm_ros.multimodal.video import Video
+from edgellm_ros.multimodal.video_processor import VideoGrid, VideoProcessor
+from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
 MAX_CACHED_GRIDS = 8
 
 
 class VisionRunner:
-    """Runs the vision tower, one image per run, and owns its inputs.
+    """Runs the vision tower, one image or one group of video frames per run, and owns its inputs.
 
-    The rows of an image depend on that image alone. `max_tokens`: largest number of rows of one image (the
-    limit of a prompt).
+    The rows of an image depend on that image alone, those of a group on its frames and on the size to which
+    the whole video is resized. `max_tokens`: largest number of rows of one image or video (the limit of a
+    prompt).
     """
 
     def __init__(
@@ -33,6 +36,9 @@ class VisionRunner:
         self._device = device
         self._max_tokens = max_tokens
         self._processor = make_image_processor(config)
+        self.videos: VideoProcessor | None = None  # None = the tower takes no videos
+        if isinstance(config, QwenVisionTower) and config.video is not None:
+            self.videos = VideoProcessor(config, config.video)
         self._pixel_values = device.empty(config.pixels_shape(max_tokens), np.float32)
         self._last_run: BindingSnapshot | None = None
         self._grid_inputs: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
@@ -51,12 +57,45 @@ class VisionRunner:
             )
         return grid
 
+    def video_grid(self, video: Video) -> VideoGrid:
+        """Compute the tokens of a video, for a tower that takes videos.
+
+        ValueError for more than max_tokens tokens.
+        """
+        assert self.videos is not None
+        frames, (height, width) = len(video.frames), video.size
+        grid = self.videos.grid(frames, height, width)
+        if grid.tokens > self._max_tokens:
+            raise ValueError(
+                f"a video of {frames} frames of {width}x{height} pixels becomes {grid.groups} x "
+                f"{grid.group_tokens} tokens, the engine takes at most {self._max_tokens}"
+            )
+        return grid
+
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
         """Encode an image into image_rows [tokens, H] and the deepstack rows."""
-        host_values = self._processor.pixel_values(image)
+        grid = self._processor.token_grid(*image.shape[:2])
+        self._run(self._processor.pixel_values(image), grid, image_rows, deepstack_rows)
+
+    def encode_group(
+        self, video: Video, group: int, image_rows: Tensor, deepstack_rows: Sequence[Tensor]
+    ) -> None:
+        """Encode a group of a video's frames, counted from 0, as `encode` does an image."""
+        assert self.videos is not None
+        grid = self.videos.grid(len(video.frames), *video.size)
+        host_values = self.videos.pixel_values(video, group)
+        self._run(host_values, (grid.rows, grid.columns), image_rows, deepstack_rows)
+
+    def _run(
+        self,
+        host_values: np.ndarray,
+        token_grid: tuple[int, int],
+        image_rows: Tensor,
+        deepstack_rows: Sequence[Tensor],
+    ) -> None:
         pixel_values = self._pixel_values.rows(0, len(host_values))
         self._device.upload(pixel_values, host_values)
-        grid_inputs = self._inputs_of_grid(self._processor.token_grid(*image.shape[:2]))
+        grid_inputs = self._inputs_of_grid(token_grid)
         tensors = {
             "pixel_values": pixel_values,
             **grid_inputs,

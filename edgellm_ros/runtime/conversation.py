@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a conversation: who said what, with images and sounds between the words.
+"""Messages of a conversation: who said what, with images, videos and sounds between the words.
 
 A conversation is a sequence of messages. The content of a message is text, or parts in the order in which the
 chat template writes them.
@@ -16,6 +16,7 @@ import numpy as np
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.multimodal.video import Video
 
 USER, ASSISTANT = "user", "assistant"
 ROLES = ("system", USER, ASSISTANT, "tool")
@@ -37,13 +38,20 @@ class ImagePart:
 
 
 @dataclass(frozen=True, eq=False)
+class VideoPart:
+    """One video: frames with timestamps."""
+
+    video: Video
+
+
+@dataclass(frozen=True, eq=False)
 class AudioPart:
     """One sound."""
 
     sound: Sound
 
 
-Part = TextPart | ImagePart | AudioPart
+Part = TextPart | ImagePart | VideoPart | AudioPart
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +102,11 @@ def images_of(messages: Iterable[Message]) -> tuple[np.ndarray, ...]:
     return tuple(part.image for message in messages for part in message.parts if isinstance(part, ImagePart))
 
 
+def videos_of(messages: Iterable[Message]) -> tuple[Video, ...]:
+    """Return all videos in the order of the conversation."""
+    return tuple(part.video for message in messages for part in message.parts if isinstance(part, VideoPart))
+
+
 def sounds_of(messages: Iterable[Message]) -> tuple[Sound, ...]:
     """Return all sounds in the order of the conversation."""
     return tuple(part.sound for message in messages for part in message.parts if isinstance(part, AudioPart))
@@ -118,10 +131,13 @@ def _check_message(message: Message, where: str) -> None:
                 check_image(part.image)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
+        elif isinstance(part, VideoPart):
+            if not isinstance(part.video, Video):
+                raise ValueError(f"{place}: video must be a Video, got {type(part.video).__name__}")
         elif isinstance(part, AudioPart):
             if not isinstance(part.sound, Sound):
                 raise ValueError(f"{place}: sound must be a Sound, got {type(part.sound).__name__}")
         else:
             raise ValueError(
-                f"{place} must be TextPart, ImagePart or AudioPart, got {type(part).__name__}"
+                f"{place} must be TextPart, ImagePart, VideoPart or AudioPart, got {type(part).__name__}"
             )

@@ -34,7 +34,8 @@ class MultimodalMetrics:
     """Counters of the vision and audio encoders."""
 
     total_images: int = 0
-    total_image_tokens: int = 0  # rows of embeddings that the images became
+    total_frame_groups: int = 0  # groups of video frames, two frames each in published models
+    total_image_tokens: int = 0  # rows of embeddings that the images and videos became
     total_sounds: int = 0
     total_audio_tokens: int = 0  # rows of embeddings that the sounds became
     seconds: float = 0.0  # of both encoders

@@ -38,7 +38,7 @@ from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.prefix.prefix_cache import Prefix, PrefixCache
-from edgellm_ros.runtime.prefix.prefix_key import prefix_keys
+from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, prefix_keys
 from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
@@ -183,8 +183,15 @@ class Pipeline:
         if not self.prefixes.capacity_bytes or not sequences:
             return
         for sequence in sequences:
-            ids, images, sounds = sequence.token_ids, sequence.image_tokens, sequence.audio_tokens
-            keys = prefix_keys(ids, sequence.request, images, sounds, self.config.special_tokens)
+            keys = prefix_keys(
+                sequence.token_ids,
+                sequence.request,
+                sequence.image_tokens,
+                sequence.audio_tokens,
+                self.config.special_tokens,
+                self._frame_groups(sequence),
+                self._video_token_id,
+            )
             sequence.prefix_keys = keys
             if reuse:
                 sequence.prefix = self.prefixes.match(sequence.adapter.key, keys)
@@ -198,6 +205,25 @@ class Pipeline:
             room = self._room_for_prefixes(sequences)
         for sequence in sequences:
             sequence.kv_length = sequence.reused_tokens = min(sequence.prefix.length, room)
+
+    @property
+    def _video_token_id(self) -> int | None:
+        return self.config.video.token_id if self.config.video is not None else None
+
+    def _frame_groups(self, sequence: GenerationSequence) -> list[FrameGroup]:
+        """Return the groups of frames of a prompt's videos."""
+        if self.vision is None or self.vision.videos is None:
+            return []
+        return [
+            FrameGroup(
+                self.vision.videos.group(video, index),
+                layout.grid.rows,
+                layout.grid.columns,
+                index * layout.blocks[0].step,
+            )
+            for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True)
+            for index in range(layout.grid.groups)
+        ]
 
     def _room_for_prefixes(self, sequences: list[GenerationSequence]) -> int:
         new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
@@ -281,7 +307,7 @@ class Pipeline:
         return self.prefixes.stored_length(key, keys)
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Encode images, one at a time; cancelled sequences are skipped."""
+        """Encode images, one at a time, then videos; cancelled sequences are skipped."""
         if self.vision is None:
             return
         for sequence in sequences:
@@ -297,6 +323,24 @@ class Pipeline:
                     self.vision.encode(images[index], image_rows, deepstack_rows)
                     self._metrics.multimodal.total_images += 1
                     self._metrics.multimodal.total_image_tokens += height * width
+            self._encode_videos(sequence, self.vision)
+
+    def _encode_videos(self, sequence: GenerationSequence, vision: VisionRunner) -> None:
+        """Encode the videos of a sequence, one group of frames at a time."""
+        row = sequence.video_row
+        first_new = row + sequence.reused(self._video_token_id)
+        step = len(sequence.image_grids)
+        for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True):
+            tokens = layout.grid.group_tokens
+            for group in range(layout.grid.groups):
+                if not sequence.report("vision", step):
+                    return
+                start, row, step = row, row + tokens, step + 1
+                if row > first_new:
+                    image_rows, deepstack_rows = self.embedder.image_rows(start, tokens)
+                    vision.encode_group(video, group, image_rows, deepstack_rows)
+                    self._metrics.multimodal.total_frame_groups += 1
+                    self._metrics.multimodal.total_image_tokens += tokens
 
     def encode_audio(self, sequences: list[GenerationSequence]) -> None:
         """Encode sounds, one at a time; cancelled sequences are skipped."""
@@ -348,6 +392,7 @@ class Pipeline:
         first_rows = [
             (
                 sequence.image_row + sequence.reused(self.config.image_token_id),
+                sequence.video_row + sequence.reused(self._video_token_id),
                 sequence.audio_row + sequence.reused(self.config.audio_token_id),
             )
             for sequence in sequences

@@ -14,7 +14,8 @@ import numpy as np
 from edgellm_ros.echo import quoted
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.multimodal.sound import Sound
-from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of
+from edgellm_ros.multimodal.video import Video
+from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of, videos_of
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
@@ -90,9 +91,9 @@ class Progress:
 class LLMGenerationRequest:
     """One question to the model, or a conversation whose last message the model answers or continues.
 
-    The short form is `prompt` with `system_prompt`, `images` and `audio`; `messages` are the long form. The
-    KV rows of answers to the long form are stored for the next turn. ValueError names a field that is out of
-    range or of another type, and refuses both forms at once.
+    The short form is `prompt` with `system_prompt`, `images`, `videos` and `audio`; `messages` are the long
+    form. The KV rows of answers to the long form are stored for the next turn. ValueError names a field that
+    is out of range or of another type, and refuses both forms at once.
     """
 
     prompt: str = ""  # the user's text; may be empty
@@ -116,12 +117,17 @@ class LLMGenerationRequest:
     enable_thinking: bool | None = None  # for the chat template; None = the template's default
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # its further variables
     continue_final_message: bool = False  # the model continues the last message, which is an answer
+    videos: tuple[Video, ...] = ()  # of the short form; placed after the images in the prompt
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a string, got {quoted(getattr(self, name))}")
         object.__setattr__(self, "images", tuple(self.images))
+        object.__setattr__(self, "videos", tuple(self.videos))
+        for index, video in enumerate(self.videos):
+            if not isinstance(video, Video):
+                raise ValueError(f"videos[{index}] must be a Video, got {type(video).__name__}")
         object.__setattr__(self, "audio", tuple(self.audio))
         self._check_conversation()
         if not isinstance(self.sampling, SamplingParams):
@@ -141,6 +147,11 @@ class LLMGenerationRequest:
         return self.images if self.messages is None else images_of(self.messages)
 
     @property
+    def prompt_videos(self) -> tuple[Video, ...]:
+        """All videos of the prompt in their order."""
+        return self.videos if self.messages is None else videos_of(self.messages)
+
+    @property
     def prompt_audio(self) -> tuple[Sound, ...]:
         """All sounds of the prompt in their order."""
         return self.audio if self.messages is None else sounds_of(self.messages)
@@ -154,7 +165,8 @@ class LLMGenerationRequest:
         if self.messages is not None:
             if not isinstance(self.messages, (list, tuple)):
                 raise ValueError(f"messages must be a sequence of Message, got {quoted(self.messages)}")
-            short = [name for name in ("prompt", "system_prompt", "images", "audio") if getattr(self, name)]
+            names = ("prompt", "system_prompt", "images", "videos", "audio")
+            short = [name for name in names if getattr(self, name)]
             if short:
                 raise ValueError(f"a request has messages or {short[0]}, not both")
             object.__setattr__(self, "messages", tuple(self.messages))

@@ -12,6 +12,7 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.trajectory_history import check_history, history_speed, history_tokens
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.audio_runner import AudioRunner
+from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.lora import LoraAdapters
@@ -19,6 +20,7 @@ from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_rope_index
 from edgellm_ros.runtime.prompt.text_stream import TextStream
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.prompt.video_layout import VideoLayout, lay_out_video
 from edgellm_ros.runtime.request import LLMGenerationRequest, check_speed
 
 
@@ -69,7 +71,8 @@ class RequestPreparer:
         ValueError if the system prompt is empty, too long, or not the first part of the chat template.
         """
         request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
-        return self._make_sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
+        token_ids = self._prompts.system_prefix(system_prompt)
+        return self._make_sequence(request, token_ids, [], [], [], first_row=0)
 
     def prepare_next_turn(
         self, answered: GenerationSequence, first_row: int
@@ -82,10 +85,12 @@ class RequestPreparer:
         if answered.request.messages is None:
             return None
         request = dataclasses.replace(answered.request, on_progress=None, cancel=None)
-        images, sounds = answered.image_tokens, answered.audio_tokens
+        grids, videos, sounds = answered.image_grids, answered.videos, answered.audio_tokens
         try:
-            token_ids = self._prompts.next_turn_prefix(request, answered.text.text, images, sounds)
-            turn = self._make_sequence(request, token_ids, answered.image_grids, sounds, first_row)
+            token_ids = self._prompts.next_turn_prefix(
+                request, answered.text.text, answered.image_tokens, sounds, _token_ids(videos)
+            )
+            turn = self._make_sequence(request, token_ids, grids, videos, sounds, first_row)
         except ValueError:
             return None
         turn.adapter = answered.adapter
@@ -105,9 +110,10 @@ class RequestPreparer:
         images, sounds = request.prompt_images, request.prompt_audio
         grids = [self._vision.token_grid(image) for image in images] if self._vision else []
         image_tokens = [height * width for height, width in grids]
+        videos = [self._lay_out(video) for video in request.prompt_videos]
         audio_tokens = [self._audio.num_tokens(sound) for sound in sounds] if self._audio else []
-        token_ids = self._prompts.build(request, image_tokens, audio_tokens, history)
-        sequence = self._make_sequence(request, token_ids, grids, audio_tokens, first_row)
+        token_ids = self._prompts.build(request, image_tokens, audio_tokens, history, _token_ids(videos))
+        sequence = self._make_sequence(request, token_ids, grids, videos, audio_tokens, first_row)
         sequence.speed = speed
         sequence.noise_seed = noise_seed if request.noise_seed is None else request.noise_seed
         return sequence
@@ -117,6 +123,7 @@ class RequestPreparer:
         request: LLMGenerationRequest,
         token_ids: list[int],
         grids: list[tuple[int, int]],
+        videos: list[VideoLayout],
         audio_tokens: list[int],
         first_row: int,
     ) -> GenerationSequence:
@@ -131,9 +138,20 @@ class RequestPreparer:
         positions, delta = plain_rope_index(len(token_ids)), 0
         if config.use_context_dependent_rope:
             positions, delta = get_rope_index(
-                token_ids, grids, tokens.image_token_id, tokens.vision_start_token_id
+                token_ids,
+                grids,
+                tokens.image_token_id,
+                tokens.vision_start_token_id,
+                [block for video in videos for block in video.blocks],
+                config.video.token_id if config.video is not None else None,
             )
-        room = config.builder.max_kv_cache_capacity - len(token_ids)
+        capacity = config.builder.max_kv_cache_capacity
+        if len(token_ids) + delta >= capacity:  # times of a video may be beyond the number of tokens
+            raise ValueError(
+                f"the times of the videos reach position {len(token_ids) + delta - 1}; this engine has "
+                f"positions up to {capacity - 1} (max_kv_cache_capacity)"
+            )
+        room = capacity - len(token_ids) - max(delta, 0)
         before = token_ids[-1:] if request.continue_final_message else ()
         return GenerationSequence(
             request=request,
@@ -148,11 +166,21 @@ class RequestPreparer:
             stop_token_ids=config.stop_token_ids,
             future_start_token_id=action.future_start_token_id if action else None,
             text=TextStream(self._tokenizer, request.sampling.stop, before),
+            videos=videos,
         )
+
+    def _lay_out(self, video: Video) -> VideoLayout:
+        config, vision = self._config, self._vision
+        assert vision is not None
+        assert vision.videos is not None  # `_check_against_engine` has refused the request
+        grid, tokens = vision.video_grid(video), config.special_tokens
+        return lay_out_video(video, grid, vision.videos, config.video, self._tokenizer, tokens)
 
     def _check_against_engine(self, request: LLMGenerationRequest) -> None:
         if request.prompt_images and self._vision is None:
             raise ValueError("this engine has no vision encoder, the request has images")
+        if request.prompt_videos and (self._vision is None or self._vision.videos is None):
+            raise ValueError("this engine takes no videos, the request has a video")
         if request.prompt_audio and self._audio is None:
             raise ValueError("this engine has no audio encoder, the request has audio")
         if request.logprobs > self._config.llm.output_vocab_size:
@@ -168,3 +196,7 @@ class RequestPreparer:
                 f"action_samples is {request.action_samples}; this engine takes at most "
                 f"{self._action.max_samples} (max_action_samples)"
             )
+
+
+def _token_ids(videos: Sequence[VideoLayout]) -> list[Sequence[int]]:
+    return [video.token_ids for video in videos]

@@ -84,7 +84,7 @@ def test_fields_of_messages_are_read_unchanged(write):
     asked = {"tool_calls": [{"id": "call_1", "type": "function", "function": function}], "thinking": "hm"}
     answered = {"tool_call_id": "call_1", "name": "f"}
     messages = [SAY, {"role": "assistant", **asked}, {"role": "tool", "content": "5", **answered}]
-    read = read_conversation(write(messages), read_sound=None)["messages"]
+    read = read_conversation(write(messages), readers=None)["messages"]
     assert [message.fields for message in read] == [{}, asked, answered]
 
 
@@ -95,7 +95,7 @@ def test_fields_of_messages_are_read_unchanged(write):
 def test_arguments_of_a_call_in_a_string_of_json_become_an_object(write, written, arguments):
     for call in ({"name": "f", "arguments": written}, {"function": {"name": "f", "arguments": written}}):
         messages = [{"role": "assistant", "tool_calls": [call]}, SAY]
-        read = read_conversation(write(messages), read_sound=None)["messages"][0].fields["tool_calls"][0]
+        read = read_conversation(write(messages), readers=None)["messages"][0].fields["tool_calls"][0]
         assert read.get("function", read) == {"name": "f", "arguments": arguments}
 
 
@@ -124,8 +124,8 @@ def test_an_answer_continues_the_last_message(edgellm, tiny_engine, write):
         ([{"role": "user"}], ["messages[0].content: expected a string or a list", "got None"]),
         ([{"role": "user", "content": ["x"]}], ["messages[0].content[0]: expected an object, got 'x'"]),
         (
-            [{"role": "user", "content": [{"type": "video", "video": "x"}]}],
-            ["messages[0].content[0].type: expected one of text, image, audio, got 'video'"],
+            [{"role": "user", "content": [{"type": "smell", "smell": "x"}]}],
+            ["messages[0].content[0].type: expected one of text, image, video, audio, got 'smell'"],
         ),
         (
             [{"role": "user", "content": [{"type": "image"}]}],

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from qwen_vl_reference import PROMPTS, check_answer, export_beside, save_random_weights  # noqa: E402
+from video_reference import check_videos, write_video_processor  # noqa: E402
 
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint  # noqa: E402
 from fixtures.tiny_checkpoint import write_json  # noqa: E402
@@ -69,6 +70,7 @@ def write_random_checkpoint(directory: Path, seed: int) -> Path:
     size = {"shortest_edge": 4 * area, "longest_edge": 30 * area}
     processor = json.loads(path.read_text())
     write_json(path, processor | {"patch_size": patch, "merge_size": merge, "size": size})
+    write_video_processor(directory, seed)
     save_random_weights(transformers.Qwen2_5_VLForConditionalGeneration, directory, seed)
     return directory
 
@@ -105,3 +107,7 @@ def exported(request, tmp_path_factory):
 @pytest.mark.parametrize("sizes", PROMPTS, ids=len)
 def test_positions_greedy_tokens_and_log_probabilities_match(exported, sizes, runtime_device):
     check_answer(exported, runtime_device, sizes)
+
+
+def test_videos_match(exported, runtime_device):
+    check_videos(exported, runtime_device)

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 from engine_graphs import Graph, LanguageModel  # noqa: E402
 from greedy_answers import TOLERANCE, check_greedy_answer  # noqa: E402
 from qwen_vl_reference import PROMPTS, SIZES, check_answer, export_beside  # noqa: E402
+from video_reference import check_videos, write_video_processor  # noqa: E402
 
 from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
 from edgellm_ros.multimodal.image_processor import make_image_processor  # noqa: E402
@@ -29,7 +30,9 @@ IMAGES = tuple(make_image(*size) for size in SIZES)
 def exported(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("qwen3_5") / "checkpoint"
     write_whole_qwen3_5_checkpoint(directory, request.param)
-    return export_beside(directory, transformers.Qwen3_5ForConditionalGeneration)
+    write_video_processor(directory, request.param)
+    limits = {"max_input_len": 500, "max_kv_cache_capacity": 600}  # a group of frames may be one frame
+    return export_beside(directory, transformers.Qwen3_5ForConditionalGeneration, **limits)
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +59,8 @@ def tower_inputs(exported) -> list[dict[str, np.ndarray]]:
 
 
 def test_pixels_are_those_of_transformers(exported, prompt):
-    vision = exported.model.config.vision_config
-    frames = prompt["pixel_values"].unflatten(1, (3, vision.temporal_patch_size, -1))
     found = np.concatenate([inputs["pixel_values"] for inputs in tower_inputs(exported)])
-    for frame in frames.unbind(2):  # a still image is repeated
-        np.testing.assert_array_equal(found, frame.flatten(1))
+    np.testing.assert_array_equal(found, prompt["pixel_values"])
 
 
 def test_rows_of_the_tower_match(exported, prompt):
@@ -92,6 +92,10 @@ def test_logits_of_every_token_of_a_prompt_with_images_match(exported, prompt):
 @pytest.mark.parametrize("sizes", PROMPTS, ids=len)
 def test_positions_greedy_tokens_and_log_probabilities_match(exported, sizes, runtime_device):
     check_answer(exported, runtime_device, sizes)
+
+
+def test_videos_match(exported, runtime_device):
+    check_videos(exported, runtime_device)
 
 
 def test_a_batch_with_and_without_images_answers_as_transformers(exported, runtime_device):

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from greedy_answers import TOKENS  # noqa: E402
 from qwen_vl_reference import PROMPTS, check_answer, export_beside, save_random_weights  # noqa: E402
+from video_reference import check_videos, write_video_processor  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
@@ -73,6 +74,7 @@ def write_random_checkpoint(directory: Path, seed: int) -> Path:
     else:
         write_json(directory / "preprocessor_config.json", processor)
     write_json(directory / "config.json", config)
+    write_video_processor(directory, seed)
     save_random_weights(transformers.Qwen3VLForConditionalGeneration, directory, seed)
     return directory
 
@@ -90,6 +92,10 @@ def exported(request, tmp_path_factory):
 @pytest.mark.parametrize("sizes", PROMPTS, ids=len)
 def test_positions_greedy_tokens_and_log_probabilities_match(exported, sizes, runtime_device):
     check_answer(exported, runtime_device, sizes)
+
+
+def test_videos_match(exported, runtime_device):
+    check_videos(exported, runtime_device)
 
 
 def test_the_thinker_of_a_whole_omni_checkpoint_is_the_thinker_alone(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.node.command_trigger import Command
+from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.worker import CANCELLED, TIMEOUT, Outcome
@@ -21,7 +22,12 @@ from edgellm_ros.runtime.request import Progress
 def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
     """A job of the factory whose progress and outcome are discarded."""
     parameters = SimpleNamespace(
-        system_prompt="", action_samples=1, denoise_steps=0, plan_timeout=plan_timeout
+        system_prompt="",
+        action_samples=1,
+        denoise_steps=0,
+        plan_timeout=plan_timeout,
+        frame_interval=0.5,
+        max_input_age=1.0,
     )
     quiet = SimpleNamespace(
         expire=lambda: None,
@@ -29,7 +35,8 @@ def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
         plan_done=lambda outcome: None,
         get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
     )
-    return JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet).from_command(command, frame)
+    jobs = JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet, FrameHistory(1))
+    return jobs.from_command(command, frame)
 
 
 @pytest.fixture

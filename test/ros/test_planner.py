@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of jobs become outcomes whose message is short and printable."""
+"""Errors of jobs become outcomes with a short, printable message; camera frames become images or a video."""
 
 from __future__ import annotations
 
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from builtin_interfaces.msg import Time
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.ros.node.input_time import StaleInputError
-from edgellm_ros.ros.node.planner import Planner
-from edgellm_ros.ros.node.worker import ERROR, STALE_INPUT, Job, Outcome
+from edgellm_ros.ros.node.input_time import Frame, StaleInputError
+from edgellm_ros.ros.node.planner import Planner, PlanRequest
+from edgellm_ros.ros.node.worker import COMPLETED, ERROR, STALE_INPUT, Job, Outcome
+from edgellm_ros.runtime.metrics import StageClock
+from edgellm_ros.runtime.request import LLMGenerationResponse, SamplingParams
+from fixtures.peer import image_message
+from fixtures.reference_inputs import make_image
 
 
 def outcome_of(error: Exception) -> Outcome:
@@ -23,7 +29,7 @@ def outcome_of(error: Exception) -> Outcome:
     quiet = SimpleNamespace(
         get_clock=lambda: None, get_logger=lambda: SimpleNamespace(error=lambda text: None)
     )
-    return Planner(quiet, None, None, None, None).plan(Job(fail, math.inf, lambda outcome: None))
+    return Planner(quiet, None, None, None, None, None).plan(Job(fail, math.inf, lambda outcome: None))
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,57 @@ def test_an_internal_error_is_cut_and_escaped():
     assert outcome.message.startswith("internal error, see the node's log: RuntimeError: \\x1b[31mxxx")
     assert outcome.message.isprintable()
     assert len(outcome.message) < 400
+
+
+def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
+    """The request to the runtime for a plan with these camera frames, and the outcome."""
+    asked = []
+
+    def handle_request(request):
+        asked.append(request)
+        seconds = StageClock(lambda: None).metrics()
+        return LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
+
+    config = SimpleNamespace(vision=True, audio=None, action=None)
+    runtime = SimpleNamespace(config=config, handle_request=handle_request)
+    now = SimpleNamespace(nanoseconds=20 * 10**9)
+    quiet = SimpleNamespace(
+        get_clock=lambda: SimpleNamespace(now=lambda: now),
+        get_logger=lambda: SimpleNamespace(warning=lambda text: None, error=print),
+    )
+    limits = SimpleNamespace(max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5)
+    planner = Planner(quiet, SimpleNamespace(current=limits), runtime, None, None, None)
+    request = PlanRequest(
+        request_id="1", prompt="go", system_prompt="", frames=(newest,), sound=None, lora="",
+        sampling=SamplingParams, noise_seed=None, action_samples=0, denoise_steps=None,
+        earlier_frames=tuple(earlier),
+    )  # fmt: skip
+    outcome = planner.plan(Job(request, 10.0, lambda outcome: None))
+    assert outcome.reason == COMPLETED, outcome
+    return asked[0], outcome.result
+
+
+def camera_frame(pixels: np.ndarray, seconds: int) -> Frame:
+    return Frame(image_message(pixels, Time(sec=seconds)))
+
+
+def test_a_video_ends_with_the_frame_whose_stamp_and_picture_the_plan_has():
+    pictures = [make_image(48, 64), np.zeros((48, 64, 3), np.uint8), make_image(48, 64)[::-1]]
+    frames = [camera_frame(pixels, 10 + 2 * i) for i, pixels in enumerate(pictures)]
+    request, plan = plan_with(frames[:2], frames[2])
+    (video,) = request.videos
+    np.testing.assert_array_equal(video.frames, pictures)
+    assert video.timestamps == (0.0, 2.0, 4.0)
+    assert request.images == ()
+    np.testing.assert_array_equal(plan.frame, pictures[2])
+    assert plan.generation.header.stamp == Time(sec=14)
+
+
+def test_earlier_frames_of_another_size_and_broken_ones_are_left_out():
+    broken = camera_frame(make_image(48, 64), 11)
+    broken.message.encoding = "smell"
+    earlier = [camera_frame(make_image(24, 32), 10), broken, camera_frame(make_image(48, 64), 12)]
+    request, _ = plan_with(earlier, camera_frame(make_image(48, 64), 13))
+    assert request.videos[0].timestamps == (0.0, 1.0)
+    request, _ = plan_with(earlier[:2], camera_frame(make_image(48, 64), 13))
+    assert (len(request.images), request.videos) == (1, ())

@@ -83,7 +83,8 @@ def text_of(builder, tokenizer, one: LLMGenerationRequest) -> str:
         ),
         (
             {"messages": [Message("user", ["x"])]},
-            r"messages\[0\] \(user\): content\[0\] must be TextPart, ImagePart or AudioPart, got str",
+            r"messages\[0\] \(user\): content\[0\] must be TextPart, ImagePart, VideoPart or AudioPart, "
+            "got str",
         ),
         (
             {"messages": [Message("user", None)]},

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Input topics of the node.
 
-Callbacks store and forward messages; only the newest frame is stored.
+Callbacks store and forward messages: of the camera the newest frame, and those that a plan with several
+frames needs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
+from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_not_future
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
@@ -39,6 +41,7 @@ class Inputs:
         jobs: JobFactory,
         odometry: OdometryBuffer,
         trigger: CommandTrigger,
+        frames: FrameHistory,
         speech: SpeechInput,
         metrics: NodeMetrics,
     ) -> None:
@@ -47,6 +50,7 @@ class Inputs:
         self._worker = worker
         self._odometry = odometry
         self._trigger = trigger
+        self._frames = frames
         self._jobs = jobs
         self._speech = speech
         self._metrics = metrics
@@ -85,6 +89,7 @@ class Inputs:
             self._node.destroy_subscription(subscription)
         self._subscriptions = []
         self._trigger.clear()
+        self._frames.clear()
         self._odometry.clear()
         self._speech.clear()
         self._image_problem.clear()
@@ -101,6 +106,7 @@ class Inputs:
             self._node.get_logger().error(f"~/image: {error}", throttle_duration_sec=LOG_THROTTLE_S)
             return
         self._metrics.frames.tick()
+        self._frames.add(frame, self._parameters.current.frame_interval)
         commands = self._speech.on_stamp(message.header)
         if commands:  # utterances that this frame ends are planned with it
             self._trigger.frame = frame

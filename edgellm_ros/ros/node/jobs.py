@@ -15,6 +15,7 @@ from rclpy.node import Node
 
 from edgellm_ros.action import Plan as PlanAction
 from edgellm_ros.ros.node.command_trigger import Command
+from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import (
@@ -45,7 +46,9 @@ class JobFactory:
         worker: PlanWorker,
         outputs: Outputs,
         metrics: NodeMetrics,
+        frames: FrameHistory,
     ) -> None:
+        self._frames = frames
         self._parameters = parameters
         self._worker = worker
         self._outputs = outputs
@@ -54,7 +57,7 @@ class JobFactory:
         self._numbers: Counter[str] = Counter()
 
     def from_command(self, command: Command, frame: Frame) -> Job:
-        """Make the job of a typed or spoken command and one camera frame."""
+        """Make the job of a typed or spoken command and a camera frame, with the frames before it."""
         parameters, sound = self._parameters.current, command.sound
         kind = "command" if sound is None else "utterance"
         self._numbers[kind] += 1
@@ -63,6 +66,7 @@ class JobFactory:
             prompt=command.text,
             system_prompt=parameters.system_prompt,
             frames=(frame,),
+            earlier_frames=self._frames.before(frame, parameters.frame_interval, parameters.max_input_age),
             sound=None if sound is None else lambda: sound,
             lora="",
             sampling=lambda: sampling_from_parameters(parameters),

@@ -94,6 +94,17 @@ SPECS: dict[str, Spec] = {
         "camera frame, with the last command, until an empty command is sent.",
         choices=("command", "image"),
     ),
+    "frames_per_plan": Spec(
+        1,
+        "Camera frames of a plan: the newest and earlier ones, frame_interval apart, sent as a video with "
+        "their times; for engines that take videos. 1 = the newest frame as an image.",
+        1,
+        256,
+        fixed=True,
+    ),
+    "frame_interval": Spec(
+        0.5, "Time in seconds between the frames of a plan with several frames.", 0.01, 3600.0
+    ),
     "queue_size": Spec(
         4, "Maximum number of waiting goals; further goals end with an error.", 0, 1000, fixed=True
     ),
@@ -217,6 +228,8 @@ class Parameters:
     audio_transport: str
     input_reliability: str
     plan_on: str
+    frames_per_plan: int
+    frame_interval: float
     queue_size: int
     service_depth: int
     result_timeout: float

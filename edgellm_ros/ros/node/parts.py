@@ -7,6 +7,7 @@ from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
+from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.inputs import Inputs
 from edgellm_ros.ros.node.jobs import JobFactory
 from edgellm_ros.ros.node.live_parameters import LiveParameters
@@ -44,16 +45,25 @@ class Parts:
         self.metrics = NodeMetrics()
         self.odometry = OdometryBuffer()
         self.trigger = CommandTrigger(parameters.current.plan_on)
+        self.frames = FrameHistory(parameters.current.frames_per_plan)
         # Planning
-        self.planner = Planner(node, parameters, runtime, self.odometry, self.trigger)
+        self.planner = Planner(node, parameters, runtime, self.odometry, self.trigger, self.frames)
         self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
         self.outputs = Outputs(node, self.metrics)
-        self.jobs = JobFactory(node, parameters, self.worker, self.outputs, self.metrics)
+        self.jobs = JobFactory(node, parameters, self.worker, self.outputs, self.metrics, self.frames)
         self.loras = LoraChanges(node, parameters, runtime, self.worker)
         # Sources of requests
         self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
         self.inputs = Inputs(
-            node, parameters, self.worker, self.jobs, self.odometry, self.trigger, self.speech, self.metrics
+            node,
+            parameters,
+            self.worker,
+            self.jobs,
+            self.odometry,
+            self.trigger,
+            self.frames,
+            self.speech,
+            self.metrics,
         )
         self.services = Services(node, parameters, runtime, self.worker, self.loras, self.metrics)
         self.plan_server = PlanServer(node, parameters, self.worker, self.jobs, self.metrics)

@@ -21,15 +21,24 @@ from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.multimodal.video import Video
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
+from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.images import decode_image
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_age, check_not_future
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import to_action_chunks, to_generation, to_path
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, STALE_INPUT, Job, Outcome
-from edgellm_ros.runtime.conversation import USER, AudioPart, ImagePart, Message, TextPart
+from edgellm_ros.runtime.conversation import (
+    USER,
+    AudioPart,
+    ImagePart,
+    Message,
+    TextPart,
+    VideoPart,
+)
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, SamplingParams
 
@@ -51,6 +60,7 @@ class PlanRequest:
     noise_seed: int | None  # None = the runtime's
     action_samples: int
     denoise_steps: int | None  # None = the checkpoint's default
+    earlier_frames: tuple[Frame, ...] = ()  # camera frames before the one in `frames`, oldest first
     earlier_messages: Callable[[], tuple[Message, ...]] | None = None  # None = nothing was said before
 
 
@@ -62,7 +72,7 @@ class Plan:
     action_chunks: list[ActionChunk]
     paths: list[Path]
     states: np.ndarray | None  # [samples, T+1, 4]
-    frame: np.ndarray | None  # first image of the plan [H, W, 3]
+    frame: np.ndarray | None  # first image of the plan, or last frame of its video [H, W, 3]
 
 
 class Planner:
@@ -78,12 +88,14 @@ class Planner:
         runtime: LLMInferenceRuntime,
         odometry: OdometryBuffer,
         trigger: CommandTrigger,
+        camera: FrameHistory,
     ) -> None:
-        """Plan with `runtime`. `trigger` has the newest camera frame."""
+        """Plan with `runtime`. `trigger` has the newest camera frame, `camera` those before it."""
         self._parameters = parameters
         self._runtime = runtime
         self._odometry = odometry
         self._trigger = trigger
+        self._camera = camera
         self._clock = node.get_clock()
         self._logger = node.get_logger()
 
@@ -109,12 +121,13 @@ class Planner:
         sounds = self._sounds(request)
         frames = self._frames(request)
         images = tuple(decode_image(frame.message) for frame in frames)
+        video = self._video(request, frames, images)
         header = self._input_header(frames)
         history, speed = self._history(frames)
         has_actions = self._runtime.config.action is not None
         response = self._runtime.handle_request(
             LLMGenerationRequest(
-                **self._prompt(request, images, sounds),
+                **self._prompt(request, images, video, sounds),
                 history=history,
                 speed=speed,
                 lora=request.lora,
@@ -133,18 +146,29 @@ class Planner:
         return Outcome(COMPLETED, "", plan)
 
     def _prompt(
-        self, request: PlanRequest, images: tuple[np.ndarray, ...], sounds: tuple[Sound, ...]
+        self,
+        request: PlanRequest,
+        images: tuple[np.ndarray, ...],
+        video: Video | None,
+        sounds: tuple[Sound, ...],
     ) -> dict[str, Any]:
-        """Return the fields of the prompt: messages if something was said before, else the short form."""
+        """Return the fields of the prompt: messages if something was said before, else the short form.
+
+        A video takes the place of the images.
+        """
+        videos = () if video is None else (video,)
+        images = () if videos else images
         if request.earlier_messages is None:
             return {
                 "prompt": request.prompt,
                 "system_prompt": request.system_prompt,
                 "images": images,
+                "videos": videos,
                 "audio": sounds,
             }
         system = [Message("system", request.system_prompt)] if request.system_prompt else []
-        content = (*map(ImagePart, images), *map(AudioPart, sounds), TextPart(request.prompt))
+        vision = (*map(ImagePart, images), *map(VideoPart, videos))
+        content = (*vision, *map(AudioPart, sounds), TextPart(request.prompt))
         return {"messages": (*system, *request.earlier_messages(), Message(USER, content))}
 
     def _sounds(self, request: PlanRequest) -> tuple[Sound, ...]:
@@ -153,6 +177,30 @@ class Planner:
         if self._runtime.config.audio is None:
             raise ValueError("this engine has no audio encoder, the request has audio")
         return (request.sound(),)
+
+    def _video(
+        self, request: PlanRequest, frames: tuple[Frame, ...], images: tuple[np.ndarray, ...]
+    ) -> Video | None:
+        """Return the camera frames before the frame of the plan, and this frame, as a video.
+
+        None if there are none before it, as with the parameter frames_per_plan 1. Earlier frames that cannot
+        be decoded or have another size are left out.
+        """
+        parameters, earlier = self._parameters.current, request.earlier_frames
+        if request.frames is None and frames:
+            earlier = self._camera.before(frames[0], parameters.frame_interval, parameters.max_input_age)
+        found = []
+        for frame in earlier:
+            try:
+                found.append((frame.time, decode_image(frame.message)))
+            except ValueError as error:
+                self._logger.warning(f"an earlier camera frame is left out: {error}")
+        found = [(time, pixels) for time, pixels in found if pixels.shape == images[0].shape]
+        if not found:
+            return None
+        found.append((frames[0].time, images[0]))
+        start = found[0][0]
+        return Video([pixels for _, pixels in found], [(time - start) / NANOSECONDS for time, _ in found])
 
     def _frames(self, request: PlanRequest) -> tuple[Frame, ...]:
         """Return the camera frames to plan on.

@@ -32,6 +32,11 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     except (OSError, ValueError) as error:
         logger.warning(f"the saved prefix cache is not used (parameter prefix_cache_file): {error}")
     try:
+        if parameters.frames_per_plan > 1 and runtime.config.video is None:
+            raise ValueError(
+                f"parameter frames_per_plan is {parameters.frames_per_plan}, but the engine takes no videos: "
+                "set it to 1"
+            )
         for name, directory in parse_loras(parameters.loras).items():
             runtime.add_lora(name, directory)
         runtime.switch_lora_weights(parameters.lora)

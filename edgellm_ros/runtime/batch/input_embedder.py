@@ -28,7 +28,8 @@ class InputEmbedder:
         self._kernels = kernels
         llm, batch, tokens = config.llm, config.builder.max_batch_size, config.builder.max_input_len
         self._pad_id = config.special_tokens.pad_token_id
-        self._placeholders = (config.special_tokens.image_token_id, config.special_tokens.audio_token_id)
+        video_token_id = config.video.token_id if config.video is not None else None
+        self._placeholders = (config.image_token_id, video_token_id, config.audio_token_id)
         self._vocab_size, self._hidden_size = llm.vocab_size, llm.hidden_size
         table = read_tensor(path, "embedding", (llm.vocab_size, llm.hidden_size))
         self.table = device.empty(table.shape, dtype)
@@ -62,12 +63,12 @@ class InputEmbedder:
         return self._rows.rows(start, start + count)
 
     def embed_prompts(
-        self, prompts: list[list[int]], first_rows: list[tuple[int, int]]
+        self, prompts: list[list[int]], first_rows: list[tuple[int, int, int]]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return inputs_embeds [B,S,H] and each deepstack feature [B,S,H] of B prompts.
 
         The tensors are valid until the next call. Prompts are padded to the longest one. first_rows: the
-        encoder rows of each sequence's first image placeholder and first audio placeholder; the rows of
+        encoder rows of each sequence's first placeholder of an image, of a video and of a sound; the rows of
         further placeholders of the same kind follow.
         """
         batch, longest = len(prompts), max(MIN_PREFILL, *map(len, prompts))

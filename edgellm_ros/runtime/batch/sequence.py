@@ -12,6 +12,7 @@ from edgellm_ros.runtime.lora import LoraAdapter
 from edgellm_ros.runtime.prefix.prefix_cache import Prefix
 from edgellm_ros.runtime.prefix.prefix_key import Key
 from edgellm_ros.runtime.prompt.text_stream import TextStream
+from edgellm_ros.runtime.prompt.video_layout import VideoLayout
 from edgellm_ros.runtime.request import LLMGenerationRequest, Progress
 
 
@@ -21,16 +22,17 @@ class GenerationSequence:
 
     request: LLMGenerationRequest
     adapter: LoraAdapter
-    token_ids: list[int]  # of the prompt, with placeholders for images and sounds
+    token_ids: list[int]  # of the prompt, with placeholders for images, videos and sounds
     image_grids: list[tuple[int, int]]  # rows and columns of tokens of each image
     audio_tokens: list[int]  # number of tokens of each sound
-    first_row: int  # first of its encoder rows (images, then sounds) among all encoder rows of the batch
+    first_row: int  # first of its encoder rows (images, videos, sounds) among all encoder rows of the batch
     positions: np.ndarray  # of the prompt's tokens [3, S] int64, see `get_rope_index`
     rope_delta: int  # the token at index i of the sequence has position i + rope_delta
     max_tokens: int  # limit of the answer: from the request and the capacity of the KV cache
     stop_token_ids: Collection[int]
     future_start_token_id: int | None  # the token that triggers the action head; None = no action head
     text: TextStream  # of the answer
+    videos: list[VideoLayout] = field(default_factory=list)
     speed: float = 0.0  # of the robot at the start, m/s
     noise_seed: int = 0  # of the trajectories
     prefix_keys: list[Key] = field(default_factory=list)  # of the prompt's tokens; empty = no prefix cache
@@ -56,9 +58,14 @@ class GenerationSequence:
         return self.first_row
 
     @property
+    def video_row(self) -> int:
+        """Encoder row of the first video placeholder."""
+        return self.first_row + sum(self.image_tokens)
+
+    @property
     def audio_row(self) -> int:
         """Encoder row of the first audio placeholder."""
-        return self.first_row + sum(self.image_tokens)
+        return self.video_row + sum(video.grid.tokens for video in self.videos)
 
     @property
     def end_row(self) -> int:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cache keys of prompt tokens.
 
-The key of a text token is the token id; the key of an encoder row is the content hash of its image or sound,
-and the index of the row.
+The key of a text token is the token id; the key of an encoder row is the content hash of its image, sound or
+group of video frames, and the index of the row.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,24 +19,43 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 Key = int | str
 
 
+@dataclass(frozen=True)
+class FrameGroup:
+    """Frames of a video that become one group of encoder rows."""
+
+    frames: Sequence[np.ndarray]
+    rows: int  # of tokens; the size to which frames are resized depends on the whole video
+    columns: int
+    time: float  # from the video's first group on mRoPE's time axis; words in the prompt tell other times
+
+    def content_hash(self) -> str:
+        """Return a hash of all that the group's encoder rows and positions depend on."""
+        frames = [content_hash(frame) for frame in self.frames]
+        return content_hash(np.array([self.time]), "video", self.rows, self.columns, frames)
+
+
 def prefix_keys(
     token_ids: Sequence[int],
     request: LLMGenerationRequest,
     image_tokens: Sequence[int],
     audio_tokens: Sequence[int],
     special_tokens: SpecialTokens,
+    groups: Sequence[FrameGroup] = (),
+    video_token_id: int | None = None,
 ) -> list[Key]:
     """Return a key for each token of a prompt.
 
-    The key is the token id, or "<content>:<i>" for the i-th row of an image or sound. image_tokens,
-    audio_tokens: number of rows of each image and sound. Prompts with the same first n keys have the same
-    first n KV rows, whatever follows.
+    The key is the token id, or "<content>:<i>" for the i-th row of an image, sound or group of video frames.
+    image_tokens, audio_tokens: number of rows of each image and sound. groups: of all videos. Prompts with
+    the same first n keys have the same first n KV rows, whatever follows.
     """
     keys: list[Key] = list(token_ids)
     images = [content_hash(image) for image in request.prompt_images]
     sounds = [content_hash(sound.samples, sound.sample_rate) for sound in request.prompt_audio]
     _replace(keys, special_tokens.image_token_id, images, image_tokens)
     _replace(keys, special_tokens.audio_token_id, sounds, audio_tokens)
+    frames = [group.content_hash() for group in groups]
+    _replace(keys, video_token_id, frames, [group.rows * group.columns for group in groups])
     return keys
 
 

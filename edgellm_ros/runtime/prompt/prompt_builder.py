@@ -9,7 +9,15 @@ from itertools import takewhile
 from typing import Any
 
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.runtime.conversation import ASSISTANT, USER, AudioPart, ImagePart, Message, TextPart
+from edgellm_ros.runtime.conversation import (
+    ASSISTANT,
+    USER,
+    AudioPart,
+    ImagePart,
+    Message,
+    TextPart,
+    VideoPart,
+)
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -33,6 +41,7 @@ class PromptBuilder:
             tokens = config.special_tokens
             start, end = map(_or_no_token, (tokens.vision_start_token_id, tokens.vision_end_token_id))
             self._image_boundaries = [start], [end]
+        self._video_token = NO_TOKEN if config.video is None else config.video.token_id
         self._audio_token = _or_no_token(config.special_tokens.audio_token_id)
         self._history_token = config.action.history_token_id if config.action else NO_TOKEN
         self._text_only = config.vision is None and config.audio is None and config.action is None
@@ -60,6 +69,7 @@ class PromptBuilder:
         answer: str,
         image_tokens: Sequence[int],
         audio_tokens: Sequence[int],
+        videos: Sequence[Sequence[int]] = (),
     ) -> list[int]:
         """Return the ids that the next turn's prompt begins with, whatever the user says.
 
@@ -73,7 +83,7 @@ class PromptBuilder:
             history = [token] if self._history_token != NO_TOKEN else []
             messages = (*answered, Message(USER, text))
             turn = dataclasses.replace(request, messages=messages, continue_final_message=False)
-            prompts.append(self.build(turn, image_tokens, audio_tokens, history))
+            prompts.append(self.build(turn, image_tokens, audio_tokens, history, videos))
         return _common_prefix(*prompts)
 
     def build(
@@ -82,18 +92,19 @@ class PromptBuilder:
         image_tokens: Sequence[int],
         audio_tokens: Sequence[int],
         history: Sequence[int],
+        videos: Sequence[Sequence[int]] = (),
     ) -> list[int]:
         """Return the ids of the prompt.
 
         The user's content of the short form has this order: image_tokens[i] placeholders for image i, the
-        history's tokens, audio_tokens[i] placeholders for sound i, and the text. In a conversation the
-        placeholders of images and sounds follow its order, and the history goes to the last message of the
-        user, after the images that it begins with. Special tokens in the texts of messages and tools stay
-        plain text. ValueError if the template leaves out an image, a sound, the history, or the text that is
-        to be continued.
+        ids videos[i] for video i, the history's tokens, audio_tokens[i] placeholders for sound i, and the
+        text. In a conversation images, videos and sounds follow its order, and the history goes to the last
+        message of the user, after the images and videos that it begins with. Special tokens in the texts of
+        messages and tools stay plain text. ValueError if the template leaves out one of these, or the text
+        that is to be continued.
         """
         if request.messages is None:
-            counts = len(image_tokens), len(audio_tokens)
+            counts = len(image_tokens), len(videos), len(audio_tokens)
             messages = _short_form(request.system_prompt, request.prompt, *counts)
         else:
             messages = [_to_template(message) for message in request.messages]
@@ -110,6 +121,7 @@ class PromptBuilder:
         images = [[*before, *[self._image_token] * count, *after] for count in image_tokens]
         sounds = [[self._audio_token] * count for count in audio_tokens]
         ids = _fill(ids, self._image_token, images, "images")
+        ids = _fill(ids, self._video_token, videos, "videos")
         ids = _fill(ids, self._audio_token, sounds, "sounds")
         return _fill(ids, self._history_token, [history] if history else [], "trajectory histories")
 
@@ -132,9 +144,11 @@ class PromptBuilder:
         return self._tokenizer.encode_prompt(prompt, guard)
 
 
-def _short_form(system_prompt: str, prompt: str, images: int, sounds: int) -> list[dict[str, Any]]:
+def _short_form(
+    system_prompt: str, prompt: str, images: int, videos: int, sounds: int
+) -> list[dict[str, Any]]:
     """Return the messages of a request's short form."""
-    content = [{"type": "image"}] * images + [{"type": "audio"}] * sounds
+    content = [{"type": "image"}] * images + [{"type": "video"}] * videos + [{"type": "audio"}] * sounds
     messages: list[dict[str, Any]] = [
         {"role": USER, "content": [*content, {"type": "text", "text": prompt}]}
     ]
@@ -157,7 +171,7 @@ def _to_template(message: Message) -> dict[str, Any]:
     """Return a message as the template reads it, without pixels and samples."""
     if isinstance(message.content, str):
         return {"role": message.role, "content": message.content, **message.fields}
-    names = {ImagePart: "image", AudioPart: "audio"}
+    names = {ImagePart: "image", VideoPart: "video", AudioPart: "audio"}
     parts = [
         {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": names[type(part)]}
         for part in message.content
@@ -166,13 +180,13 @@ def _to_template(message: Message) -> dict[str, Any]:
 
 
 def _add_history(messages: list[dict[str, Any]]) -> None:
-    """Add the trajectory history to the last message of the user, after its first images."""
+    """Add the trajectory history to the last message of the user, after its first images and videos."""
     users = [message for message in messages if message["role"] == USER]
     if not users:
         raise ValueError("messages need one from the user, which the trajectory history is written to")
     content = users[-1]["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    place = len(list(takewhile(lambda part: part["type"] == "image", parts)))
+    place = len(list(takewhile(lambda part: part["type"] in ("image", "video"), parts)))
     users[-1]["content"] = [*parts[:place], {"type": "trajectory_history"}, *parts[place:]]
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding: positions of tokens, and the table of angles.
 
-Reference: transformers, Qwen3OmniMoe: get_rope_index and Qwen3OmniMoeThinkerTextRotaryEmbedding.
+Reference: transformers, Qwen3OmniMoe: get_rope_index and Qwen3OmniMoeThinkerTextRotaryEmbedding. For videos,
+get_rope_index of Qwen2_5_VLModel and Qwen3VLModel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,37 +36,61 @@ def plain_rope_index(tokens: int) -> np.ndarray:
     return np.broadcast_to(np.arange(tokens), (3, tokens))
 
 
+@dataclass(frozen=True)
+class VisionBlock:
+    """Placeholders in a row of one image, or of a video's groups of frames."""
+
+    groups: int
+    rows: int  # of tokens of a group
+    columns: int
+    step: float = 0.0  # from a group to the next on the time axis
+
+
 def get_rope_index(
     token_ids: Sequence[int],
     grids: Sequence[tuple[int, int]],
     image_token_id: int | None,
     vision_start_token_id: int | None,
+    video_blocks: Sequence[VisionBlock] = (),
+    video_token_id: int | None = None,
 ) -> tuple[np.ndarray, int]:
     """Return positions [3, S] int64 (time, height, width) of a prompt, and the delta.
 
     `grids`: height and width of each image in tokens (after merging). The positions of text and sound
     increase by one on all axes. The tokens of an image share a time; their height and width are row and
     column, counted from the position after the preceding text. Text after an image continues after the
-    largest position of the image. A generated token at sequence index i has position i + delta.
-    ValueError if the ids do not contain exactly these images.
+    largest height or width of the image. In a block of several groups, group g has the time of an image plus
+    g * step, rounded down; as in the reference, text after the block does not continue after these times.
+    A generated token at sequence index i has position i + delta, which is after all positions of the prompt.
+    ValueError if the ids do not contain exactly these images and blocks.
     """
     positions = np.empty((3, len(token_ids)), np.int64)
     ids = np.asarray(token_ids)
-    starts = np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == image_token_id)) + 1
-    if len(starts) != len(grids):
-        raise ValueError(f"the prompt has {len(starts)} images, expected {len(grids)}")
+    images = [VisionBlock(1, height, width) for height, width in grids]
+    blocks: list[tuple[int, int | None, VisionBlock]] = []  # index of the first token, token, block
+    for token, expected, what in (
+        (image_token_id, images, "images"),
+        (video_token_id, video_blocks, "blocks of video frames"),
+    ):
+        starts = np.flatnonzero((ids[:-1] == vision_start_token_id) & (ids[1:] == token)) + 1
+        if len(starts) != len(expected):
+            raise ValueError(f"the prompt has {len(starts)} {what}, expected {len(expected)}")
+        blocks += [(start, token, block) for start, block in zip(starts.tolist(), expected, strict=True)]
     index = position = 0
-    for start, (height, width) in zip(starts.tolist(), grids, strict=True):
+    for start, token, block in sorted(blocks, key=lambda entry: entry[0]):
         positions[:, index:start] = position + np.arange(start - index)
         position += start - index
-        index = start + height * width
-        if index > len(ids) or not (ids[start:index] == image_token_id).all():
+        groups, rows, columns = block.groups, block.rows, block.columns
+        index = start + groups * rows * columns
+        if index > len(ids) or not (ids[start:index] == token).all():
+            size = f"{groups} x {rows} x {columns}" if groups > 1 else f"{rows} x {columns}"
             raise ValueError(
-                f"an image of {height} x {width} tokens needs {height * width} placeholders in a row"
+                f"an image of {size} tokens needs {groups * rows * columns} placeholders in a row"
             )
-        positions[0, start:index] = position
-        positions[1, start:index] = position + np.repeat(np.arange(height), width)
-        positions[2, start:index] = position + np.tile(np.arange(width), height)
-        position += max(height, width)
+        times = (np.arange(groups, dtype=np.float32) * np.float32(block.step)).astype(np.int64)
+        positions[0, start:index] = position + np.repeat(times, rows * columns)
+        positions[1, start:index] = position + np.tile(np.repeat(np.arange(rows), columns), groups)
+        positions[2, start:index] = position + np.tile(np.arange(columns), groups * rows)
+        position += max(rows, columns)
     positions[:, index:] = position + np.arange(len(ids) - index)
-    return positions, int(position - index)
+    return positions, int(positions.max(initial=-1)) + 1 - len(ids)

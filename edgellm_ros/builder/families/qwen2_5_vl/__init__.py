@@ -16,7 +16,9 @@ from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR, resized_images
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_rope, rope_section
 from edgellm_ros.builder.text_model import make_text_model, read_head_dim
+from edgellm_ros.builder.video_processing import QWEN2_VL, read_video
 from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.multimodal.video_config import VideoConfig
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 
 
@@ -28,9 +30,10 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """
     older = weights.has_module("visual")
     section = config.section("text_config") if config.has("text_config") else config
-    processor = read_processor(checkpoint, IMAGE_PROCESSOR)
+    processor, tower = read_processor(checkpoint, IMAGE_PROCESSOR), config.section("vision_config")
     prefix = "visual" if older else "model.visual"
-    vision = vision_architecture(config.section("vision_config"), processor, prefix)
+    video = read_video(checkpoint, config, tower, QWEN2_VL, tower.number("tokens_per_second", 4.0))
+    vision = vision_architecture(tower, processor, prefix, video)
     for required in ("rms_norm_eps", "num_key_value_heads"):  # the defaults are not those of Qwen2
         section.number(required)
     rope = text_rope(section)
@@ -49,7 +52,9 @@ def text_rope(text: ConfigSection) -> RopeConfig:
     return rope.make(partial(dataclasses.replace, plain), mrope_section=section, mrope_interleaved=False)
 
 
-def vision_architecture(vision: ConfigSection, processor: ConfigSection, prefix: str) -> VisionArchitecture:
+def vision_architecture(
+    vision: ConfigSection, processor: ConfigSection, prefix: str, video: VideoConfig | None = None
+) -> VisionArchitecture:
     """Read the section of the vision tower, and the image processor that belongs to it."""
     vision.one_of("hidden_act", ["silu"], default="silu")
     patch, frames, merge = (
@@ -73,6 +78,7 @@ def vision_architecture(vision: ConfigSection, processor: ConfigSection, prefix:
         window_size=vision.size("window_size", 112),
         full_attention_blocks=full,
         rope_theta=axial_theta(vision),
+        video=video,
         **resized_images(processor, patch, frames, merge),
     )
     return VisionArchitecture(built, prefix, vision.size("intermediate_size", 3420))

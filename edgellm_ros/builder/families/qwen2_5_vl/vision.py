@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph of Qwen2.5-VL's vision tower: from patches to embeddings.
 
-The graph encodes one image. In a block with windows, queries, keys and values are gathered window by window,
-and a batch of windows attends; everything else computes patches in the processor's order. The reference puts
-patches in the windows' order once, and embeddings back at the end.
+The graph encodes one image, or one group of video frames. In a block with windows, queries, keys and values
+are gathered window by window, and a batch of windows attends; everything else computes patches in the
+processor's order. The reference puts patches in the windows' order once, and embeddings back at the end.
 
 Source of the model: transformers, modeling_qwen2_5_vl.py, Qwen2_5_VisionTransformerPretrainedModel.
 """
@@ -42,7 +42,7 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     P patches of one image, in the processor's order (merge block by merge block).
 
     Inputs:
-    - pixel_values [P,C*p*p] fp32, normalised: one frame of each patch
+    - pixel_values [P,C*T*p*p] fp32, normalised: T frames of each patch, 1 for a tower that takes no videos
     - rope_cos, rope_sin [P,D/2] fp32: half of the angles from a patch's row, half from its column
     - window_index [W,L] i64, window_mask [W,1,L,L] bool, patch_index [P] i64: which patches the W windows
       have, where a window has fewer than L, and where each patch is; only if a block has windows

@@ -20,6 +20,7 @@ from edgellm_ros.builder.families.qwen3_vl.vision import build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.video_processing import QWEN3_VL, read_video
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
 TEXT_MODEL, WHOLE = "qwen3_5_text", "qwen3_5"
@@ -36,7 +37,8 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         text, prefix = config.section("text_config"), "model.language_model"
         if config.has("vision_config"):
             tower, processor = config.section("vision_config"), read_processor(checkpoint, IMAGE_PROCESSOR)
-            vision = vision_architecture(tower, processor, "model.visual", MERGERS)
+            video = read_video(checkpoint, config, tower, QWEN3_VL)
+            vision = vision_architecture(tower, processor, "model.visual", MERGERS, video)
     architecture = text_architecture(text, prefix, with_images=vision is not None)
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
     return Model(

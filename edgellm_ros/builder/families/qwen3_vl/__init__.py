@@ -15,6 +15,7 @@ from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_visi
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.text_model import make_text_model
+from edgellm_ros.builder.video_processing import QWEN3_VL, read_video
 
 MODEL_TYPE = "qwen3_vl"
 DEFAULTS = TextDefaults(rope_theta=5e5, num_key_value_heads=32, head_dim=128)
@@ -24,7 +25,9 @@ MERGERS = MergerNames("deepstack_merger_list", "norm", "linear_fc1", "linear_fc2
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint; see `Family`."""
     section, tower = config.section("text_config"), config.section("vision_config")
-    vision = vision_architecture(tower, read_processor(checkpoint, IMAGE_PROCESSOR), "model.visual", MERGERS)
+    video = read_video(checkpoint, config, tower, QWEN3_VL)
+    processor = read_processor(checkpoint, IMAGE_PROCESSOR)
+    vision = vision_architecture(tower, processor, "model.visual", MERGERS, video)
     text = text_architecture(section, "model.language_model", vision.config.num_deepstack_features, DEFAULTS)
     return dataclasses.replace(
         make_text_model(checkpoint, config, weights, text, section),

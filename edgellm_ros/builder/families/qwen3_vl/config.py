@@ -17,6 +17,7 @@ from edgellm_ros.builder.image_processing import resized_images
 from edgellm_ros.builder.rope import read_rope, rope_section
 from edgellm_ros.builder.text_model import read_head_dim, read_language_model
 from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.multimodal.video_config import VideoConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 
 MROPE_SECTION = 24, 20, 20  # for checkpoints without `mrope_section`
@@ -81,11 +82,15 @@ def _fitting_section(section: tuple[int, int, int], pairs: int) -> tuple[int, in
 
 
 def vision_architecture(
-    vision: ConfigSection, processor: ConfigSection, prefix: str, names: MergerNames
+    vision: ConfigSection,
+    processor: ConfigSection,
+    prefix: str,
+    names: MergerNames,
+    video: VideoConfig | None = None,
 ) -> VisionArchitecture:
     """Read the section of the vision tower, and the image processor that belongs to it.
 
-    prefix, names: of the tower's and the mergers' tensors.
+    prefix, names: of the tower's and the mergers' tensors. video: of a tower that takes videos.
     """
     vision.one_of("hidden_act", ["gelu_pytorch_tanh"])
     patch, frames, merge = (
@@ -105,6 +110,7 @@ def vision_architecture(
         num_position_embeddings=vision.size("num_position_embeddings"),
         deepstack_visual_indexes=_deepstack_indexes(vision, names),
         rope_theta=axial_theta(vision),
+        video=video,
         **resized_images(processor, patch, frames, merge),
     )
     return VisionArchitecture(built, prefix, names, vision.size("intermediate_size"))

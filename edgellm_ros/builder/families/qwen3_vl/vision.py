@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph of the vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: from patches to embeddings.
 
-The graph encodes one image. Everything that depends only on the image's size (rotary angles, resampling of
-the learned position grid) is an input, so that one graph serves all sizes.
+The graph encodes one image, or one group of video frames, as patches attend to their own group only.
+Everything that depends only on the image's size (rotary angles, resampling of the learned position grid) is
+an input, so that one graph serves all sizes.
 
 Sources of the models: transformers, modeling_qwen3_vl.py, Qwen3VLVisionModel; modeling_qwen3_omni_moe.py,
 Qwen3OmniMoeVisionEncoder; modeling_qwen3_5.py, Qwen3_5VisionModel.
@@ -53,7 +54,7 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
     P patches of one image, in the processor's order (merge block by merge block).
 
     Inputs:
-    - pixel_values [P,C*p*p] fp32, normalised: one frame of each patch
+    - pixel_values [P,C*T*p*p] fp32, normalised: T frames of each patch, 1 for a tower that takes no videos
     - rope_cos, rope_sin [P,D/2] fp32: half of the angles from a patch's row, half from its column
     - pos_embed_index [4,P] i64, pos_embed_weight [4,P] fp32: the four points of the learned position grid
       around a patch and their bilinear weights
@@ -102,10 +103,11 @@ def build_vision(architecture: VisionArchitecture, weights: Weights, precision: 
 
 
 def patch_embed(graph: ModelBuilder, config: QwenVisionTower, x: ir.Value, bias: bool) -> ir.Value:
-    """Add the patch convolution, x [P,C*p*p] -> [P,hidden].
+    """Add the patch convolution, x [P,C*T*p*p] -> [P,hidden].
 
-    The checkpoint has weights for T frames. A still image repeats one frame, so the weights are summed over
-    T: 1 / T of the products, equal up to rounding.
+    The checkpoint has weights for the frames of a video. A still image repeats one frame, so for a tower that
+    takes images only, x has one frame and the weights are summed over the frames: a fraction of the products,
+    equal up to rounding.
     """
     hidden, patch = config.hidden_size, config.patch_size
     with graph.module("proj"):
@@ -113,8 +115,10 @@ def patch_embed(graph: ModelBuilder, config: QwenVisionTower, x: ir.Value, bias:
         graph.weights.require(stored, (hidden, config.in_channels, config.temporal_patch_size, patch, patch))
 
         def read() -> np.ndarray:
-            summed = graph.weights.read(stored).astype(np.float32).sum(axis=2)
-            return summed.reshape(hidden, config.patch_dim).T
+            weight = graph.weights.read(stored).astype(np.float32)
+            if config.video is None:
+                weight = weight.sum(axis=2)
+            return weight.reshape(hidden, config.patch_dim).T
 
         x = graph.op("MatMul", x, graph.weight(stored, (config.patch_dim, hidden), read))
         return graph.op("Add", x, graph.tensor("bias", hidden)) if bias else x

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of a video processor, and of how a prompt tells the times of frames."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Video processors of transformers: the limits of an area are those of one frame, or of all frames together.
+LIMITS_OF_A_FRAME, LIMITS_OF_ALL_FRAMES = "qwen2_vl", "qwen3_vl"
+PROCESSORS = (LIMITS_OF_A_FRAME, LIMITS_OF_ALL_FRAMES)
+# How a prompt tells times: as words before each group of frames, or as positions on the time axis of mRoPE.
+AS_TEXT, AS_POSITIONS = "text", "positions"
+TIMESTAMPS = (AS_TEXT, AS_POSITIONS)
+
+
+@dataclass(frozen=True)
+class VideoConfig:
+    """Videos of a vision tower that takes pairs of frames, or larger groups."""
+
+    token_id: int  # the chat template's placeholder of a video
+    processor: str  # one of PROCESSORS
+    timestamps: str  # one of TIMESTAMPS
+    tokens_per_second: float  # positions per second of AS_POSITIONS; otherwise 0
+    min_pixels: int  # smallest area after resizing; the processor's `shortest_edge`
+    max_pixels: int  # largest area after resizing; the processor's `longest_edge`
+    max_video_tokens: int  # the processor's further limit with `cap_pixels_per_frame`; 0 = off
+    min_frames: int  # frames that are sampled from a video file
+    max_frames: int
+    resample: int  # PIL's code of the filter; 3 = bicubic
+    rescale_factor: float
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name, choices in (("processor", PROCESSORS), ("timestamps", TIMESTAMPS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("min_pixels", "min_frames"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
+            if getattr(self, high) < getattr(self, low):
+                raise ValueError(
+                    f"{high} {getattr(self, high)} is less than {low} {getattr(self, low)}"
+                )
+        if self.max_video_tokens < 0:
+            raise ValueError(f"max_video_tokens must not be negative, got {self.max_video_tokens}")
+        positions = self.timestamps == AS_POSITIONS
+        if not 0 <= self.tokens_per_second < math.inf or (self.tokens_per_second > 0) != positions:
+            expected = "positive" if positions else "0"
+            raise ValueError(
+                f"tokens_per_second must be {expected} with timestamps as {self.timestamps}, "
+                f"got {self.tokens_per_second}"
+            )
+        if not 0 < self.rescale_factor < math.inf:
+            raise ValueError(f"rescale_factor must be positive, got {self.rescale_factor}")
+        for name in ("image_mean", "image_std"):
+            if len(getattr(self, name)) != 3:
+                raise ValueError(f"{name} must have 3 values, got {getattr(self, name)}")
+        if min(self.image_std) <= 0:
+            raise ValueError(f"image_std must be positive, got {self.image_std}")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes videos for Qwen's vision towers: groups of frames become patches.
+
+A group has temporal_patch_size frames, 2 in all published models. Every patch spans the frames of its group,
+and patches attend to their own group only.
+
+Reference: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor and Qwen3VLProcessor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm_ros.multimodal.image_pixels import PatchCutter
+from edgellm_ros.multimodal.patch_processor import check_aspect_ratio, fit_area
+from edgellm_ros.multimodal.video import Video
+from edgellm_ros.multimodal.video_config import AS_POSITIONS, LIMITS_OF_A_FRAME, VideoConfig
+from edgellm_ros.multimodal.vision_config import QwenVisionTower
+
+
+@dataclass(frozen=True)
+class VideoGrid:
+    """Tokens of a video."""
+
+    groups: int  # of frames
+    rows: int  # of tokens of a group
+    columns: int
+
+    @property
+    def group_tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def tokens(self) -> int:
+        return self.groups * self.group_tokens
+
+
+class VideoProcessor:
+    """Converts videos to inputs of the vision tower, one group of frames per run."""
+
+    def __init__(self, tower: QwenVisionTower, config: VideoConfig) -> None:
+        self._tower, self._config = tower, config
+        # In the reference's order of roundings, which is not that of its image processor.
+        mean, std = (
+            np.array(values, np.float32) * np.float32(1.0 / config.rescale_factor)
+            for values in (config.image_mean, config.image_std)
+        )
+        levels = (np.arange(256, dtype=np.float32)[None, :] - mean[:, None]) / std[:, None]
+        self._cutter = PatchCutter(tower, levels, config.resample)
+
+    def grid(self, frames: int, height: int, width: int) -> VideoGrid:
+        """Compute the tokens of a video. ValueError for a side ratio above 200."""
+        size, factor = self._resized(frames, height, width), self._tower.size_factor
+        groups = -(-frames // self._tower.temporal_patch_size)
+        return VideoGrid(groups, size[0] // factor, size[1] // factor)
+
+    def group(self, video: Video, index: int) -> tuple[np.ndarray, ...]:
+        """Return the frames of a group; the last one is repeated where the video ends."""
+        length = self._tower.temporal_patch_size
+        frames = tuple(video.frames[index * length : (index + 1) * length])
+        return frames + frames[-1:] * (length - len(frames))
+
+    def pixel_values(self, video: Video, index: int) -> np.ndarray:
+        """Compute normalised patches [P, C*T*p*p] of a group, merge block by merge block."""
+        size = self._resized(len(video.frames), *video.size)
+        resized: list[np.ndarray] = []
+        frames = self.group(video, index)
+        for place, frame in enumerate(frames):
+            repeated = place and frame is frames[place - 1]
+            resized.append(resized[-1] if repeated else self._cutter.resize(frame, *size))
+        return self._cutter.cut(*resized)
+
+    def group_times(self, video: Video) -> list[float]:
+        """Compute the time of each group in seconds: the mean of its first and last frame's."""
+        length, times = self._tower.temporal_patch_size, list(video.timestamps or ())
+        times += times[-1:] * (-len(times) % length)
+        return [(times[i] + times[i + length - 1]) / 2 for i in range(0, len(times), length)]
+
+    def position_step(self, video: Video) -> float:
+        """Compute the step on mRoPE's time axis from a group to the next; 0 if times are words.
+
+        The product is rounded to float32, as in the reference.
+        """
+        if self._config.timestamps != AS_POSITIONS:
+            return 0.0
+        seconds = np.float32(self._tower.temporal_patch_size / video.sampled_fps)
+        return float(np.float32(self._config.tokens_per_second) * seconds)
+
+    def sample(self, total: int, file_fps: float, fps: float) -> list[int]:
+        """Choose frames of a video file with `total` frames, about `fps` per second.
+
+        ValueError for a file with fewer frames than a group.
+        """
+        length, config = self._tower.temporal_patch_size, self._config
+        wanted = total / file_fps * fps
+        if config.processor == LIMITS_OF_A_FRAME:
+            most = min(config.max_frames, total) // length * length
+            count = math.floor(min(max(wanted, config.min_frames), most, total) / length) * length
+            if not count:
+                raise ValueError(f"the file has {total} frames, expected at least {length}")
+            step = total / count  # torch.arange(0, total, step): multiples in float64, rounded to float32
+            places = np.arange(math.ceil(total / step), dtype=np.float64) * step
+            return places.astype(np.float32).astype(int).tolist()
+        count = min(max(int(wanted), config.min_frames), config.max_frames, total)
+        return np.linspace(0, total - 1, count).round().astype(int).tolist()
+
+    def _resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """Compute height and width in pixels after resizing, multiples of patch size times merge size."""
+        config, factor, length = self._config, self._tower.size_factor, self._tower.temporal_patch_size
+        low, high, cap = config.min_pixels, config.max_pixels, config.max_video_tokens
+        if config.processor == LIMITS_OF_A_FRAME:
+            if cap:
+                share = int(cap * factor * factor * 0.9) * length // frames
+                high = max(min(high, share), int(low * 1.05))
+            check_aspect_ratio(height, width)
+            return fit_area(height, width, factor, low, high)
+        frames = max(frames, length)  # the reference refuses a shorter video; here it is repeated
+        if cap:
+            high = max(min(cap * factor * factor, high // frames), int(low * 1.05)) * frames
+        if min(height, width) < factor:
+            scale = max(factor / height, factor / width)
+            height, width = int(height * scale), int(width * scale)
+        check_aspect_ratio(height, width)
+        return fit_area(height, width, factor, low, high, frames, round(frames / length) * length)
