@@ -23,8 +23,16 @@ class ImageProcessor(Protocol):
         """Compute rows and columns of tokens of an image of this many pixels."""
         ...
 
-    def pixel_values(self, image: np.ndarray) -> np.ndarray:
-        """Compute the tower's pixel_values, float32; see `VisionTower.pixels_shape`."""
+    @property
+    def levels(self) -> np.ndarray:
+        """Return the normalised value of each channel's 256 values: [C, 256] float32."""
+        ...
+
+    def patches(self, image: np.ndarray) -> np.ndarray:
+        """Compute the tower's pixel_values before they are normalised, uint8.
+
+        See `VisionTower.pixels_shape`.
+        """
         ...
 
     def grid_inputs(self, token_grid: tuple[int, int]) -> Mapping[str, np.ndarray]:

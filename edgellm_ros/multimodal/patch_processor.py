@@ -30,8 +30,12 @@ class PatchProcessor:
         factor = self._config.size_factor
         return resized_height // factor, resized_width // factor
 
-    def pixel_values(self, image: np.ndarray) -> np.ndarray:
-        """Compute normalised patches [P, values of a patch], merge block by merge block.
+    @property
+    def levels(self) -> np.ndarray:
+        return self._cutter.levels
+
+    def patches(self, image: np.ndarray) -> np.ndarray:
+        """Cut an image into patches [P, values of a patch] uint8, merge block by merge block.
 
         As in the reference, a still image is repeated for the frames of a patch.
         """

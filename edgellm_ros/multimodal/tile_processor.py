@@ -27,8 +27,12 @@ class TileProcessor:
         tiles = rows * columns
         return tiles + (tiles > 1), self._config.tile_tokens
 
-    def pixel_values(self, image: np.ndarray) -> np.ndarray:
-        """Compute normalised patches of each tile [T, P, C*p*p].
+    @property
+    def levels(self) -> np.ndarray:
+        return self._cutter.levels
+
+    def patches(self, image: np.ndarray) -> np.ndarray:
+        """Cut an image into the patches of each tile [T, P, C*p*p] uint8.
 
         Tiles come row by row, the whole image last; a tile's patches merge block by merge block.
         """
@@ -36,7 +40,7 @@ class TileProcessor:
         rows, columns = best_tile_grid(image.shape[0], image.shape[1], self._config)
         size = self._config.tile_size
         resized = self._cutter.resize(image, rows * size, columns * size)
-        tiles = [tile for row in np.split(resized, rows) for tile in np.split(row, columns, axis=1)]
+        tiles = [tile for row in np.split(resized, rows, axis=1) for tile in np.split(row, columns, axis=2)]
         if len(tiles) > 1:
             tiles.append(self._cutter.resize(image, size, size))
         return np.stack([self._cutter.cut(tile) for tile in tiles])

@@ -63,8 +63,13 @@ class VideoProcessor:
         frames = tuple(video.frames[index * length : (index + 1) * length])
         return frames + frames[-1:] * (length - len(frames))
 
-    def pixel_values(self, video: Video, index: int) -> np.ndarray:
-        """Compute normalised patches [P, C*T*p*p] of a group, merge block by merge block."""
+    @property
+    def levels(self) -> np.ndarray:
+        """Return the normalised value of each channel's 256 values: [C, 256] float32."""
+        return self._cutter.levels
+
+    def patches(self, video: Video, index: int) -> np.ndarray:
+        """Cut a group of frames into patches [P, C*T*p*p] uint8, merge block by merge block."""
         size = self._resized(len(video.frames), *video.size)
         resized: list[np.ndarray] = []
         frames = self.group(video, index)

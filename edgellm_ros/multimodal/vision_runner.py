@@ -11,6 +11,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import Kernels
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.image_processor import make_image_processor
 from edgellm_ros.multimodal.video import Video
@@ -29,16 +30,25 @@ class VisionRunner:
     """
 
     def __init__(
-        self, executor: EngineExecutor, config: VisionConfig, device: Device, max_tokens: int
+        self,
+        executor: EngineExecutor,
+        config: VisionConfig,
+        device: Device,
+        kernels: Kernels,
+        max_tokens: int,
     ) -> None:
         self._executor = executor
         self._config = config
         self._device = device
+        self._kernels = kernels
         self._max_tokens = max_tokens
         self._processor = make_image_processor(config)
+        self._image_levels = self._video_levels = self._put(self._processor.levels)
         self.videos: VideoProcessor | None = None  # None = the tower takes no videos
         if isinstance(config, QwenVisionTower) and config.video is not None:
             self.videos = VideoProcessor(config, config.video)
+            self._video_levels = self._put(self.videos.levels)
+        self._patches = device.empty(config.pixels_shape(max_tokens), np.uint8)
         self._pixel_values = device.empty(config.pixels_shape(max_tokens), np.float32)
         self._last_run: BindingSnapshot | None = None
         self._grid_inputs: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
@@ -75,7 +85,7 @@ class VisionRunner:
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
         """Encode an image into image_rows [tokens, H] and the deepstack rows."""
         grid = self._processor.token_grid(*image.shape[:2])
-        self._run(self._processor.pixel_values(image), grid, image_rows, deepstack_rows)
+        self._run(self._processor.patches(image), self._image_levels, grid, image_rows, deepstack_rows)
 
     def encode_group(
         self, video: Video, group: int, image_rows: Tensor, deepstack_rows: Sequence[Tensor]
@@ -83,18 +93,22 @@ class VisionRunner:
         """Encode a group of a video's frames, counted from 0, as `encode` does an image."""
         assert self.videos is not None
         grid = self.videos.grid(len(video.frames), *video.size)
-        host_values = self.videos.pixel_values(video, group)
-        self._run(host_values, (grid.rows, grid.columns), image_rows, deepstack_rows)
+        patches, size = self.videos.patches(video, group), (grid.rows, grid.columns)
+        self._run(patches, self._video_levels, size, image_rows, deepstack_rows)
 
     def _run(
         self,
-        host_values: np.ndarray,
+        host_patches: np.ndarray,
+        levels: Tensor,
         token_grid: tuple[int, int],
         image_rows: Tensor,
         deepstack_rows: Sequence[Tensor],
     ) -> None:
-        pixel_values = self._pixel_values.rows(0, len(host_values))
-        self._device.upload(pixel_values, host_values)
+        patches, pixel_values = (
+            each.rows(0, len(host_patches)) for each in (self._patches, self._pixel_values)
+        )
+        self._device.upload(patches, host_patches)
+        self._kernels.normalise_pixels(levels, patches, pixel_values)
         grid_inputs = self._inputs_of_grid(token_grid)
         tensors = {
             "pixel_values": pixel_values,
@@ -119,11 +133,13 @@ class VisionRunner:
         if token_grid in self._grid_inputs:
             self._grid_inputs.move_to_end(token_grid)
             return self._grid_inputs[token_grid]
-        tensors = {}
-        for name, array in self._processor.grid_inputs(token_grid).items():
-            tensors[name] = self._device.empty(array.shape, array.dtype)
-            self._device.upload(tensors[name], array)
+        tensors = {name: self._put(array) for name, array in self._processor.grid_inputs(token_grid).items()}
         self._grid_inputs[token_grid] = tensors
         if len(self._grid_inputs) > MAX_CACHED_GRIDS:
             self._grid_inputs.popitem(last=False)
         return tensors
+
+    def _put(self, array: np.ndarray) -> Tensor:
+        tensor = self._device.empty(array.shape, array.dtype)
+        self._device.upload(tensor, array)
+        return tensor

@@ -79,7 +79,9 @@ class Pipeline:
         self.runner = LLMEngineRunner(engine("llm"), config, self.device, kernels, horizon, decode_engine)
         self.vision = self.audio = self.action = None
         if config.vision is not None:
-            self.vision = VisionRunner(engine("visual"), config.vision, self.device, builder.max_input_len)
+            self.vision = VisionRunner(
+                engine("visual"), config.vision, self.device, kernels, builder.max_input_len
+            )
         if config.audio is not None:
             self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
         if config.action is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from edgellm_ros.multimodal.patch_processor import PatchProcessor, smart_resize
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
+from fixtures.pixel_values import pixel_values
 from fixtures.reference_inputs import make_image
 from fixtures.vision_config import CONFIG
 
@@ -30,10 +31,10 @@ def as_transformers(pixel_values: np.ndarray, patch: int) -> np.ndarray:
 @pytest.mark.parametrize("reference", REFERENCES["images"], ids=lambda r: f"{r['size']}-{r['bounds']}")
 def test_patches_equal_recorded_ones_of_transformers(reference):
     processor = PatchProcessor(within(*reference["bounds"]))
-    pixel_values = processor.pixel_values(make_image(*reference["size"]))
+    values = pixel_values(processor, make_image(*reference["size"]))
     assert [2 * side for side in processor.token_grid(*reference["size"])] == reference["grid"]
-    assert pixel_values.dtype == np.float32
-    repeated = as_transformers(pixel_values, CONFIG.patch_size)
+    assert values.dtype == np.float32
+    repeated = as_transformers(values, CONFIG.patch_size)
     digest = hashlib.sha256(repeated.astype("<f4").tobytes()).hexdigest()
     assert digest == reference["sha256"]
 
@@ -52,7 +53,7 @@ def test_patches_equal_those_of_transformers_where_it_is_installed(size, patch):
     )
     image = make_image(*size)
     expected = reference(image, return_tensors="np")["pixel_values"]
-    patches = as_transformers(PatchProcessor(config).pixel_values(image), patch)
+    patches = as_transformers(pixel_values(PatchProcessor(config), image), patch)
     np.testing.assert_array_equal(patches, expected)
 
 
@@ -80,12 +81,12 @@ def test_an_image_that_is_too_long_is_an_error():
 )
 def test_an_invalid_image_is_an_error_with_its_type_and_shape(image, message):
     with pytest.raises(ValueError, match=message):
-        PatchProcessor(CONFIG).pixel_values(image)
+        pixel_values(PatchProcessor(CONFIG), image)
 
 
 def test_the_array_need_not_be_contiguous():
     image = make_image(224, 640)
     processor = PatchProcessor(CONFIG)
     every_other = image[:, ::2]
-    expected = processor.pixel_values(np.ascontiguousarray(every_other))
-    np.testing.assert_array_equal(processor.pixel_values(every_other), expected)
+    expected = pixel_values(processor, np.ascontiguousarray(every_other))
+    np.testing.assert_array_equal(pixel_values(processor, every_other), expected)

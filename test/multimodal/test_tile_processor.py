@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edgellm_ros.multimodal.tile_processor import TileProcessor, best_tile_grid
+from fixtures.pixel_values import pixel_values
 from fixtures.reference_inputs import make_image
 from fixtures.vision_config import TILES
 
@@ -50,7 +51,7 @@ def test_tiles_equal_those_of_transformers(change, size):
     config = dataclasses.replace(TILES, **change)
     image = make_image(*size)
     processor = TileProcessor(config)
-    patches = processor.pixel_values(image)
+    patches = pixel_values(processor, image)
     expected = reference_processor(config)(image, input_data_format="channels_last", return_tensors="np")
     assert patches.dtype == np.float32
     np.testing.assert_array_equal(as_transformers(patches, config), expected["pixel_values"])

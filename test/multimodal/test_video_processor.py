@@ -12,6 +12,7 @@ from edgellm_ros.multimodal.patch_processor import PatchProcessor
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.video_config import VideoConfig
 from edgellm_ros.multimodal.video_processor import VideoGrid, VideoProcessor
+from fixtures.pixel_values import group_pixel_values, pixel_values
 from fixtures.reference_inputs import make_image
 from fixtures.vision_config import CONFIG
 
@@ -94,10 +95,12 @@ def test_a_frame_too_thin_is_refused(kind):
 def test_a_patch_has_the_values_of_both_frames_channel_by_channel():
     tower = dataclasses.replace(CONFIG, min_pixels=96 * 128, max_pixels=96 * 128)
     one, other = make_image(96, 128), make_image(96, 128)[::-1]
-    values = processor(tower, max_pixels=10**6).pixel_values(Video([one, other], fps=2), 0)
+    values = group_pixel_values(
+        processor(tower, max_pixels=10**6), Video([one, other], fps=2), 0
+    )
     values = values.reshape(-1, 3, 2, 16 * 16)
     for place, frame in enumerate((one, other)):
-        expected = PatchProcessor(tower).pixel_values(frame).reshape(-1, 3, 16 * 16)
+        expected = pixel_values(PatchProcessor(tower), frame).reshape(-1, 3, 16 * 16)
         np.testing.assert_allclose(values[:, :, place], expected, atol=1e-6)
 
 
@@ -106,7 +109,7 @@ def test_the_last_frame_of_an_odd_number_is_repeated():
     odd, even = (Video([*frames, *more], [0.0, 1.0, 2.0, 3.0][: 3 + len(more)]) for more in ([], frames[2:]))
     videos = processor(max_pixels=10**6)
     assert videos.grid(3, 96, 128) == videos.grid(4, 96, 128) == VideoGrid(2, 3, 4)
-    np.testing.assert_array_equal(videos.pixel_values(odd, 1), videos.pixel_values(even, 1))
+    np.testing.assert_array_equal(videos.patches(odd, 1), videos.patches(even, 1))
     threes = processor(dataclasses.replace(CONFIG, temporal_patch_size=3))
     assert [frame is frames[1] for frame in threes.group(Video(frames[:2], fps=2), 0)] == [False, True, True]
 

@@ -6,10 +6,12 @@ from edgellm_ros.builder import export
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.kernels import load_kernels
 from edgellm_ros.multimodal import vision_runner
 from edgellm_ros.multimodal.image_processor import make_image_processor
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from fixtures.on_device import assert_same_up_to_rounding
+from fixtures.pixel_values import pixel_values
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.reference_inputs import make_image
 
@@ -17,9 +19,8 @@ from fixtures.reference_inputs import make_image
 @pytest.fixture(scope="module")
 def runner(device, tiny_engine) -> VisionRunner:
     config = EngineConfig.load(tiny_engine).vision
-    return VisionRunner(
-        EngineExecutor.open(tiny_engine / "visual" / "model.onnx", device), config, device, 40
-    )
+    executor = EngineExecutor.open(tiny_engine / "visual" / "model.onnx", device)
+    return VisionRunner(executor, config, device, load_kernels(device), 40)
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +76,18 @@ def test_an_image_of_too_many_tokens_is_an_error_that_names_both(device, tiny_en
     config = EngineConfig.load(tiny_engine).vision
     executor = EngineExecutor.open(tiny_engine / "visual" / "model.onnx", device)
     with pytest.raises(ValueError, match="64x48 pixels becomes 12 tokens, the engine takes at most 10"):
-        VisionRunner(executor, config, device, 10).token_grid(make_image(48, 64))
+        VisionRunner(executor, config, device, load_kernels(device), 10).token_grid(make_image(48, 64))
 
 
 @pytest.mark.parametrize("size", [(64, 64), (66, 130), (17, 150)], ids=["whole", "cut off", "one row"])
 def test_a_tower_with_windows_gives_the_rows_of_its_graph(device, windows_engine, size):
     config, image = EngineConfig.load(windows_engine).vision, make_image(*size)
     model = windows_engine / "visual" / "model.onnx"
-    runner = VisionRunner(EngineExecutor.open(model, device), config, device, 320)
+    runner = VisionRunner(EngineExecutor.open(model, device), config, device, load_kernels(device), 320)
     grid = runner.token_grid(image)
     rows = device.zeros((grid[0] * grid[1], config.out_hidden_size), np.float32)
     runner.encode(image, rows, [])
     processor = make_image_processor(config)
-    inputs = {"pixel_values": processor.pixel_values(image), **processor.grid_inputs(grid)}
+    inputs = {"pixel_values": pixel_values(processor, image), **processor.grid_inputs(grid)}
     (expected,) = open_session(model).run(None, inputs)
     assert_same_up_to_rounding(device.download(rows), expected)

@@ -22,6 +22,7 @@ from edgellm_ros.multimodal.image_processor import make_image_processor  # noqa:
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 from fixtures.internvl_checkpoint import write_internvl_checkpoint  # noqa: E402
+from fixtures.pixel_values import pixel_values  # noqa: E402
 from fixtures.reference_inputs import make_image  # noqa: E402
 
 SIZES = [(40, 60), (131, 33), (7, 5)]
@@ -114,7 +115,7 @@ def processor(checkpoint):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_rows_of_tower_and_projector_match(engine, model, processor, size):
     image = make_image(*size)
-    pixels = make_image_processor(EngineConfig.load(engine).vision).pixel_values(image)
+    pixels = pixel_values(make_image_processor(EngineConfig.load(engine).vision), image)
     found = Graph(engine / "visual" / "model.onnx")(pixel_values=pixels)["image_embeds"]
     tiles = processor.image_processor(image, crop_to_patches=True, return_tensors="pt")["pixel_values"]
     expected = model.get_image_features(tiles, return_dict=True).pooler_output.flatten(0, 1)

@@ -20,6 +20,7 @@ from edgellm_ros.multimodal.image_processor import make_image_processor  # noqa:
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from fixtures.pixel_values import pixel_values  # noqa: E402
 from fixtures.qwen3_5_checkpoint import write_whole_qwen3_5_checkpoint  # noqa: E402
 from fixtures.reference_inputs import make_image  # noqa: E402
 
@@ -53,7 +54,7 @@ def tower_inputs(exported) -> list[dict[str, np.ndarray]]:
     processor = make_image_processor(EngineConfig.load(exported.engine).vision)
     grids = [processor.token_grid(*size) for size in SIZES]
     return [
-        {"pixel_values": processor.pixel_values(image), **processor.grid_inputs(grid)}
+        {"pixel_values": pixel_values(processor, image), **processor.grid_inputs(grid)}
         for image, grid in zip(IMAGES, grids, strict=True)
     ]
 

@@ -31,6 +31,7 @@ from edgellm_ros.multimodal.video import Video
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart, VideoPart
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.pixel_values import group_pixel_values
 from fixtures.reference_inputs import make_image
 from fixtures.tiny_checkpoint import write_json
 
@@ -171,7 +172,7 @@ def check_videos(exported: Exported, device: Any) -> None:
             inputs = reference_inputs(processor, request, metadata)
             assert sequence.token_ids == inputs["input_ids"][0].tolist()
             pixels = [
-                videos.pixel_values(video, group)
+                group_pixel_values(videos, video, group)
                 for video, layout in zip(request.prompt_videos, sequence.videos, strict=True)
                 for group in range(layout.grid.groups)
             ]
