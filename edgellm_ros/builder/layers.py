@@ -113,7 +113,7 @@ class ModelBuilder(GraphBuilder):
 
     def _with_lora(self, parts: Mapping[str, int], x: ir.Value, y: ir.Value, fan_in: int) -> ir.Value:
         """Add LoRA inputs for layers (name -> fan_out), if the graph has any."""
-        if not self.lora or not set(parts) <= set(TARGETS):
+        if not self.lora or not set(parts) <= TARGETS:
             return y
         return add_lora_inputs(self, engine_module(".".join(self._prefix)), parts, x, y, fan_in)
 
