@@ -69,7 +69,10 @@ class RequestPreparer:
         ValueError if the system prompt is empty, too long, or not the first part of the chat template.
         """
         request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
-        return self._make_sequence(request, self._prompts.system_prefix(system_prompt), [], [], first_row=0)
+        token_ids = self._prompts.system_prefix(system_prompt)
+        sequence = self._make_sequence(request, token_ids, [], [], first_row=0)
+        sequence.begins_later_prompts = True
+        return sequence
 
     def prepare_next_turn(
         self, answered: GenerationSequence, first_row: int
@@ -89,6 +92,7 @@ class RequestPreparer:
         except ValueError:
             return None
         turn.adapter = answered.adapter
+        turn.begins_later_prompts = True
         return turn
 
     def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
