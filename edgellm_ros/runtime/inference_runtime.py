@@ -91,7 +91,7 @@ class LLMInferenceRuntime:
         """Answer one request, or a batch of different requests.
 
         An answer depends neither on the other requests of the batch nor on earlier requests: to the last bit
-        on a CPU, up to rounding on a GPU.
+        on a CPU, up to rounding on a GPU and after a reused prefix of a hybrid model.
         `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`.
         ValueError, before any work, for an invalid request; EngineError if an engine fails or its outputs are
         not finite.
