@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -160,15 +160,15 @@ class ModelBuilder(GraphBuilder):
         with self.scope("rope"):
             return self.from_fp32(cos), self.from_fp32(sin)
 
-    def caches(self, layers: int, kv_heads: int, capacity: int, head_dim: int) -> list[Cache]:
-        """Add inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim]."""
+    def caches(self, layers: Iterable[int], kv_heads: int, capacity: int, head_dim: int) -> list[Cache]:
+        """Add inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim] for each layer i."""
         shape: list[Dim] = ["B", kv_heads, capacity, head_dim]
         return [
             (
                 self.input(names.key_cache(i), self.dtype, shape),
                 self.input(names.value_cache(i), self.dtype, shape),
             )
-            for i in range(layers)
+            for i in layers
         ]
 
     # k -- TensorScatter (key_cache) ---- present_key ----+
