@@ -14,7 +14,8 @@ Measures
   same run.
 - memory: in use on the device after all runs, and the peak while loading and warming up, both less the memory
   in use when only the device was open. `overhead`: the excess over weights (a table that is used twice counts
-  once) and KV cache. On the CPU this is resident memory, which includes memory that malloc keeps.
+  once), KV cache and recurrent states (before and after a run). On the CPU this is resident memory, which
+  includes memory that malloc keeps.
 - transformers: the same weights, prompts and precision on the same device in the same process, after our
   runtime is closed: eager with a growing cache, and compiled with a static cache (`reduce-overhead`: CUDA
   graphs on a GPU). `same_tokens`: number of equal greedy tokens before the first difference, the minimum of
@@ -188,17 +189,20 @@ def _run(
                 kernels[str(batch)] = profile_steps(runtime, requests[batch], profile)
                 print(format_table(kernels[str(batch)]), file=sys.stderr)
         in_use = used_bytes(device) - before
+        recurrent = runtime.config.llm.recurrent
     width = BYTES_PER_VALUE[args.precision]
     weights = args.shape.parameters * width
     cache = max(args.batch) * (prompt + args.tokens) * args.shape.cache_values_per_token * width
-    overhead = in_use / (weights + cache) - 1
-    clock.done("close", f"{in_use / 1e9:.3f} GB were in use, {overhead:.1%} over weights and KV cache")
+    states = 2 * max(args.batch) * (recurrent.bytes_per_sequence(width) if recurrent else 0)
+    overhead = in_use / (weights + cache + states) - 1
+    clock.done("close", f"{in_use / 1e9:.3f} GB were in use, {overhead:.1%} over weights, KV rows, states")
     return {
         "cuda_graphs": bool(graphs),
         "batches": batches,
         "memory_bytes": {
             "weights": weights,
             "kv_cache": cache,
+            "states": states,
             "in_use": in_use,
             "peak": memory.peak - before,
         },

@@ -51,7 +51,7 @@ def build_cuda_decoder(
     step = _Step(architecture, graph, options.capacity)
     attend = _plain_attention if graph.dtype == FLOAT else _fused_attention
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
-    caches = graph.caches(layers, runner.num_key_value_heads, options.capacity, runner.head_dim)
+    caches = graph.caches(range(layers), runner.num_key_value_heads, options.capacity, runner.head_dim)
     deepstack = deepstack_inputs(graph, runner)
 
     presents: list[Cache] = []

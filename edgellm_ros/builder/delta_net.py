@@ -100,9 +100,10 @@ def delta_net_layer(
     channels, conv_state = causal_conv(
         graph, "conv1d", chunks, channels, state[0], (net.conv_dim, net.conv_kernel - 1), bias=False
     )
+    a, b = (graph.to_fp32(chunks.pad(x)) for x in (a, b))  # see mamba2.py
     with graph.scope("delta_rule"):
-        strengths = graph.op("Sigmoid", graph.to_fp32(b))
-        logs = graph.op("Add", graph.to_fp32(a), float_tensor(graph, "dt_bias", net.value_heads))
+        strengths = graph.op("Sigmoid", b)
+        logs = graph.op("Add", a, float_tensor(graph, "dt_bias", net.value_heads))
         logs = graph.op("Softplus", logs)
         logs = graph.op("Mul", logs, negative_exponential(graph, "A_log", net.value_heads))
         y, last_state = _delta_rule(graph, net, chunks, channels, strengths, logs, state[1], max_tokens)
@@ -126,7 +127,7 @@ def _delta_rule(
     state: ir.Value,
     max_tokens: int,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the delta rule: channels [B,S,q|k|v], strengths and logs [B,S,heads] fp32, state [B,heads,dk,dv].
+    """Add the delta rule: channels [B,S,q|k|v], strengths, logs [B,c*Q,heads] fp32, state [B,heads,dk,dv].
 
     Returns y [B,S,heads*dv] fp32 and the last state. Letters in shapes: G key heads, R value heads of a key
     head, c chunks, Q tokens of a chunk.
@@ -135,7 +136,7 @@ def _delta_rule(
     groups, heads = net.key_heads, net.value_heads // net.key_heads
     key_dim, value_dim = net.key_dim, net.value_dim
 
-    strengths, logs = (op("Mul", chunks.pad(x), chunks.valid) for x in (strengths, logs))
+    strengths, logs = (op("Mul", x, chunks.valid) for x in (strengths, logs))
     logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
     strengths = graph.transpose(chunks.split(strengths, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [...,Q,1]
     q, k, v = graph.split(chunks.pad(channels), [net.keys, net.keys, net.values], axis=-1)
@@ -162,15 +163,20 @@ def _delta_rule(
     first = graph.reshape(state, [0, groups, heads, 1, key_dim, value_dim])
     before = _states(graph, chunks, key_dim, first, (u, w, written, total), -(-max_tokens // CHUNK))
 
-    # 3. The outputs, and the state after the last chunk.
+    # 3. The outputs, and the state after each sequence's last chunk with tokens. (A chunk of padding keeps
+    # the state, but the state before it is a result of composed maps, whose last bits may be others.)
     updates = op("Sub", u, op("MatMul", w, before))  # [B,G,R,c,Q,dv]
     y = op("MatMul", op("Mul", op("MatMul", q, k_columns), weights), updates)
     y = op("Add", y, op("MatMul", op("Mul", q, from_start), before))
     y = graph.reshape(graph.transpose(y, 0, 3, 4, 1, 2, 5), [0, -1, net.values])
-    parts = (_part(graph, x, -1, END) for x in (before, total, written, updates))
+    where = chunks.last_of_heads(net.value_heads)
+    rows, columns, one = constant([key_dim]), constant([value_dim]), constant([1])
+    shapes = (rows, columns), (one, one), (rows, chunks.size), (chunks.size, columns)
+    values = before, total, written, updates
+    parts = [_pick(graph, x, where, *shape) for x, shape in zip(values, shapes, strict=True)]
     last, last_total, last_written, last_updates = parts
     last = op("Add", op("Mul", last, last_total), op("MatMul", last_written, last_updates))
-    return chunks.cut(y), graph.reshape(last, [0, net.value_heads, key_dim, value_dim])
+    return chunks.cut(y), last
 
 
 def _unit(graph: ModelBuilder, x: ir.Value) -> ir.Value:
@@ -246,6 +252,12 @@ def _states(
             matrix = op("Concat", matrix_start, op("MatMul", matrix_rest, matrix_earlier), axis=3)
             step *= 2
         return op("Concat", first, offset, axis=3)
+
+
+def _pick(graph: ModelBuilder, x: ir.Value, where: ir.Value, *sizes: ir.Value) -> ir.Value:
+    """Add a choice of one chunk of each head: x [B,G,R,c,*sizes], where [B,heads] -> [B,heads,*sizes]."""
+    shape = graph.op("Concat", graph.constant([-1]), *sizes, axis=0)
+    return graph.op("Gather", graph.op("Reshape", x, shape), where, axis=0)
 
 
 def _part(graph: ModelBuilder, x: ir.Value, start: int, end: int) -> ir.Value:

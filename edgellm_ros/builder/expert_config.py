@@ -35,6 +35,7 @@ class ExpertArchitecture:
     trajectory_history: TrajectoryHistoryConfig
     history_token_id: int
     future_start_token_id: int
+    kv_layers: tuple[int, ...]  # of the language model, from 0, whose KV caches the expert's layers read
 
     def __post_init__(self) -> None:
         if self.model_type != EXPERT_MODEL_TYPE:
@@ -52,11 +53,18 @@ class ExpertArchitecture:
                 f"time_max_period {self.time_max_period}"
             )
 
-    @property
-    def config(self) -> ActionConfig:
+    def kv_caches(self, llm: LanguageModelConfig) -> tuple[int, ...]:
+        """Return which of the language model's KV caches each layer of the expert reads.
+
+        Only attention layers have a KV cache.
+        """
+        return tuple(llm.attention_layers.index(layer) for layer in self.kv_layers)
+
+    def config(self, llm: LanguageModelConfig) -> ActionConfig:
         """Return the configuration for the runtime."""
         return ActionConfig(
             num_hidden_layers=self.num_hidden_layers,
+            kv_caches=self.kv_caches(llm),
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
@@ -71,14 +79,16 @@ class ExpertArchitecture:
 def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitecture:
     """Read `action_expert/config.json`.
 
+    `kv_layers` may be missing: then the expert has a layer for each attention layer of the language model.
     ValueError for an unknown key, or a value that does not fit the model whose KV cache the expert reads.
     """
     data = read_json(path)
     data.pop("architectures", None)
-    expert = from_dict(ExpertArchitecture, data, str(path))
+    named = "kv_layers" in data
+    expert = from_dict(ExpertArchitecture, {"kv_layers": llm.attention_layers, **data}, str(path))
+    _check_kv_layers(path, expert, llm, named)
     for name, found, needed in (
         ("rope_theta", expert.rope_theta, llm.rope.theta),
-        ("num_hidden_layers", expert.num_hidden_layers, llm.num_hidden_layers),
         ("num_key_value_heads", expert.num_key_value_heads, llm.num_key_value_heads),
         ("head_dim", expert.head_dim, llm.head_dim),
     ):
@@ -86,10 +96,10 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitect
             raise ValueError(
                 f"{path}: {name} {found}: the language model, whose KV cache the expert reads, has {needed}"
             )
-    if not is_plain(llm.rope, llm.head_dim):
+    if not is_plain(llm.rope):
         raise ValueError(
             f"{path}: rope_theta {expert.rope_theta}: the action expert, which rotates its queries as the "
-            "language model does, supports rope_type default of whole heads only"
+            "language model does, supports rope_type default only"
         )
     tokens = expert.trajectory_history
     last = max(
@@ -98,3 +108,26 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitect
     if last >= llm.vocab_size:
         raise ValueError(f"{path}: token id {last} is outside the vocabulary of {llm.vocab_size}")
     return expert
+
+
+def _check_kv_layers(path: Path, expert: ExpertArchitecture, llm: LanguageModelConfig, named: bool) -> None:
+    """Raise ValueError unless each layer of the expert has a KV cache to read."""
+    count, layers = expert.num_hidden_layers, expert.kv_layers
+    if count != len(layers):
+        kind = "attention layers" if llm.layer_types else "layers"
+        has = f"kv_layers has {len(layers)}" if named else (
+            f"the language model, whose KV cache the expert reads, has {len(layers)} {kind}; "
+            "kv_layers names those that it reads"
+        )
+        raise ValueError(f"{path}: num_hidden_layers {count}: {has}")
+    for place, layer in enumerate(layers):
+        if not 0 <= layer < llm.num_hidden_layers:
+            raise ValueError(
+                f"{path}: kv_layers[{place}] {layer}: expected a layer from 0 to {llm.num_hidden_layers - 1}"
+            )
+        if layer not in llm.attention_layers:
+            raise ValueError(
+                f"{path}: kv_layers[{place}] {layer}: this layer of the language model is of type "
+                f"{llm.layer_types[layer]} and has no KV cache; attention layers are "
+                f"{', '.join(map(str, llm.attention_layers))}"
+            )

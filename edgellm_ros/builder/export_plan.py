@@ -123,7 +123,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         builder=limits,
         vision=model.vision,
         audio=model.audio,
-        action=expert.config if expert else None,
+        action=expert.config(model.llm) if expert else None,
         special_tokens=model.special_tokens,
         stop_token_ids=stops,
         generation=generation_defaults(read_generation_config(checkpoint)),
@@ -159,7 +159,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     graphs |= {part: build(options.precision) for part, build in model.encoders.items()}
     if expert is not None and expert_weights is not None:
         graphs["action"] = build_expert(
-            expert, expert_weights, options.precision, options.max_kv_cache_capacity
+            expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         )
     for part, graph in graphs.items():
         check_operators(graph.graph, f"{part}/{GRAPH_FILE}")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph of the action expert: velocity of the flow from noise to a trajectory.
 
-Layer i attends to the KV cache of layer i of the language model, and to the trajectory itself. The caches are
-read in place, never copied or concatenated: scores over the cache and over the trajectory are two products,
-one softmax normalises both, and two products apply the values. All n trajectories of a request share its
-cache and its positions; their queries are stacked, so that the cache is read once for all of them.
+Each layer attends to the KV cache of one of the language model's attention layers, and to the trajectory
+itself. The caches are read in place, never copied or concatenated: scores over the cache and over the
+trajectory are two products, one softmax normalises both, and two products apply the values. All n
+trajectories of a request share its cache and its positions; their queries are stacked, so that the cache is
+read once for all of them.
 
 Source of the method: flow matching (arXiv 2210.02747) with an expert beside a language model, as in pi0
 (arXiv 2410.24164) and Alpamayo-R1 (arXiv 2511.00088).
@@ -22,6 +23,7 @@ from edgellm_ros.builder.expert_config import ExpertArchitecture
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import LanguageModelConfig
 
 MASKED = -6e4  # added to a score, makes its share of the softmax exactly 0 in every precision; fits fp16
 
@@ -30,18 +32,23 @@ MASKED = -6e4  # added to a score, makes its share of the softmax exactly 0 in e
 #                          |      |  |               |  |
 # time -- sin,cos -- time_mlp    caches             caches
 def build_expert(
-    architecture: ExpertArchitecture, weights: Weights, precision: str, capacity: int
+    architecture: ExpertArchitecture,
+    llm: LanguageModelConfig,
+    weights: Weights,
+    precision: str,
+    capacity: int,
 ) -> ModelBuilder:
-    """Build `action/model.onnx`.
+    """Build `action/model.onnx`; `llm`: the language model whose KV caches it reads.
 
     B requests, n trajectories of each, T steps, A values per step.
 
     Inputs:
     - trajectory [B*n,T,A] fp32: the trajectories of one request lie next to each other
     - time [1] fp32: 0 (noise) to 1 (action)
-    - rope_cos, rope_sin [B,T,D/2] fp32: one row per step
+    - rope_cos, rope_sin [B,T,R/2] fp32: one row per step, R = the rotated values of a head
     - kv_length [B] i64: rows of the cache that are filled
-    - key_cache_i, value_cache_i [B,Hkv,C,D], C = `capacity`, in the precision's type: only read
+    - key_cache_i, value_cache_i [B,Hkv,C,D], C = `capacity`, in the precision's type: only read; i as in the
+      language model, for the caches that a layer of the expert reads
 
     Output: velocity [B*n,T,A] fp32.
     """
@@ -55,9 +62,11 @@ def build_expert(
 
     trajectory = graph.input(names.TRAJECTORY, FLOAT, ["Bn", space.horizon, space.dim])
     time = graph.input(names.TIME, FLOAT, [1])
-    cos_sin = graph.rope_rows(space.horizon, head_dim // 2)
+    rope = graph.rope_rows(space.horizon, llm.rope.rotary_dim // 2), llm.rope.rotary_dim
     length = graph.input(names.KV_LENGTH, INT64, ["B"])
-    caches = graph.caches(layers, kv_heads, capacity, head_dim)
+    read = architecture.kv_caches(llm)
+    shared = sorted(set(read))
+    caches = dict(zip(shared, graph.caches(shared, kv_heads, capacity, head_dim), strict=True))
 
     x = graph.linear("in_proj", graph.from_fp32(trajectory), space.dim, hidden, bias=True)
     x = graph.op("Add", x, _time_embedding(graph, architecture, time))
@@ -65,7 +74,8 @@ def build_expert(
     for i in range(layers):
         with graph.module(f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
-            found = _attention(graph, architecture, normed, cos_sin, caches[i], bias, batch, capacity)
+            cache = caches[read[i]]
+            found = _attention(graph, architecture, normed, rope, cache, bias, batch, capacity)
             x = graph.op("Add", x, found)
             normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
             x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
@@ -116,7 +126,7 @@ def _attention(
     graph: ModelBuilder,
     architecture: ExpertArchitecture,
     x: ir.Value,
-    cos_sin: tuple[ir.Value, ir.Value],
+    rope: tuple[tuple[ir.Value, ir.Value], int],
     cache: tuple[ir.Value, ir.Value],
     bias: ir.Value,
     batch: ir.Value,
@@ -124,12 +134,15 @@ def _attention(
 ) -> ir.Value:
     """Add attention of all steps to the cache and to each other.
 
-    x [B*n,T,hidden] -> the same shape. G query heads share a key head. Rows that share keys lie next to each
-    other, so that each product is one MatMul, whatever n is.
+    x [B*n,T,hidden] -> the same shape; rope: cos and sin, and the rotated values of a head. G query heads
+    share a key head. Rows that share keys lie next to each other, so that each product is one MatMul,
+    whatever n is.
     """
     hidden, head_dim, epsilon = architecture.hidden_size, architecture.head_dim, architecture.rms_norm_eps
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
     group, steps = heads // kv_heads, architecture.action_space.horizon
+    cos_sin, rotary_dim = rope
+    part = {"rotary_embedding_dim": rotary_dim} if rotary_dim < head_dim else {}
     with graph.module("self_attn", nodes="attn"):
 
         def project(name: str, group: int) -> ir.Value:
@@ -140,8 +153,8 @@ def _attention(
             return graph.reshape(graph.transpose(rows, 0, 3, 1, 4, 2, 5), [0, -1, steps, head_dim])
 
         q, k, v = project("q_proj", group), project("k_proj", 1), project("v_proj", 1)
-        q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *cos_sin)
-        k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *cos_sin)
+        q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *cos_sin, **part)
+        k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *cos_sin, **part)
         q = graph.op("Mul", q, graph.constant(head_dim**-0.5, graph.dtype))
         k, v = (graph.reshape(rows, [0, kv_heads, -1, steps, head_dim]) for rows in (k, v))
 

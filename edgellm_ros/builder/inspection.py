@@ -78,7 +78,9 @@ class MemoryReport:
     kv_cache_per_token: int
     kv_cache_per_sequence: int
     kv_cache: int  # `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences
-    prefix_cache: int  # by default as large as the KV cache
+    state_per_sequence: int  # of the recurrent layers; 0 if there are none
+    states: int  # of `max_batch_size` sequences, before and after a run
+    prefix_cache: int  # by default as large as the KV rows and states of the batch
     total: int
 
 
@@ -152,6 +154,10 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
             f"{llm.num_attention_heads} heads of {llm.head_dim}, {llm.num_key_value_heads} for keys",
         ),
     ]
+    if llm.recurrent is not None:
+        state = llm.recurrent
+        kind = f"{state.num_layers} layers of {state.kind}"
+        rows.append(("recurrent", f"{kind}, {state.num_heads} heads of {state.key_dim} x {state.value_dim}"))
     if config.vision is not None:
         vision = config.vision
         rows.append(
@@ -283,8 +289,10 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
     per_token = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim * itemsize
     per_sequence = per_token * builder.max_kv_cache_capacity
     cache = per_sequence * builder.max_batch_size
-    total = weights + embedding + 2 * cache
-    return MemoryReport(weights, embedding, per_token, per_sequence, cache, cache, total)
+    state = llm.recurrent.bytes_per_sequence(itemsize) if llm.recurrent else 0
+    states, prefixes = 2 * builder.max_batch_size * state, cache + builder.max_batch_size * state
+    total = weights + embedding + cache + states + prefixes
+    return MemoryReport(weights, embedding, per_token, per_sequence, cache, state, states, prefixes, total)
 
 
 def memory_rows(
@@ -298,8 +306,15 @@ def memory_rows(
         ("KV cache of a token", memory.kv_cache_per_token),
         ("KV cache of a sequence", memory.kv_cache_per_sequence),
         ("KV cache", memory.kv_cache),
+    ]
+    if memory.states:
+        rows += [
+            ("recurrent state of a sequence", memory.state_per_sequence),
+            ("recurrent states, before and after a run", memory.states),
+        ]
+    rows += [
         ("prefix cache", memory.prefix_cache),
-        ("weights, embedding, both caches", memory.total),
+        (f"weights, embedding, {'states, ' if memory.states else ''}both caches", memory.total),
     ]
     return size_rows(rows)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -113,7 +113,7 @@ class ModelBuilder(GraphBuilder):
 
     def _with_lora(self, parts: Mapping[str, int], x: ir.Value, y: ir.Value, fan_in: int) -> ir.Value:
         """Add LoRA inputs for layers (name -> fan_out), if the graph has any."""
-        if not self.lora or not set(parts) <= set(TARGETS):
+        if not self.lora or not set(parts) <= TARGETS:
             return y
         return add_lora_inputs(self, engine_module(".".join(self._prefix)), parts, x, y, fan_in)
 
@@ -160,15 +160,15 @@ class ModelBuilder(GraphBuilder):
         with self.scope("rope"):
             return self.from_fp32(cos), self.from_fp32(sin)
 
-    def caches(self, layers: int, kv_heads: int, capacity: int, head_dim: int) -> list[Cache]:
-        """Add inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim]."""
+    def caches(self, layers: Iterable[int], kv_heads: int, capacity: int, head_dim: int) -> list[Cache]:
+        """Add inputs key_cache_i and value_cache_i [B, kv_heads, capacity, head_dim] for each layer i."""
         shape: list[Dim] = ["B", kv_heads, capacity, head_dim]
         return [
             (
                 self.input(names.key_cache(i), self.dtype, shape),
                 self.input(names.value_cache(i), self.dtype, shape),
             )
-            for i in range(layers)
+            for i in layers
         ]
 
     # k -- TensorScatter (key_cache) ---- present_key ----+

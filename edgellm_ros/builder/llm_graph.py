@@ -68,7 +68,8 @@ def llm_inputs(
     mask = graph.input(names.ATTENTION_MASK, BOOL, ["B", 1, "S", capacity])
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     tokens = TokenLayout(graph, graph.op("Shape", write_index) if graph.lora else None, inferred=(-1,))
-    caches = graph.caches(config.num_attention_layers, config.num_key_value_heads, capacity, config.head_dim)
+    layers = range(config.num_attention_layers)
+    caches = graph.caches(layers, config.num_key_value_heads, capacity, config.head_dim)
     deepstack = deepstack_inputs(graph, config)
     return LLMInputs(embeds, cos_sin, write_index, mask, last_token_ids, tokens, caches, deepstack, capacity)
 

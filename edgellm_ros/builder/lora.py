@@ -38,7 +38,11 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph import GraphBuilder
 from edgellm_ros.engine_directory.lora_inputs import input_name, rank_symbol
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+MAMBA2 = ("in_proj", "out_proj")
+DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+TARGETS = {*ATTENTION, *FEED_FORWARD, *MAMBA2, *DELTA_NET}
 
 
 # x --+-- MatMul(W) -------------------- y --+

@@ -77,8 +77,11 @@ def mamba2_layer(
     channels, conv_state = causal_conv(
         graph, "conv1d", chunks, channels, state[0], (mamba.conv_dim, mamba.conv_kernel - 1), mamba.conv_bias
     )
+    # Padded to whole chunks first: ONNX Runtime's Softplus gives the last few values of a tensor, if they do
+    # not fill a vector of the processor, other last bits.
+    steps = graph.to_fp32(chunks.pad(steps))
     with graph.scope("scan"):
-        y, last_state = _scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+        y, last_state = _scan(graph, mamba, chunks, channels, steps, state[1])
     with graph.module("norm"):
         y = graph.op("Mul", y, silu(graph, graph.to_fp32(gate)))
         size = mamba.inner // mamba.groups
@@ -94,7 +97,7 @@ def mamba2_layer(
 def _scan(
     graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P].
+    """Add the scan: channels [B,S,C] fp32, steps [B,c*Q,heads] fp32, state [B,heads,N,P].
 
     Returns y [B,S,heads*P] fp32 and the last state. Letters in shapes: G groups, R heads of a group,
     c chunks, Q tokens of a chunk.
@@ -105,7 +108,7 @@ def _scan(
 
     dt = op("Softplus", op("Add", steps, float_tensor(graph, "dt_bias", mamba.heads)))
     dt = op("Max", dt, constant(mamba.time_step_min, FLOAT))
-    dt = op("Mul", chunks.pad(dt), chunks.valid)  # no decay and no update in padding
+    dt = op("Mul", dt, chunks.valid)  # no decay and no update in padding
     logs = op("Mul", dt, negative_exponential(graph, "A_log", mamba.heads))
     logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
     dt = graph.transpose(chunks.split(dt, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [B,G,R,c,Q,1]

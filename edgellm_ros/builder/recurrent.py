@@ -55,6 +55,20 @@ class Chunks:
                 self.shapes[sizes] = graph.op("Concat", *parts, axis=0)
         return graph.op("Reshape", x, self.shapes[sizes])
 
+    def last_of_heads(self, heads: int) -> ir.Value:
+        """Return the places [B,heads], of B*heads*N, of each head's last chunk with tokens, or its first."""
+        graph, key = self.graph, f"last_of_{heads}_heads"
+        if key not in self.shared:
+            constant, op = graph.constant, graph.op
+            with graph.scope("chunks"):
+                full = op("Div", op("Add", self.valid_tokens, op("Sub", self.size, constant([1]))), self.size)
+                last = op("Max", op("Sub", full, constant([1])), constant([0]))
+                rows = op("Mul", op("Shape", self.valid_tokens), constant([heads]))
+                first = op("Mul", _numbers(graph, rows), self.count)
+                first = graph.reshape(first, [-1, heads])
+                self.shared[key] = [op("Add", first, op("Unsqueeze", last, constant([1])))]
+        return self.shared[key][0]
+
     def pad(self, x: ir.Value) -> ir.Value:
         """Convert [B,S,...] to [B,N*Q,...]: padding repeats the last token."""
         return self.graph.op("Gather", x, self.index, axis=1)

@@ -84,9 +84,9 @@ def plain_frequencies(theta: float, rotary_dim: int) -> np.ndarray:
     return (1.0 / np.float32(theta) ** exponents).astype(np.float32)
 
 
-def is_plain(rope: RopeConfig, head_dim: int) -> bool:
-    """Tell whether all of a head is rotated with the frequencies of rope_type default."""
-    plain = tuple(plain_frequencies(rope.theta, head_dim).tolist())
+def is_plain(rope: RopeConfig) -> bool:
+    """Tell whether a head, or its first part, is rotated with the frequencies of rope_type default."""
+    plain = tuple(plain_frequencies(rope.theta, rope.rotary_dim).tolist())
     return rope.frequencies == plain and rope.attention_scaling == 1
 
 

@@ -6,7 +6,8 @@ Measures
 The time of each stage of a plan. Decoding is reported per token, because answers differ in length.
 
 Byte model of one decode step: the language model's weights and the whole KV cache (its static capacity) are
-each read once; activations and the embedding row are left out. The limit is this number of bytes divided by
+each read once, and the state of recurrent layers is read and written once; activations and the embedding row
+are left out. The limit is this number of bytes divided by
 the bandwidth of a large copy on the same device (read plus written bytes), measured in the same run. The
 share can exceed 1 if the model fits into the device's cache, or if attention reads only the filled rows (the
 engine for CUDA in half precision).
@@ -140,11 +141,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]:
-    """Return the bytes that one decode step reads: {"weights", "kv_cache"}."""
+    """Return the bytes that one decode step moves: {"weights", "kv_cache", "states"}."""
     weights = sum(entry.size for entry in config.files if entry.path == "llm/model.onnx.data")
     llm = config.llm
     rows = 2 * llm.num_attention_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
-    return {"weights": weights, "kv_cache": rows * llm.head_dim * BYTES_PER_VALUE[config.precision]}
+    width = BYTES_PER_VALUE[config.precision]
+    state = llm.recurrent.bytes_per_sequence(width) if llm.recurrent else 0
+    return {"weights": weights, "kv_cache": rows * llm.head_dim * width, "states": 2 * state}
 
 
 def synthetic_frame(height: int = 224, width: int = 320) -> np.ndarray:

@@ -45,7 +45,7 @@ class ActionRunner:
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._time = device.empty((1,), np.float32)
         self._times = device.empty((self.default_steps,), np.float32)  # of all Euler steps of a request
-        rope_shape = (1, space.horizon, config.head_dim // 2)
+        rope_shape = (1, space.horizon, rope_table.cos.shape[1])
         self._rope_cos, self._rope_sin = (
             device.empty(rope_shape, np.float32),
             device.empty(rope_shape, np.float32),
@@ -67,6 +67,7 @@ class ActionRunner:
         self._kernels.rope_rows(
             self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin
         )
+        keys, values = cache.keys, cache.values
         tensors = {
             "trajectory": trajectory,
             "time": self._time,
@@ -74,8 +75,8 @@ class ActionRunner:
             "rope_sin": self._rope_sin,
             "kv_length": cache.length,
             "velocity": velocity,
-            **{f"key_cache_{i}": tensor for i, tensor in enumerate(cache.keys)},
-            **{f"value_cache_{i}": tensor for i, tensor in enumerate(cache.values)},
+            **{f"key_cache_{i}": keys[i] for i in self._config.kv_caches},
+            **{f"value_cache_{i}": values[i] for i in self._config.kv_caches},
         }
         if steps > self._times.shape[0]:
             self._times = device.empty((steps,), np.float32)

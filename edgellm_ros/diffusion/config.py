@@ -82,11 +82,12 @@ class TrajectoryHistoryConfig:
 class ActionConfig:
     """A flow-matching expert that attends to the language model's KV cache.
 
-    The numbers of layers and KV heads and the head size must be the same as in the language model, because
-    both use one KV cache.
+    The number of KV heads and the head size must be the same as in the language model, because both use one
+    KV cache.
     """
 
     num_hidden_layers: int
+    kv_caches: tuple[int, ...]  # which of the language model's caches each layer reads, from 0
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
@@ -106,6 +107,11 @@ class ActionConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if len(self.kv_caches) != self.num_hidden_layers or min(self.kv_caches) < 0:
+            raise ValueError(
+                f"kv_caches must have a cache for each of {self.num_hidden_layers} layers, "
+                f"got {list(self.kv_caches)}"
+            )
         for name in ("future_start_token_id", "history_token_id"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -84,9 +84,15 @@ class LanguageModelConfig:
         return self.reduced_vocab_size or self.vocab_size
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Return the layers with a KV cache, in the order of the caches; layers count from 0."""
+        types = self.layer_types or (ATTENTION,) * self.num_hidden_layers
+        return tuple(layer for layer, kind in enumerate(types) if kind == ATTENTION)
+
+    @property
     def num_attention_layers(self) -> int:
         """Return the number of layers with a KV cache."""
-        return self.layer_types.count(ATTENTION) if self.layer_types else self.num_hidden_layers
+        return len(self.attention_layers)
 
     @property
     def num_recurrent_layers(self) -> int:
@@ -251,6 +257,7 @@ class EngineConfig:
     video = property(lambda self: _video(self))
     image_token_id = property(lambda self: self.special_tokens.image_token_id)
     audio_token_id = property(lambda self: self.special_tokens.audio_token_id)
+    video_token_id = property(lambda self: None if self.video is None else self.video.token_id)
     use_context_dependent_rope = property(lambda self: bool(self.llm.rope.mrope_section))
 
     def __post_init__(self) -> None:
@@ -299,16 +306,19 @@ class EngineConfig:
                 raise ValueError("special_tokens needs audio_token_id for an audio encoder")
         if action is not None:
             for name, expected in (
-                ("num_hidden_layers", llm.num_attention_layers),
                 ("num_key_value_heads", llm.num_key_value_heads),
                 ("head_dim", llm.head_dim),
             ):
                 if getattr(action, name) != expected:
-                    whose = "num_attention_layers" if name == "num_hidden_layers" and llm.recurrent else name
                     raise ValueError(
-                        f"action {name} {getattr(action, name)} is not llm {whose} {expected}: "
+                        f"action {name} {getattr(action, name)} is not llm {name} {expected}: "
                         "the action head cannot read the KV cache"
                     )
+            if max(action.kv_caches) >= llm.num_attention_layers:
+                raise ValueError(
+                    f"action kv_caches {list(action.kv_caches)}: the language model has "
+                    f"{llm.num_attention_layers} KV caches"
+                )
             if action.future_start_token_id not in self.stop_token_ids:
                 raise ValueError(
                     f"stop_token_ids must have future_start_token_id {action.future_start_token_id}"

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-MAX_JOINED = 3  # most layers that share one pair of inputs
+MAX_JOINED = 4  # most layers that share one pair of inputs: those into a gated delta net
 _INPUT = re.compile(r"(.+)\.lora_([AB])\.weight")
 # The decoder's layers in whatever model: the decoder alone, a thinker, a language model beside encoders.
+# `backbone` is the decoder of Nemotron-H in its published code.
 _DECODER = re.compile(
-    r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?P<module>layers\.\d+\..+)"
+    r"(?:thinker\.)?(?:model\.)?(?:language_model\.)?(?:model\.|backbone\.)?(?P<module>layers\.\d+\..+)"
 )
 Weights = Mapping[str, tuple[np.ndarray, np.ndarray]]  # module -> A [K, rank], B [rank, N]
 

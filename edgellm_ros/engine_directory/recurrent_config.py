@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 ATTENTION, RECURRENT, MLP = LAYER_TYPES = ("attention", "recurrent", "mlp")
 KINDS = ("mamba2", "gated_delta_net")
@@ -34,6 +35,10 @@ class RecurrentConfig:
     def state_shape(self) -> tuple[int, int, int]:
         """Return the shape of the state of one sequence."""
         return self.num_heads, self.key_dim, self.value_dim
+
+    def bytes_per_sequence(self, itemsize: int) -> int:
+        """Compute the memory of one sequence's state; itemsize: bytes of a value in the engine's type."""
+        return self.num_layers * (prod(self.conv_shape) * itemsize + prod(self.state_shape) * 4)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

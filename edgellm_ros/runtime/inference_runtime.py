@@ -91,7 +91,7 @@ class LLMInferenceRuntime:
         """Answer one request, or a batch of different requests.
 
         An answer depends neither on the other requests of the batch nor on earlier requests: to the last bit
-        on a CPU, up to rounding on a GPU.
+        on a CPU, up to rounding on a GPU and after a reused prefix of a hybrid model.
         `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`.
         ValueError, before any work, for an invalid request; EngineError if an engine fails or its outputs are
         not finite.
@@ -198,7 +198,7 @@ class LLMInferenceRuntime:
                 pipeline.recover_after(error)
                 raise
             tokens = len(sequence.token_ids)
-            stored = pipeline.stored_length(sequence)
+            stored = pipeline.reuse.stored_length(sequence)
             if stored < tokens:
                 size = pipeline.prefixes.capacity_bytes
                 raise ValueError(f"the prefix cache of {size} bytes has room for {stored} of {tokens} tokens")
@@ -209,7 +209,8 @@ class LLMInferenceRuntime:
         with self._lock:
             pipeline = self.pipeline
             pipeline.drop_removed_adapters()
-            save_prefix_cache(path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config))
+            reuse, engine = pipeline.reuse, engine_fingerprint(self.config)
+            save_prefix_cache(path, reuse.pages, pipeline.device, engine, reuse.states)
 
     def load_prefix_cache(self, path: str | Path) -> int:
         """Load a saved prefix cache in place of the current one.
@@ -221,14 +222,13 @@ class LLMInferenceRuntime:
         """
         with self._lock:
             pipeline = self.pipeline
-            return load_prefix_cache(
-                path, pipeline.prefixes, pipeline.device, engine_fingerprint(self.config)
-            )
+            reuse, engine = pipeline.reuse, engine_fingerprint(self.config)
+            return load_prefix_cache(path, reuse.pages, pipeline.device, engine, reuse.states)
 
     def clear_prefix_cache(self) -> None:
-        """Drop all pages of the prefix cache."""
+        """Drop all that the prefix cache has stored."""
         with self._lock:
-            self.pipeline.clear_prefixes()
+            self.pipeline.reuse.clear()
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Replace the LM head `lm_head.weight` [H,V], from the next request on.

@@ -18,7 +18,6 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
@@ -26,7 +25,7 @@ from edgellm_ros.kernels import load_kernels
 from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.batch import Batch
-from edgellm_ros.runtime.batch.input_embedder import MIN_PREFILL, InputEmbedder
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.row_state import RowState
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
@@ -37,9 +36,8 @@ from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
-from edgellm_ros.runtime.prefix.prefix_cache import Prefix, PrefixCache
-from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, prefix_keys
-from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots
+from edgellm_ros.runtime.prefill import Prefill
+from edgellm_ros.runtime.prefix.prefix_reuse import PrefixReuse
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
@@ -125,23 +123,10 @@ class Pipeline:
         self.use_decode_method(vanilla)
 
         # 4. state that outlives a batch: prefixes, hidden states
-        state_bytes = recurrent.nbytes if recurrent is not None else 0
-        if prefix_cache_bytes is None:
-            prefix_cache_bytes = cache.nbytes + state_bytes
-        # The prefix cache is divided between KV rows and states as the batch's memory is.
-        snapshot_bytes = prefix_cache_bytes * state_bytes // (cache.nbytes + state_bytes)
-        self.snapshots: StateSnapshots | None = None
-        if recurrent is not None:
-            self.snapshots = StateSnapshots(self.device, recurrent, snapshot_bytes)
-        self.prefixes = PrefixCache(
-            self.device,
-            kernels,
-            layers=config.num_attention_layers,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=cache.dtype,
-            capacity_bytes=prefix_cache_bytes - snapshot_bytes,
+        self.reuse = PrefixReuse(
+            self.device, kernels, config, cache, recurrent, self.vision, prefix_cache_bytes
         )
+        self.prefixes = self.reuse.pages
         self.hidden_states = HiddenStates(
             self.device,
             builder.hidden_state_layers,
@@ -149,6 +134,9 @@ class Pipeline:
             tokens=builder.max_input_len,
             hidden_size=config.hidden_size,
             dtype=dtype,
+        )
+        self._prefill = Prefill(
+            config, self.embedder, self.runner, self.reuse, self.hidden_states, self.logits
         )
         self.input_token_ids: list[list[int]] = []
 
@@ -182,61 +170,12 @@ class Pipeline:
 
     def match_prefixes(self, sequences: list[GenerationSequence], reuse: bool = True) -> None:
         """Find the longest stored prefix of each prompt; the prefill skips its tokens."""
-        if not self.prefixes.capacity_bytes or not sequences:
-            return
-        for sequence in sequences:
-            keys = prefix_keys(
-                sequence.token_ids,
-                sequence.request,
-                sequence.image_tokens,
-                sequence.audio_tokens,
-                self.config.special_tokens,
-                self._frame_groups(sequence),
-                self._video_token_id,
-            )
-            sequence.prefix_keys = keys
-            if reuse:
-                sequence.prefix = self.prefixes.match(sequence.adapter.key, keys)
-                if self.snapshots is not None:
-                    sequence.prefix = self.snapshots.match(sequence.adapter.key, keys, sequence.prefix)
-        # Prompts are padded to the longest remainder: each row must have slots for it after the reused ones.
-        room = self._room_for_prefixes(sequences)
-        while self.snapshots is not None and any(each.prefix.length > room for each in sequences):
-            for sequence in sequences:  # a state cannot be cut to the room, so it is computed again
-                sequence.prefix = sequence.prefix if sequence.prefix.length <= room else Prefix()
-            room = self._room_for_prefixes(sequences)
-        for sequence in sequences:
-            sequence.kv_length = sequence.reused_tokens = min(sequence.prefix.length, room)
-
-    @property
-    def _video_token_id(self) -> int | None:
-        return self.config.video.token_id if self.config.video is not None else None
-
-    def _frame_groups(self, sequence: GenerationSequence) -> list[FrameGroup]:
-        """Return the groups of frames of a prompt's videos."""
-        if self.vision is None or self.vision.videos is None:
-            return []
-        return [
-            FrameGroup(
-                self.vision.videos.group(video, index),
-                layout.grid.rows,
-                layout.grid.columns,
-                index * layout.blocks[0].step,
-            )
-            for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True)
-            for index in range(layout.grid.groups)
-        ]
-
-    def _room_for_prefixes(self, sequences: list[GenerationSequence]) -> int:
-        new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
-        return self.runner.kv_cache.capacity - max(MIN_PREFILL, new_tokens)
+        self.reuse.match(sequences, reuse)
 
     def store_prefixes(self, sequences: list[GenerationSequence]) -> None:
         """Store prompts of the batch in the prefix cache."""
         for sequence in sequences:
-            if sequence.prefix_keys:
-                rows = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
-                self.prefixes.insert(sequence.adapter.key, sequence.prefix_keys, rows)
+            self.reuse.store(sequence, self.batch.row_of(sequence))
 
     def store_answers(self, sequences: list[GenerationSequence]) -> None:
         """Store conversations as their next turns begin: the answer as the chat template writes it.
@@ -246,18 +185,17 @@ class Pipeline:
         """
         turns: list[GenerationSequence] = []
         for sequence in sequences:
-            adapter, keys = sequence.adapter.key, sequence.prefix_keys
-            if sequence.is_cancelled or not keys or self.prefixes.stored_length(adapter, keys) < len(keys):
+            if sequence.is_cancelled or not self.reuse.has_pages(sequence):
                 continue
             turn = self.preparer.prepare_next_turn(sequence, turns[-1].end_row if turns else 0)
             if turn is not None:
                 turns.append(turn)
         self.match_prefixes(turns)
-        turns = [turn for turn in turns if turn.prefix.length < len(turn.token_ids) - 1]
+        turns = [turn for turn in turns if self.reuse.stored_length(turn) < len(turn.token_ids)]
         if turns:
             self.encode_images(turns)
             self.encode_audio(turns)
-            self._compute_rows(turns, self.batch.admit(turns))
+            self._prefill.compute(turns, self.batch.admit(turns))
             self.store_prefixes(turns)
             self.batch.evict(turns)
 
@@ -273,9 +211,7 @@ class Pipeline:
         """Drop the prefixes and recorded steps of adapters that were removed."""
         while self._removed:
             adapter = self._removed.popleft()
-            self.prefixes.remove(adapter.key)
-            if self.snapshots is not None:
-                self.snapshots.remove(adapter.key)
+            self.reuse.remove(adapter.key)
             self.method.drop(adapter)
 
     def recover_after(self, error: BaseException) -> None:
@@ -293,20 +229,7 @@ class Pipeline:
                 self.runner.recurrent.clear()
             self.device.synchronize()
         if isinstance(error, EngineError):
-            self.clear_prefixes()
-
-    def clear_prefixes(self) -> None:
-        """Drop all stored prefixes."""
-        self.prefixes.clear()
-        if self.snapshots is not None:
-            self.snapshots.clear()
-
-    def stored_length(self, sequence: GenerationSequence) -> int:
-        """Return how many of a prompt's tokens a later prompt can reuse."""
-        key, keys = sequence.adapter.key, sequence.prefix_keys
-        if self.snapshots is not None and not self.snapshots.has(key, keys):
-            return 0
-        return self.prefixes.stored_length(key, keys)
+            self.reuse.clear()
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
         """Encode images, one at a time, then videos; cancelled sequences are skipped."""
@@ -330,7 +253,7 @@ class Pipeline:
     def _encode_videos(self, sequence: GenerationSequence, vision: VisionRunner) -> None:
         """Encode the videos of a sequence, one group of frames at a time."""
         row = sequence.video_row
-        first_new = row + sequence.reused(self._video_token_id)
+        first_new = row + sequence.reused(self.config.video_token_id)
         step = len(sequence.image_grids)
         for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True):
             tokens = layout.grid.group_tokens
@@ -367,7 +290,7 @@ class Pipeline:
         KV rows of a reused prefix are copied from the prefix cache; the engine computes the other ones.
         """
         rows = self.batch.admit(sequences)
-        embeds, logits = self._compute_rows(sequences, rows)
+        embeds, logits = self._prefill.compute(sequences, rows)
         self.input_token_ids = [sequence.token_ids for sequence in sequences]
         reused = sum(sequence.reused_tokens for sequence in sequences)
         self._metrics.prefill.total_runs += 1
@@ -381,45 +304,6 @@ class Pipeline:
             self.hidden_states.keep(embeds)
         for sequence in sequences:
             sequence.report("decode", 0)
-
-    def _compute_rows(self, sequences: list[GenerationSequence], rows: range) -> tuple[Tensor, Tensor]:
-        """Fill the KV rows of admitted sequences; return inputs_embeds [B,S,H] and logits [B,1,V]."""
-        cache = self.runner.kv_cache
-        for row, sequence in zip(rows, sequences, strict=True):
-            self.prefixes.load(sequence.prefix, cache.sequence(row), sequence.reused_tokens)
-            if self.snapshots is not None and sequence.reused_tokens:
-                key, keys = sequence.adapter.key, sequence.prefix_keys
-                self.snapshots.load(key, keys, sequence.reused_tokens, row)
-        prompts = [sequence.token_ids[sequence.reused_tokens :] for sequence in sequences]
-        first_rows = [
-            (
-                sequence.image_row + sequence.reused(self.config.image_token_id),
-                sequence.video_row + sequence.reused(self._video_token_id),
-                sequence.audio_row + sequence.reused(self.config.audio_token_id),
-            )
-            for sequence in sequences
-        ]
-        embeds, deepstack = self.embedder.embed_prompts(prompts, first_rows)
-        positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.int64)
-        for index, sequence in enumerate(sequences):
-            positions[index, :, : len(prompts[index])] = sequence.positions[:, sequence.reused_tokens :]
-        logits = self.logits.rows(0, len(prompts))
-        self.runner.execute_prefill_step(
-            embeds,
-            [len(prompt) for prompt in prompts],
-            positions,
-            deepstack,
-            logits,
-            self.hidden_states.outputs(*embeds.shape[:2]),
-            [sequence.adapter for sequence in sequences],
-            rows,
-        )
-        if self.snapshots is not None:  # decode steps change the state
-            for row, sequence in zip(rows, sequences, strict=True):
-                self.snapshots.insert(sequence.adapter.key, sequence.prefix_keys, row)
-        for sequence in sequences:
-            sequence.kv_length = len(sequence.token_ids)
-        return embeds, logits
 
     def decode(self) -> list[GenerationSequence]:
         """Decode until at least one sequence has ended; return the ended sequences."""

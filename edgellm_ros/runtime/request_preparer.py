@@ -72,7 +72,9 @@ class RequestPreparer:
         """
         request = LLMGenerationRequest("", system_prompt=system_prompt, lora=lora)
         token_ids = self._prompts.system_prefix(system_prompt)
-        return self._make_sequence(request, token_ids, [], [], [], first_row=0)
+        sequence = self._make_sequence(request, token_ids, [], [], [], first_row=0)
+        sequence.begins_later_prompts = True
+        return sequence
 
     def prepare_next_turn(
         self, answered: GenerationSequence, first_row: int
@@ -94,6 +96,7 @@ class RequestPreparer:
         except ValueError:
             return None
         turn.adapter = answered.adapter
+        turn.begins_later_prompts = True
         return turn
 
     def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
@@ -143,7 +146,7 @@ class RequestPreparer:
                 tokens.image_token_id,
                 tokens.vision_start_token_id,
                 [block for video in videos for block in video.blocks],
-                config.video.token_id if config.video is not None else None,
+                config.video_token_id,
             )
         capacity = config.builder.max_kv_cache_capacity
         if len(token_ids) + delta >= capacity:  # times of a video may be beyond the number of tokens

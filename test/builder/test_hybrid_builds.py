@@ -46,6 +46,31 @@ def test_a_hybrid_has_caches_for_its_attention_layers_and_states_for_its_recurre
     assert not LOOPS & {node.op_type for node in graph.node}
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("family", WRITERS)
+def test_state_decays_and_their_sums_are_fp32_in_half_precision(tmp_path, family, precision):
+    export(WRITERS[family](tmp_path / "checkpoint"), tmp_path / "engine", precision)
+    model = onnx.load(tmp_path / "engine/llm/model.onnx", load_external_data=False)
+    graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    types |= {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    whole = {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL}
+    nodes = [node for node in graph.node if "/scan/" in node.name or "/delta_rule/" in node.name]
+    casts = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    assert len(nodes) > 20
+    for node in nodes:
+        assert all(types[name] in whole for name in node.output)
+        inputs = {types[name] for name in node.input if name}
+        assert inputs <= (casts if node.op_type == "Cast" else whole)
+    read = {name for node in nodes for name in node.input}
+    written = {name for node in nodes for name in node.output}
+    assert {name for name in types if name.startswith("recurrent_state_")} <= read
+    assert {name for name in types if name.startswith("present_recurrent_state_")} <= written
+    for suffix in ("dt_bias", "A_log.negative_exp"):
+        assert any(name.endswith(suffix) for name in read)
+
+
 @pytest.mark.parametrize(
     ("family", "change", "reason"),
     [

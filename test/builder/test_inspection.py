@@ -8,8 +8,10 @@ import shutil
 
 import pytest
 
-from edgellm_ros.builder import inspect, render
+from edgellm_ros.builder import export, inspect, render
 from edgellm_ros.engine_directory.schema import to_dict
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint
 
 
 @pytest.fixture
@@ -36,6 +38,24 @@ def test_memory_follows_from_the_config(tiny_engine):
     assert memory.total == memory.weights + memory.embedding + memory.kv_cache + memory.prefix_cache
     data = sum((tiny_engine / part.name / "model.onnx.data").stat().st_size for part in report.parts)
     assert data <= memory.weights < 1.1 * data
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_states_of_a_hybrid_take_as_much_memory_as_the_runtime_allocates(tmp_path, precision):
+    checkpoint = write_nemotron_h_checkpoint(tmp_path / "checkpoint")
+    export(checkpoint, tmp_path / "engine", precision, max_batch_size=3)
+    report = inspect(tmp_path / "engine")
+    memory = report.memory
+    with LLMInferenceRuntime(tmp_path / "engine") as runtime:
+        state, pipeline = runtime.pipeline.runner.recurrent, runtime.pipeline
+        assert memory.state_per_sequence == state.row_bytes
+        assert memory.states == 2 * state.nbytes
+        assert memory.prefix_cache == pipeline.runner.kv_cache.nbytes + state.nbytes
+        assert pipeline.reuse.states.places == 3
+    parts = memory.weights, memory.embedding, memory.kv_cache, memory.states, memory.prefix_cache
+    assert memory.total == sum(parts)
+    assert "recurrent state of a sequence" in render(report)
+    assert "3 layers of mamba2, 4 heads of 32 x 16" in render(report)
 
 
 def test_report_is_readable_and_serialisable(tiny_engine):

@@ -99,10 +99,10 @@ def test_configs_of_transformers_4_give_the_same(kind):
     np.testing.assert_allclose(found.frequencies, reference(older, head_dim)[0], rtol=1e-6, atol=0)
 
 
-def test_whole_heads_with_default_frequencies_are_plain():
-    assert is_plain(read_rope(make_section({"rope_theta": 5e5}), 64), 64)
-    assert not is_plain(read_rope(make_section({"partial_rotary_factor": 0.5}), 64, partial_heads=True), 64)
-    assert not is_plain(read_rope(make_section({"rope_scaling": {"type": "linear", "factor": 2}}), 64), 64)
+def test_default_frequencies_of_a_head_or_its_first_part_are_plain():
+    assert is_plain(read_rope(make_section({"rope_theta": 5e5}), 64))
+    assert is_plain(read_rope(make_section({"partial_rotary_factor": 0.5}), 64, partial_heads=True))
+    assert not is_plain(read_rope(make_section({"rope_scaling": {"type": "linear", "factor": 2}}), 64))
 
 
 def test_theta_of_a_checkpoint_without_one_is_the_model_code_s():

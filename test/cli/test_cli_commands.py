@@ -202,7 +202,7 @@ def test_bench_ends_with_its_figures_as_json(edgellm, tiny_engine):
     assert result["stages"]["total_s"]["median"] > 0
     assert result["tokens_per_s"] > 0
     assert result["share_of_memory_limit"] > 0
-    assert set(result["decode_bytes"]) == {"weights", "kv_cache"}
+    assert set(result["decode_bytes"]) == {"weights", "kv_cache", "states"}
     assert result["decode_bytes"]["weights"] == (tiny_engine / "llm" / "model.onnx.data").stat().st_size
 
 

@@ -73,10 +73,11 @@ class LanguageModel:
     """The LLM graph with its cache, for one sequence at a time.
 
     adapter: what to bind to the adapter inputs, name -> array; None = the base model, rank 0.
+    open_graph: makes the graph from its path; None = ONNX Runtime.
     """
 
-    def __init__(self, engine: Path, adapter: dict[str, np.ndarray] | None = None) -> None:
-        self.graph = Graph(engine / "llm" / "model.onnx")
+    def __init__(self, engine: Path, adapter: dict[str, np.ndarray] | None = None, open_graph=None) -> None:
+        self.graph = (open_graph or Graph)(engine / "llm" / "model.onnx")
         self.embedding = load_file(engine / "embedding.safetensors")["embedding"]
         self.cache_names = [name for name in self.graph.inputs if "_cache_" in name]
         self.adapter = adapter or {

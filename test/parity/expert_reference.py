@@ -19,17 +19,21 @@ from torch import Tensor
 
 
 class ExpertReference:
-    """`weights`: tensors of action_expert/model.safetensors in fp32; `config`: its config.json."""
+    """`weights`: tensors of action_expert/model.safetensors in fp32; `config`: its config.json.
 
-    def __init__(self, weights: dict[str, Tensor], config: dict) -> None:
+    rotary_dim: values of a head that RoPE rotates; None = all.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], config: dict, rotary_dim: int | None = None) -> None:
         self.weights = weights
         self.config = config
+        self.rotary_dim = rotary_dim or config["head_dim"]
 
     @classmethod
-    def load(cls, directory: Path) -> ExpertReference:
+    def load(cls, directory: Path, rotary_dim: int | None = None) -> ExpertReference:
         weights = load_file(directory / "model.safetensors")
         config = json.loads((directory / "config.json").read_text())
-        return cls({name: tensor.float() for name, tensor in weights.items()}, config)
+        return cls({name: tensor.float() for name, tensor in weights.items()}, config, rotary_dim)
 
     def velocity(
         self, trajectory: Tensor, time: float, cache: Sequence[tuple[Tensor, Tensor]], start_position: int
@@ -73,7 +77,7 @@ class ExpertReference:
         return self._linear("time_mlp.2", raised)
 
     def _rotation(self, start: int, steps: int) -> tuple[Tensor, Tensor]:
-        size = self.config["head_dim"]
+        size = self.rotary_dim
         frequency = self.config["rope_theta"] ** (-torch.arange(0, size, 2).float() / size)
         angle = (start + torch.arange(steps).float())[:, None] * frequency
         return angle.cos(), angle.sin()
@@ -103,6 +107,7 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """First half of the last dimension paired with the second, as in the text model."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    """First half of the rotated values paired with the second, as in the text model."""
+    size = cos.shape[-1]
+    first, second, rest = x.split([size, size, x.shape[-1] - 2 * size], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

@@ -102,3 +102,23 @@ def test_a_batch_with_a_reused_system_prompt_gives_the_same_tokens(model, runtim
         found = runtime.handle_request(batch)
     assert [response.reused_tokens for response in found] == [tokens] * len(batch)
     assert [response.token_ids for response in found] == [response.token_ids for response in expected]
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_hidden_states_of_every_layer_match(tmp_path, runtime_device, family, seed):
+    checkpoint = WRITERS[family](tmp_path / "checkpoint", seed)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    layers = reference.config.num_hidden_layers
+    export(checkpoint, tmp_path / "engine", hidden_state_layers=range(1, layers + 1))
+    with LLMInferenceRuntime(tmp_path / "engine", runtime_device) as runtime:
+        runtime.handle_request(requests(), output_thinker_embeddings=True)
+        prompts = runtime.base_model_input_token_ids
+        device = runtime.pipeline.device
+        found = [device.download(runtime.base_model_hidden_states(layer)) for layer in range(layers + 1)]
+    for row, prompt in enumerate(prompts):
+        with torch.no_grad():
+            expected = reference(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+        assert len(expected) == layers + 1
+        for states, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(states[row, : len(prompt)], wanted[0], atol=TOLERANCE, rtol=0)

@@ -84,6 +84,7 @@ def test_rank_and_scaling_follow_the_config(write, targets, config, ranks, expec
         "thinker.model.",  # the whole Qwen3-Omni in transformers 4
         "thinker.model.language_model.",  # and in transformers 5
         "language_model.",  # the thinker's inner model
+        "backbone.",  # Nemotron-H in its published code
         "",  # the decoder alone
     ],
 )

@@ -7,8 +7,6 @@ import pytest
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
-from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Page, Prefix
-from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots
 from fixtures.on_device import put
 
 ROWS, LAYERS = 4, 2
@@ -80,50 +78,3 @@ def test_clearing_removes_values_that_are_not_finite(device, state):
     step(device, state, np.nan, [1, 1, 1, 1])
     state.clear()
     assert contents(device, state) == [0, 0, 0, 0]
-
-
-def prefix(length: int) -> Prefix:
-    return Prefix(tuple(Page(i, (), None) for i in range(-(-length // PAGE))), length)
-
-
-@pytest.fixture
-def snapshots(device, state) -> StateSnapshots:
-    return StateSnapshots(device, state, 2 * state.row_bytes)
-
-
-def test_a_prompt_reuses_the_longest_prefix_with_a_state(device, state, snapshots):
-    keys = list(range(100))
-    for value, length in ((10, 40), (30, 70)):
-        step(device, state, value, [1])
-        snapshots.insert("", keys[:length], 0)
-    found = snapshots.match("", keys, prefix(99))
-    assert (found.length, len(found.pages)) == (70, 3)
-    assert snapshots.match("", keys, prefix(69)).length == 40
-    assert snapshots.match("", keys, prefix(39)).length == 0
-    assert snapshots.match("another adapter", keys, prefix(99)).length == 0
-    assert snapshots.match("", [*keys[:30], -5, *keys[31:]], prefix(99)).length == 0
-    snapshots.load("", keys, 40, 3)
-    assert contents(device, state) == [30, 0, 0, 10]
-
-
-def test_the_least_recently_used_state_makes_room(snapshots):
-    for first in (1, 2):
-        snapshots.insert("", [first, 5], 0)
-    snapshots.match("", [1, 5, 6], prefix(2))
-    snapshots.insert("", [3, 5], 0)
-    assert [snapshots.has("", [first, 5]) for first in (1, 2, 3)] == [True, False, True]
-    assert len(snapshots) == 2
-
-
-def test_states_of_a_removed_adapter_are_dropped(snapshots):
-    snapshots.insert("a", [1], 0)
-    snapshots.insert("b", [1], 0)
-    snapshots.remove("a")
-    assert not snapshots.has("a", [1])
-    assert snapshots.has("b", [1])
-
-
-def test_a_budget_below_one_state_stores_nothing(device, state):
-    snapshots = StateSnapshots(device, state, state.row_bytes - 1)
-    snapshots.insert("", [1, 2], 0)
-    assert snapshots.match("", [1, 2, 3], prefix(2)).length == 0

@@ -38,6 +38,8 @@ class GenerationSequence:
     prefix_keys: list[Key] = field(default_factory=list)  # of the prompt's tokens; empty = no prefix cache
     prefix: Prefix = field(default_factory=Prefix)  # longest stored prefix of the prompt
     reused_tokens: int = 0  # tokens of the prefix whose KV rows are copied instead of computed
+    state_points: list[int] = field(default_factory=list)  # tokens after which the recurrent state is saved
+    begins_later_prompts: bool = False  # made to be stored, without an answer
     kv_length: int = 0  # committed KV rows, without the steps that are still queued
     steps: int = 0  # delivered decode steps
     generated: list[int] = field(default_factory=list)  # token ids of the answer
@@ -72,9 +74,13 @@ class GenerationSequence:
         """Encoder row after the sequence's last one."""
         return self.audio_row + sum(self.audio_tokens)
 
+    def placeholders(self, placeholder: int | None, tokens: int) -> int:
+        """Count the placeholders of a kind among the first tokens of the prompt."""
+        return sum(token == placeholder for token in self.token_ids[:tokens])
+
     def reused(self, placeholder: int | None) -> int:
         """Count the reused tokens that are this placeholder."""
-        return sum(token == placeholder for token in self.token_ids[: self.reused_tokens])
+        return self.placeholders(placeholder, self.reused_tokens)
 
     @property
     def action_trigger_token(self) -> int | None:

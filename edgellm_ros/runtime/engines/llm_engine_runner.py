@@ -123,7 +123,7 @@ class LLMEngineRunner:
         """Prefill: write the KV rows of prompts to rows of the batch, and commit them.
 
         - inputs_embeds, each of deepstack_embeds [B,S,H]: padded at the end to the longest prompt
-        - context_lengths: tokens per prompt
+        - context_lengths: tokens per prompt, 0 for a row that stays as it is
         - positions [B,3,S] int64
         - output_logits [B,1,V] float32: of each prompt's last token
         - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
@@ -142,7 +142,7 @@ class LLMEngineRunner:
             )
         lengths = np.asarray(context_lengths, np.int64)
         last_token_ids, new_tokens = self._last_token_ids.rows(0, batch), self._prompt_lengths.rows(0, batch)
-        self._device.upload(last_token_ids, lengths[:, None] - 1)
+        self._device.upload(last_token_ids, np.maximum(lengths[:, None], 1) - 1)
         self._device.upload(new_tokens, lengths)
         tensors = {
             names.INPUTS_EMBEDS: inputs_embeds,

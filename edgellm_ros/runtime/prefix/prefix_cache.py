@@ -114,18 +114,24 @@ class PrefixCache:
         The prefix never includes the prompt's last token, because the prefill must compute its logits.
         """
         self._clock += 1
+        found = self.find(adapter, keys)
+        for page in found.pages:
+            page.last_used = self._clock
+        length = min(found.length, len(keys) - 1)
+        return Prefix(found.pages[: -(-length // PAGE)], length)
+
+    def find(self, adapter: str, keys: Sequence[Key]) -> Prefix:
+        """Find the longest stored prefix, the last token included; its pages do not count as used."""
         node, pages, length = self._roots.get(adapter), [], 0
         while node is not None and node.children:
             page = max(node.children, key=lambda page: page.shared(keys[length : length + PAGE]))
             shared = page.shared(keys[length : length + PAGE])
             if not shared:
                 break
-            page.last_used = self._clock
             pages.append(page)
             length += shared
             node = page if shared == PAGE else None
-        length = min(length, len(keys) - 1)
-        return Prefix(tuple(pages[: -(-length // PAGE)]), length)
+        return Prefix(tuple(pages), length)
 
     def stored_length(self, adapter: str, keys: Sequence[Key]) -> int:
         """Return the length of the longest stored prefix, the last token included."""

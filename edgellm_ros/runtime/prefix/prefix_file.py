@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefix cache file: safetensors with the KV rows, JSON in its header.
+"""Prefix cache file: safetensors with KV rows and recurrent states, JSON in its header.
 
   pool_i [pages, Hkv, PAGE, D]   layer i of the pool: keys of each layer of the model, then values
-  __metadata__["prefix_cache"]   {"format_version", "engine", "pages": [an _Entry for each], "sha256"}
+  state_i [L, states, n]         recurrent states of a hybrid model (state_file.py)
+  __metadata__["prefix_cache"]   {"format_version", "engine", "pages": [an _Entry for each],
+                                  "states": [a StateEntry for each], "sha256"}
 
 A page comes after its parent; `parent` is the number of that page, null for the first page of a prompt.
-`sha256` covers the pages and the pools: without it, a damaged row would silently change every prompt that
+`sha256` covers pages, states and tensors: without it, a damaged row would silently change every prompt that
 reuses the row.
 """
 
@@ -29,32 +31,43 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.schema import to_dict
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Page, PrefixCache
 from edgellm_ros.runtime.prefix.prefix_key import Key
+from edgellm_ros.runtime.prefix.state_file import StateEntry, fill_states, stored_states
+from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 METADATA = "prefix_cache"
 
 
-def save_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engine: str) -> None:
-    """Write all pages to a file, atomically.
+def save_prefix_cache(
+    path: str | Path,
+    cache: PrefixCache,
+    device: Device,
+    engine: str,
+    states: StateSnapshots | None = None,
+) -> None:
+    """Write all pages, and the states of hybrid models, to a file, atomically.
 
-    `engine`: fingerprint of the engine that computed the pages. OSError if the file cannot be written.
+    `engine`: fingerprint of the engine that computed them. OSError if the file cannot be written.
     """
     path = Path(path)
     pages = list(cache.pages())
-    numbers: dict[Page | None, int] = {page: number for number, (_, page) in enumerate(pages)}
+    numbers = {page: number for number, (_, page) in enumerate(pages)}
     entries = [
-        asdict(_Entry(adapter, numbers.get(page.parent), list(page.keys), page.last_used))
+        asdict(_Entry(adapter, _number(page.parent, numbers), list(page.keys), page.last_used))
         for adapter, page in pages
     ]
     places = [page.place for _, page in pages]
-    tensors = [device.download(layer)[0, places] for layer in _layers(cache)]
+    rows = [device.download(layer)[0, places] for layer in _layers(cache)]
+    state_entries, values = stored_states(cache, states, numbers, device)
+    contents = {"pages": entries, "states": [asdict(entry) for entry in state_entries]}
     description = {
         "format_version": FORMAT_VERSION,
         "engine": engine,
-        "pages": entries,
-        "sha256": _digest(entries, tensors),
+        **contents,
+        "sha256": _digest(contents, [*rows, *values]),
     }
-    pools = {f"pool_{i}": tensor for i, tensor in enumerate(tensors)}
+    pools = {f"pool_{i}": tensor for i, tensor in enumerate(rows)}
+    pools |= {f"state_{i}": np.ascontiguousarray(tensor) for i, tensor in enumerate(values)}
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         save_file(pools, partial, {METADATA: json.dumps(description)})
@@ -65,14 +78,21 @@ def save_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
         partial.unlink(missing_ok=True)
 
 
-def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engine: str) -> int:
-    """Replace a cache's pages by a file's; return the number of loaded pages.
+def load_prefix_cache(
+    path: str | Path,
+    cache: PrefixCache,
+    device: Device,
+    engine: str,
+    states: StateSnapshots | None = None,
+) -> int:
+    """Replace a cache's pages and states by a file's; return the number of loaded pages.
 
-    Loads the most recently used pages if the cache has no room for all. FileNotFoundError, or ValueError for
-    a file that is damaged or was made for another engine: then the cache is unchanged. EngineError if the
-    rows cannot be copied to the device: then the cache is empty.
+    Loads the most recently used ones if there is no room for all. FileNotFoundError, or ValueError for a file
+    that is damaged or was made for another engine: then the cache is unchanged. EngineError if the rows
+    cannot be copied to the device: then the cache is empty.
     """
     path = Path(path)
+    pools = states.pool if states is not None else []
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found")
     try:
@@ -80,8 +100,10 @@ def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
             description = json.loads((file.metadata() or {})[METADATA])
             found = description["engine"], description["format_version"]
             if found == (engine, FORMAT_VERSION):
-                tensors = [file.get_tensor(f"pool_{i}") for i in range(cache.pool.shape[0])]
+                rows = [file.get_tensor(f"pool_{i}") for i in range(cache.pool.shape[0])]
+                values = [file.get_tensor(f"state_{i}") for i in range(len(pools))]
                 entries = [_Entry(**entry) for entry in description["pages"]]
+                state_entries = [StateEntry.read(**entry) for entry in description["states"]]
                 digest = description["sha256"]
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise ValueError(f"{path}: not a readable prefix cache: {error}") from None
@@ -90,14 +112,26 @@ def load_prefix_cache(path: str | Path, cache: PrefixCache, device: Device, engi
             f"{path}: saved by another engine or in another format (engine {found[0]}, format {found[1]}; "
             f"this is engine {engine}, format {FORMAT_VERSION}): save the prefix cache again"
         )
-    _check(path, entries, tensors, cache)
-    if digest != _digest(description["pages"], tensors):
+    _check(path, entries, rows, cache)
+    checked = _checked_states(path, state_entries, values, entries, pools)
+    contents = {name: description[name] for name in ("pages", "states")}
+    if digest != _digest(contents, [*rows, *values]):
         raise ValueError(f"{path}: damaged: the SHA-256 of the contents is not {digest}")
     try:
-        return _fill(entries, tensors, cache, device)
+        pages = _fill(entries, rows, cache, device)
+        if states is not None:
+            adapted = {number: (entries[number].adapter, page) for number, page in pages.items()}
+            fill_states(states, checked, values, adapted, device)
     except BaseException:
         cache.clear()  # the rows of its pages are incomplete
+        if states is not None:
+            states.clear()
         raise
+    return len(pages)
+
+
+def _number(page: Page | None, numbers: dict[Page, int]) -> int | None:
+    return None if page is None else numbers.get(page)
 
 
 @dataclass(frozen=True)
@@ -139,8 +173,32 @@ def _check(path: Path, entries: list[_Entry], tensors: list[np.ndarray], cache: 
             raise ValueError(f"{path}: damaged: page {number} does not fit the others")
 
 
-def _fill(entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache, device: Device) -> int:
-    """Load the most recently used pages that fit the cache; return their number.
+def _checked_states(
+    path: Path,
+    states: list[StateEntry | None],
+    tensors: list[np.ndarray],
+    pages: list[_Entry],
+    pools: list[Tensor],
+) -> list[StateEntry]:
+    """Return a file's states; ValueError for one that does not fit its page or its tensors."""
+    checked = [
+        state
+        for state in states
+        if state and 0 <= state.page < len(pages) and 0 < state.tokens <= len(pages[state.page].keys)
+    ]
+    if len(checked) < len(states):
+        raise ValueError(f"{path}: damaged: a recurrent state does not fit the pages")
+    for tensor, pool in zip(tensors, pools, strict=True):
+        shape = (pool.shape[0], len(checked), pool.shape[2])
+        if (tensor.shape, tensor.dtype) != (shape, pool.dtype):
+            raise ValueError(f"{path}: damaged: expected tensors {list(shape)}, got {list(tensor.shape)}")
+    return checked
+
+
+def _fill(
+    entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache, device: Device
+) -> dict[int, Page]:
+    """Load the most recently used pages that fit the cache; return them by number.
 
     The use of a page counts as a use of its parent too, so a loaded page's parent is always loaded.
     """
@@ -156,7 +214,7 @@ def _fill(entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache, 
         rows = np.zeros(layer.shape, layer.dtype)
         rows[0, places] = tensor[numbers]
         device.upload(layer, rows)
-    return len(numbers)
+    return pages
 
 
 def _layers(cache: PrefixCache) -> list[Tensor]:
@@ -164,9 +222,9 @@ def _layers(cache: PrefixCache) -> list[Tensor]:
     return [cache.pool.rows(i, i + 1) for i in range(cache.pool.shape[0])]
 
 
-def _digest(entries: list[dict[str, Any]], tensors: Sequence[np.ndarray]) -> str:
-    """Return the SHA-256 of the pages' descriptions and rows, hexadecimal."""
-    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode())
+def _digest(contents: dict[str, Any], tensors: Sequence[np.ndarray]) -> str:
+    """Return the SHA-256 of the descriptions and tensors, hexadecimal."""
+    digest = hashlib.sha256(json.dumps(contents, sort_keys=True).encode())
     for tensor in tensors:
         digest.update(tensor.tobytes())
     return digest.hexdigest()

@@ -2,19 +2,21 @@
 """StateSnapshots: recurrent states after stored prompts, for requests with the same prefix.
 
 The KV rows of a prefix can be cut at any token, a recurrent state cannot: it is the state after exactly the
-tokens that made it. So the state is saved at the end of each prompt, and a prompt of a hybrid model reuses
-the longest stored prefix that ends where a state was saved:
+tokens that made it. So a prompt of a hybrid model reuses the longest stored prefix that ends where a state
+was saved (`save_points` chooses the places):
 
   stored   [system prompt] S        [system prompt, question, ...] S
   prompt   [system prompt | other question]           reuses up to the first S
 
 Results with a reused state and without agree up to rounding, because the tokens are cut into other chunks.
-Memory is a fixed pool; the least recently used state makes room for a new one.
+Memory is a fixed pool. The least recently used state makes room for a new one; a state that was saved in the
+last batch counts as older than one that was reused in it, or a large batch would replace the states that its
+prompts share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +24,8 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Prefix
 from edgellm_ros.runtime.prefix.prefix_key import Key
+
+SPACING = 512  # tokens between states of a long prompt; in a run of so many, reading the weights costs little
 
 
 class States(Protocol):
@@ -50,45 +54,57 @@ class Snapshot:
     adapter: str
     keys: tuple[Key, ...]
     place: int  # index in the pool
-    last_used: int
+    last_used: tuple[int, bool]  # number of the batch, and whether it was more than saved
 
 
 class StateSnapshots:
-    """Owns the pool: two tensors [L,places,n], as `RecurrentState` has them.
+    """Owns the `pool`: two tensors [L,places,n], as `RecurrentState` has them.
 
     `capacity_bytes`: upper limit of the pool's size; below one state nothing is stored.
     """
 
     def __init__(self, device: Device, state: States, capacity_bytes: int) -> None:
         self._state = state
-        places = capacity_bytes // state.row_bytes
-        self._pool = [
-            device.zeros((tensor.shape[0], places, tensor.shape[2]), tensor.dtype)
+        self.places = capacity_bytes // state.row_bytes
+        self.pool = [
+            device.zeros((tensor.shape[0], self.places, tensor.shape[2]), tensor.dtype)
             for tensor in state.committed
         ]
-        self._places = places
         self.clear()
 
     def __len__(self) -> int:
         """Return the number of stored states."""
         return len(self._snapshots)
 
+    def __iter__(self) -> Iterator[Snapshot]:
+        """Iterate over the stored states, the least recently used first."""
+        return iter(sorted(self._snapshots, key=lambda each: each.last_used))
+
     def clear(self) -> None:
         """Drop all states."""
         self._snapshots: list[Snapshot] = []
-        self._free = list(reversed(range(self._places)))
-        self._clock = 0
+        self._free = list(reversed(range(self.places)))
+        self._batch = 0
 
     def remove(self, adapter: str) -> None:
         """Drop all states of an adapter."""
         for snapshot in [each for each in self._snapshots if each.adapter == adapter]:
             self._drop(snapshot)
 
-    def match(self, adapter: str, keys: Sequence[Key], prefix: Prefix) -> Prefix:
-        """Shorten the stored prefix of a prompt to the longest one with a saved state."""
-        snapshot = self._find(adapter, keys, prefix.length)
+    def begin_batch(self) -> None:
+        """Begin a batch: what it uses counts as used at the same time."""
+        self._batch += 1
+
+    def match(self, adapter: str, keys: Sequence[Key], prefix: Prefix, longest: int | None = None) -> Prefix:
+        """Shorten the stored prefix of a prompt to the longest one with a saved state.
+
+        `longest`: the most tokens that it may have; None = no limit.
+        """
+        limit = prefix.length if longest is None else min(longest, prefix.length)
+        snapshot = self._find(adapter, keys, limit)
         if snapshot is None:
             return Prefix()
+        snapshot.last_used = self._batch, True
         length = len(snapshot.keys)
         return Prefix(prefix.pages[: -(-length // PAGE)], length)
 
@@ -102,18 +118,26 @@ class StateSnapshots:
         snapshot = self._find(adapter, keys, length)
         assert snapshot is not None
         assert len(snapshot.keys) == length
-        self._state.load(row, self._pool, snapshot.place)
+        self._state.load(row, self.pool, snapshot.place)
 
-    def insert(self, adapter: str, keys: Sequence[Key], row: int) -> None:
-        """Store the state of a row whose tokens are `keys`, unless it is stored already."""
-        if not keys or not self._places or self.has(adapter, keys):
+    def insert(self, adapter: str, keys: Sequence[Key], row: int, expected: bool = False) -> None:
+        """Store the state of a row whose tokens are `keys`, unless it is stored already.
+
+        `expected`: whether later prompts are known to begin with these tokens; then it counts as used.
+        """
+        if not keys or not self.places or self.has(adapter, keys):
             return
         if not self._free:
             self._drop(min(self._snapshots, key=lambda each: each.last_used))
-        place = self._free.pop()
-        self._state.save(row, self._pool, place)
-        self._clock += 1
-        self._snapshots.append(Snapshot(adapter, tuple(keys), place, self._clock))
+        snapshot = self.add(adapter, tuple(keys), (self._batch, expected))
+        self._state.save(row, self.pool, snapshot.place)
+
+    def add(self, adapter: str, keys: tuple[Key, ...], last_used: tuple[int, bool]) -> Snapshot:
+        """Add a state whose values the caller fills in; the pool must have a free place."""
+        snapshot = Snapshot(adapter, keys, self._free.pop(), last_used)
+        self._snapshots.append(snapshot)
+        self._batch = max(self._batch, last_used[0])
+        return snapshot
 
     def _find(self, adapter: str, keys: Sequence[Key], longest: int) -> Snapshot | None:
         found = [
@@ -123,12 +147,36 @@ class StateSnapshots:
             and len(each.keys) <= longest
             and each.keys == tuple(keys[: len(each.keys)])
         ]
-        best = max(found, key=lambda each: len(each.keys), default=None)
-        if best is not None:
-            self._clock += 1
-            best.last_used = self._clock
-        return best
+        return max(found, key=lambda each: len(each.keys), default=None)
 
     def _drop(self, snapshot: Snapshot) -> None:
         self._snapshots.remove(snapshot)
         self._free.append(snapshot.place)
+
+
+def save_points(
+    tokens: int, computed_from: int, shared: int, encoder_ends: Sequence[int], places: int
+) -> list[int]:
+    """Choose after how many tokens of a prompt its state is saved, before its end.
+
+    - computed_from: tokens that are reused; the prompt is computed from there on
+    - shared: tokens that an earlier prompt has too, with or without a state after them
+    - encoder_ends: the number of tokens up to the end of each image and sound
+    - places: size of the pool
+
+    Each point costs a run of the language model. One is where the prompt leaves an earlier one, which later
+    prompts will probably do too: at the last end of a page, or of an image or sound, before that token.
+    (Later ones may leave a few tokens earlier; and an image is encoded again unless all its rows are reused.)
+    Others are SPACING tokens apart, or further if they would take more than a quarter of the pool; the last
+    one is not close to the end, where the state is saved anyway.
+    """
+    if places < 2:  # the state at the prompt's end would replace any other
+        return []
+    candidates = [shared // PAGE * PAGE, *(end for end in encoder_ends if end <= shared)]
+    branch = max(candidates)
+    points = {branch} if branch - computed_from >= PAGE else set()
+    quarter, spacing = places // 4, SPACING
+    if quarter:
+        spacing *= max(1, -(-((tokens - 1) // SPACING - computed_from // SPACING) // quarter))
+        points |= set(range(spacing, tokens - SPACING // 4, spacing))
+    return sorted(point for point in points if computed_from < point < tokens)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PrefixReuse: which tokens of a batch's prompts need not be computed, and what is stored of them.
+
+KV rows are in the prefix cache, recurrent states in the snapshots. A prompt of a hybrid model needs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
+from edgellm_ros.kernels import Kernels
+from edgellm_ros.multimodal.vision_runner import VisionRunner
+from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.prefix.prefix_cache import PrefixCache
+from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, prefix_keys
+from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots, save_points
+
+
+class PrefixReuse:
+    """Owns the prefix cache `pages` and, for hybrid models, the `states`.
+
+    `capacity_bytes`: of both together; None = as much as the batch's KV rows and states take. It is divided
+    between them as the batch's memory is.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Kernels,
+        config: EngineConfig,
+        cache: LinearKVCache,
+        recurrent: RecurrentState | None,
+        vision: VisionRunner | None,
+        capacity_bytes: int | None,
+    ) -> None:
+        self._config = config
+        self._videos = vision.videos if vision is not None else None
+        self._cache = cache
+        state_bytes = recurrent.nbytes if recurrent is not None else 0
+        if capacity_bytes is None:
+            capacity_bytes = cache.nbytes + state_bytes
+        snapshot_bytes = capacity_bytes * state_bytes // (cache.nbytes + state_bytes)
+        self.states: StateSnapshots | None = None
+        if recurrent is not None:
+            self.states = StateSnapshots(device, recurrent, snapshot_bytes)
+        self.pages = PrefixCache(
+            device,
+            kernels,
+            layers=config.num_attention_layers,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=cache.dtype,
+            capacity_bytes=capacity_bytes - snapshot_bytes,
+        )
+
+    def match(self, sequences: Sequence[GenerationSequence], reuse: bool = True) -> None:
+        """Find the longest stored prefix of each prompt; the prefill skips its tokens.
+
+        Also chooses where the prefill saves states: at the prompt's end only, without `reuse`.
+        """
+        if not self.pages.capacity_bytes or not sequences:
+            return
+        if self.states is not None:
+            self.states.begin_batch()
+        shared = []  # tokens of each prompt that are stored, with or without a state after them
+        for sequence in sequences:
+            keys = prefix_keys(
+                sequence.token_ids,
+                sequence.request,
+                sequence.image_tokens,
+                sequence.audio_tokens,
+                self._config.special_tokens,
+                self._frame_groups(sequence),
+                self._config.video_token_id,
+            )
+            sequence.prefix_keys = keys
+            if reuse:
+                sequence.prefix = self.pages.match(sequence.adapter.key, keys)
+            shared.append(sequence.prefix.length)
+            self._end_at_a_state(sequence, sequence.prefix.length)
+        # Prompts are padded to the longest remainder: each row must have slots for it after the reused ones.
+        room = self._room(sequences)
+        while self.states is not None and any(each.prefix.length > room for each in sequences):
+            for sequence in sequences:  # a state cannot be cut to the room
+                self._end_at_a_state(sequence, room)
+            room = self._room(sequences)
+        for sequence in sequences:
+            sequence.kv_length = sequence.reused_tokens = min(sequence.prefix.length, room)
+        if self.states is not None:
+            self._choose_state_points(sequences, shared if reuse else None)
+
+    def load(self, sequence: GenerationSequence, row: int) -> None:
+        """Copy the reused prefix of a prompt to its row."""
+        self.pages.load(sequence.prefix, self._cache.sequence(row), sequence.reused_tokens)
+        if self.states is not None and sequence.reused_tokens:
+            key, keys = sequence.adapter.key, sequence.prefix_keys
+            self.states.load(key, keys, sequence.reused_tokens, row)
+
+    def save_state(self, sequence: GenerationSequence, row: int) -> None:
+        """Save the row's recurrent state, if it is due after the tokens computed so far."""
+        if self.states is not None and sequence.kv_length in sequence.state_points:
+            keys = sequence.prefix_keys[: sequence.kv_length]
+            shared = sequence.begins_later_prompts or sequence.kv_length < len(sequence.token_ids)
+            self.states.insert(sequence.adapter.key, keys, row, expected=shared)
+
+    def store(self, sequence: GenerationSequence, row: int) -> None:
+        """Store the KV rows of a prompt."""
+        if sequence.prefix_keys:
+            self.pages.insert(sequence.adapter.key, sequence.prefix_keys, self._cache.sequence(row))
+
+    def has_pages(self, sequence: GenerationSequence) -> bool:
+        """Return whether all KV rows of a prompt are stored."""
+        key, keys = sequence.adapter.key, sequence.prefix_keys
+        return bool(keys) and self.pages.stored_length(key, keys) == len(keys)
+
+    def stored_length(self, sequence: GenerationSequence) -> int:
+        """Return how many of a prompt's tokens a longer prompt can reuse."""
+        key, keys = sequence.adapter.key, sequence.prefix_keys
+        if self.states is not None and not self.states.has(key, keys):
+            return 0
+        return self.pages.stored_length(key, keys)
+
+    def remove(self, adapter: str) -> None:
+        """Drop what is stored of an adapter."""
+        self.pages.remove(adapter)
+        if self.states is not None:
+            self.states.remove(adapter)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.pages.clear()
+        if self.states is not None:
+            self.states.clear()
+
+    def _frame_groups(self, sequence: GenerationSequence) -> list[FrameGroup]:
+        """Return the groups of frames of a prompt's videos."""
+        if self._videos is None:
+            return []
+        return [
+            FrameGroup(
+                self._videos.group(video, index),
+                layout.grid.rows,
+                layout.grid.columns,
+                index * layout.blocks[0].step,
+            )
+            for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True)
+            for index in range(layout.grid.groups)
+        ]
+
+    def _end_at_a_state(self, sequence: GenerationSequence, longest: int) -> None:
+        """Shorten a hybrid model's prefix to one of at most `longest` tokens with a state."""
+        if self.states is not None:
+            key, keys = sequence.adapter.key, sequence.prefix_keys
+            sequence.prefix = self.states.match(key, keys, sequence.prefix, longest)
+
+    def _room(self, sequences: Sequence[GenerationSequence]) -> int:
+        new_tokens = max(len(sequence.token_ids) - sequence.prefix.length for sequence in sequences)
+        return self._cache.capacity - max(MIN_PREFILL, new_tokens)
+
+    def _choose_state_points(
+        self, sequences: Sequence[GenerationSequence], shared: Sequence[int] | None
+    ) -> None:
+        assert self.states is not None
+        for index, sequence in enumerate(sequences):
+            count, points = len(sequence.token_ids), []
+            if shared is not None:
+                ends = self._encoder_ends(sequence)
+                points = save_points(count, sequence.reused_tokens, shared[index], ends, self.states.places)
+            sequence.state_points = [*points, count]
+        if not fits(prefill_parts(sequences), self._cache.capacity):
+            for sequence in sequences:
+                sequence.state_points = sequence.state_points[-1:]
+
+    def _encoder_ends(self, sequence: GenerationSequence) -> list[int]:
+        """Return the number of tokens up to the end of each image, sound and video."""
+        tokens, ids = self._config.special_tokens, np.asarray(sequence.token_ids)
+        ends: list[int] = []
+        for placeholder, counts in (
+            (tokens.image_token_id, sequence.image_tokens),
+            (self._config.video_token_id, [layout.grid.tokens for layout in sequence.videos]),
+            (tokens.audio_token_id, sequence.audio_tokens),
+        ):
+            if counts:
+                ends += (np.flatnonzero(ids == placeholder)[np.cumsum(counts) - 1] + 1).tolist()
+        return ends
+
+
+def prefill_parts(sequences: Sequence[GenerationSequence]) -> list[list[range]]:
+    """Cut the new tokens of prompts into runs that end where states are saved; return each run's tokens [B].
+
+    All prompts end in the last run. A prompt with fewer cuts than others has no tokens in the first runs:
+
+      prompt 0   [      ][    ][        ]
+      prompt 1           [            ]
+      run          0       1       2         prompt 1: nothing, nothing, all
+    """
+    cuts = []
+    for sequence in sequences:
+        first, last = sequence.reused_tokens, len(sequence.token_ids)
+        cuts.append([first, *(point for point in sequence.state_points if first < point < last), last])
+    runs = max(map(len, cuts)) - 1
+    padded = [[each[0]] * (runs + 1 - len(each)) + each for each in cuts]
+    return [[range(each[run], each[run + 1]) for each in padded] for run in range(runs)]
+
+
+def fits(parts: Sequence[Sequence[range]], capacity: int) -> bool:
+    """Return whether each row of a KV cache has slots for the padded tokens of every run."""
+    return all(
+        max(tokens.start for tokens in run) + max(MIN_PREFILL, *map(len, run)) <= capacity for run in parts
+    )
