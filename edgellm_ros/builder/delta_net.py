@@ -101,11 +101,8 @@ def delta_net_layer(
         graph, "conv1d", chunks, channels, state[0], (net.conv_dim, net.conv_kernel - 1), bias=False
     )
     with graph.scope("delta_rule"):
-        strengths = graph.op("Sigmoid", graph.to_fp32(b))
-        logs = graph.op("Add", graph.to_fp32(a), float_tensor(graph, "dt_bias", net.value_heads))
-        logs = graph.op("Softplus", logs)
-        logs = graph.op("Mul", logs, negative_exponential(graph, "A_log", net.value_heads))
-        y, last_state = _delta_rule(graph, net, chunks, channels, strengths, logs, state[1], max_tokens)
+        gates = graph.to_fp32(b), graph.to_fp32(a)
+        y, last_state = delta_rule(graph, net, chunks, channels, gates, state[1], max_tokens)
     with graph.module("norm"):
         y = graph.reshape(y, [0, 0, net.value_heads, net.value_dim])
         scale = float_tensor(graph, "weight", net.value_dim)
@@ -116,17 +113,16 @@ def delta_net_layer(
     return graph.linear("out_proj", y, net.values, net.hidden_size), (conv_state, last_state)
 
 
-def _delta_rule(
+def delta_rule(
     graph: ModelBuilder,
     net: DeltaNet,
     chunks: Chunks,
     channels: ir.Value,
-    strengths: ir.Value,
-    logs: ir.Value,
+    gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
     max_tokens: int,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the delta rule: channels [B,S,q|k|v], strengths and logs [B,S,heads] fp32, state [B,heads,dk,dv].
+    """Add the delta rule: channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state [B,heads,dk,dv].
 
     Returns y [B,S,heads*dv] fp32 and the last state. Letters in shapes: G key heads, R value heads of a key
     head, c chunks, Q tokens of a chunk.
@@ -135,6 +131,9 @@ def _delta_rule(
     groups, heads = net.key_heads, net.value_heads // net.key_heads
     key_dim, value_dim = net.key_dim, net.value_dim
 
+    strengths = op("Sigmoid", gates[0])
+    logs = op("Softplus", op("Add", gates[1], float_tensor(graph, "dt_bias", net.value_heads)))
+    logs = op("Mul", logs, negative_exponential(graph, "A_log", net.value_heads))
     strengths, logs = (op("Mul", chunks.pad(x), chunks.valid) for x in (strengths, logs))
     logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
     strengths = graph.transpose(chunks.split(strengths, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [...,Q,1]

@@ -78,20 +78,24 @@ def mamba2_layer(
         graph, "conv1d", chunks, channels, state[0], (mamba.conv_dim, mamba.conv_kernel - 1), mamba.conv_bias
     )
     with graph.scope("scan"):
-        y, last_state = _scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+        y, last_state = scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+    y = tokens.flatten(gated_norm(graph, mamba, y, graph.to_fp32(gate)), mamba.inner)
+    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
+
+
+def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
+    """Add the norm of y silu(gate), [B,S,heads*P] fp32 each; the result is of the graph's type."""
     with graph.module("norm"):
-        y = graph.op("Mul", y, silu(graph, graph.to_fp32(gate)))
+        y = graph.op("Mul", y, silu(graph, gate))
         size = mamba.inner // mamba.groups
         y = graph.reshape(y, [0, 0, mamba.groups, size])
         ones = graph.constant([1.0] * size, FLOAT)
         y = graph.op("RMSNormalization", y, ones, axis=-1, epsilon=mamba.epsilon, stash_type=1)
         y = graph.reshape(y, [0, 0, mamba.inner])
-        y = graph.from_fp32(graph.op("Mul", y, float_tensor(graph, "weight", mamba.inner)))
-    y = tokens.flatten(y, mamba.inner)
-    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
+        return graph.from_fp32(graph.op("Mul", y, float_tensor(graph, "weight", mamba.inner)))
 
 
-def _scan(
+def scan(
     graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P].

@@ -150,6 +150,16 @@ def silu(graph: ModelBuilder, x: ir.Value) -> ir.Value:
     return graph.op("Mul", x, graph.op("Sigmoid", x))
 
 
+def conv_taps(graph: ModelBuilder, channels: int, kernel: int) -> ir.Value:
+    """Add the convolution's weights [kernel,channels] of the current module, in fp32."""
+    full = graph.full_name("weight")
+    graph.weights.require(full, (channels, 1, kernel))
+    read = graph.weights.read
+    return graph.weight(
+        full, (kernel, channels), lambda: read(full).reshape(channels, kernel).T, dtype=FLOAT
+    )
+
+
 # state --+
 # x ----- Concat --+-- Slice 0 -- Mul --+
 #                  +-- ...              +-- Add (bias) -- SiLU -->
@@ -172,11 +182,7 @@ def causal_conv(
     channels, past = shape
     op, constant = graph.op, graph.constant
     with graph.module(name):
-        full = graph.full_name("weight")
-        graph.weights.require(full, (channels, 1, past + 1))
-        taps = graph.weight(
-            full, (past + 1, channels), lambda: graph.weights.read(full).reshape(channels, past + 1).T, FLOAT
-        )
+        taps = conv_taps(graph, channels, past + 1)
         window = op("Concat", graph.transpose(state, 0, 2, 1), x, axis=1)
         index = op("Expand", _kept_inputs(chunks, past), constant([1, 1, channels]))
         present = graph.transpose(op("GatherElements", window, index, axis=1), 0, 2, 1)

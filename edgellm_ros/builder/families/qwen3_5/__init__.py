@@ -14,8 +14,10 @@ from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_5.config import text_architecture
 from edgellm_ros.builder.families.qwen3_5.text import build_llm
+from edgellm_ros.builder.families.qwen3_5.text_cuda import build_cuda_llm
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.recurrent_cuda import has_kernels
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
 TEXT_MODEL = "qwen3_5_text"
@@ -34,14 +36,16 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     if config.data["model_type"] == WITH_VISION:
         text, prefix = config.section("text_config"), "model.language_model"
     architecture = text_architecture(text, prefix)
+    runner = architecture.runner
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
     return Model(
-        llm=architecture.runner,
+        llm=runner,
         embedding=architecture.embedding,
         lm_head=find_lm_head(weights, architecture.embedding, tied),
         special_tokens=special_tokens(text, text, generation),
         stop_token_ids=stop_token_ids(text, generation),
         build_llm=partial(build_llm, architecture, weights),
+        build_cuda_llm=partial(build_cuda_llm, architecture, weights) if has_kernels(runner) else None,
     )
 
 
