@@ -68,7 +68,13 @@ class Chunks:
 def recurrent_inputs(
     graph: ModelBuilder, config: RecurrentConfig, embeds: ir.Value
 ) -> tuple[Chunks, list[State]]:
-    """Add the inputs of recurrent layers.
+    """Add the inputs of recurrent layers (`recurrent_states`) and the chunks of their tokens."""
+    valid_tokens, states = recurrent_states(graph, config)
+    return make_chunks(graph, embeds, valid_tokens), states
+
+
+def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.Value, list[State]]:
+    """Add the inputs of recurrent layers; returns `valid_tokens` and the states.
 
     - valid_tokens [B] i64: tokens of each sequence in this run; those after them are padding
     - conv_state_i [B,C,K-1]: the last inputs of the convolution of recurrent layer i
@@ -82,7 +88,7 @@ def recurrent_inputs(
         )
         for i in range(config.num_layers)
     ]
-    return make_chunks(graph, embeds, valid_tokens), states
+    return valid_tokens, states
 
 
 def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: list[State]) -> None:
@@ -95,11 +101,8 @@ def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: li
 def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -> Chunks:
     """Add the nodes that cut S tokens into chunks; embeds [B,S,H], valid_tokens [B] i64."""
     constant, op = graph.constant, graph.op
+    tokens, count, size = chunk_sizes(graph, embeds)
     with graph.scope("chunks"):
-        tokens = op("Shape", embeds, start=1, end=2)
-        longer = op("Mul", op("Sub", tokens, constant([1])), constant([CHUNK]))  # 0 for one token
-        size = op("Min", op("Add", longer, constant([1])), constant([CHUNK]))
-        count = op("Div", op("Add", tokens, op("Sub", size, constant([1]))), size)
         places = _numbers(graph, op("Mul", count, size))
         index = op("Min", places, op("Sub", tokens, constant([1])))
         # The padding after S must not count even if valid_tokens is S: places are compared, not the index.
@@ -109,6 +112,17 @@ def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -
         valid = op("Unsqueeze", op("Cast", valid, to=int(FLOAT)), constant([2]))
         causal = lower_triangle(graph, size)
     return Chunks(graph, tokens, count, size, valid_tokens, index, valid, causal)
+
+
+def chunk_sizes(graph: ModelBuilder, embeds: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Add S, N and Q of `Chunks` for embeds [B,S,H]."""
+    constant, op = graph.constant, graph.op
+    with graph.scope("chunks"):
+        tokens = op("Shape", embeds, start=1, end=2)
+        longer = op("Mul", op("Sub", tokens, constant([1])), constant([CHUNK]))  # 0 for one token
+        size = op("Min", op("Add", longer, constant([1])), constant([CHUNK]))
+        count = op("Div", op("Add", tokens, op("Sub", size, constant([1]))), size)
+    return tokens, count, size
 
 
 def lower_triangle(graph: ModelBuilder, size: ir.Value) -> ir.Value:

@@ -13,27 +13,29 @@ The operators of the first branch are ONNX Runtime's own (domain com.microsoft),
 in fp32 as the standard graph does. The second branch is for prompts, whose tokens LinearAttention would
 compute one after another; its kernel for that is slow unless d_v is a multiple of 32 (Mamba2's may be 80).
 
-Outside of the second branch there is no Split of unequal parts and no Concat of tensors.
+Outside of the second branch there is no Split of unequal parts, no Concat of tensors, and no value that the
+host computes from the shapes and the GPU would have to be given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.delta_net import NORM_EPSILON, DeltaNet, delta_rule
-from edgellm_ros.builder.graph import FLOAT
+from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.mamba2 import Mamba2, gated_norm, scan
 from edgellm_ros.builder.recurrent import (
     Chunks,
     State,
     causal_conv,
+    chunk_sizes,
     conv_taps,
     float_tensor,
+    make_chunks,
     negative_exponential,
 )
 from edgellm_ros.builder.token_layout import TokenLayout
@@ -73,27 +75,44 @@ def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> list[ir.Value
 
 
 class CudaRun:
-    """What the recurrent layers of a graph share."""
+    """What the recurrent layers of a graph share; embeds [B,S,H], valid_tokens [B] i64.
 
-    def __init__(self, graph: ModelBuilder, tokens: TokenLayout, chunks: Chunks) -> None:
+    The tensors of `Chunks` are made once, in an If of their own: for one token they are placeholders.
+    """
+
+    def __init__(
+        self, graph: ModelBuilder, tokens: TokenLayout, embeds: ir.Value, valid_tokens: ir.Value
+    ) -> None:
         self.graph, self.tokens = graph, tokens
-        self._chunks = chunks
+        self._embeds, self._valid_tokens = embeds, valid_tokens
+        placeholders = graph.constant([0]), graph.constant([[[1.0]]], FLOAT), graph.constant([[True]], BOOL)
+
+        def one() -> list[ir.Value]:
+            return [graph.op("Identity", value) for value in placeholders]
+
+        def several() -> list[ir.Value]:
+            chunks = make_chunks(graph, embeds, valid_tokens)
+            return [chunks.index, chunks.valid, chunks.causal]
+
         with graph.scope("chunks"):
-            self._single = graph.op("Equal", chunks.tokens, graph.constant([1]))
+            length = graph.op("Shape", embeds, start=1, end=2)
+            self._single = graph.op("Equal", length, graph.constant([1]))
+            self._shared = graph.either(self._single, one, several, (INT64, FLOAT, BOOL))
 
     def mix(
         self, channels: ir.Value, one: Callable[[], Mixed], several: Callable[[Chunks, ir.Value], Mixed]
     ) -> Mixed:
-        """Add both branches.
+        """Add both branches of a layer.
 
-        channels [B,S,C] fp32 are rounded to the graph's type in the second one, which the standard layer
-        takes; there they have this type anyway.
+        channels [B,S,C] fp32 are converted back to the graph's type for the second one.
         """
         graph = self.graph
 
         def otherwise() -> Mixed:
-            # What a branch makes does not exist outside of it, so nothing is kept for the next layer.
-            chunks = replace(self._chunks, kept_inputs={}, shapes={}, shared={})
+            # Sizes stay on the host, so each branch computes its own.
+            sizes = chunk_sizes(graph, self._embeds)
+            index, valid, causal = self._shared
+            chunks = Chunks(graph, *sizes, self._valid_tokens, index, valid, causal)
             return several(chunks, graph.from_fp32(channels))
 
         y, conv, state = graph.either(self._single, one, otherwise, (FLOAT, graph.dtype, FLOAT))

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from fixtures.exported_graphs import knows_lengths
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.on_device import put
@@ -55,11 +56,10 @@ def make_inputs(engine: Path, batch: int, tokens: int, valid: list[int], start: 
     mask_graph = EngineExecutor.open(engine / "llm" / "model.onnx", CpuDevice(), threads=1)
     starts = start + np.arange(batch)
     seen = starts[:, None] + np.arange(tokens)
-    sizes = {"B": batch, "S": tokens, "N": 1, "r1": rank, "r2": 2 * rank, "r3": 3 * rank}
+    sizes = {"B": batch, "S": tokens, "N": 1, **rank_sizes(rank)}
     inputs = {}
     for name, binding in mask_graph.bindings.items():
         shape = [sizes.get(size, size) for size in binding.shape]
-        shape = [rank * int(str(s)[1:] or 1) if isinstance(s, str) else s for s in shape]
         if binding.is_input and binding.dtype.kind == "f":
             scale = 0.1 if "lora_" in name else 1.0
             inputs[name] = (rng.standard_normal(shape) * scale).astype(np.float32)
@@ -137,3 +137,25 @@ def assert_equal(engine: Path, device, inputs, tolerance: float) -> None:
 def test_the_variant_equals_the_standard_graph(device, exports, family, seed, batch, tokens, valid, start):
     engine = exports(family, seed)
     assert_equal(engine, device, make_inputs(engine, batch, tokens, valid, start), 3e-5)
+
+
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_variant_has_adapters_and_hidden_states(device, exports, family, tokens):
+    engine = exports(family, 3, max_lora_rank=4, hidden_state_layers=[1, 2])
+    inputs = make_inputs(engine, 1, tokens, [tokens], 4, rank=3)
+    assert any("lora_A" in name for name in inputs)
+    assert_equal(engine, device, inputs, 3e-5)
+
+
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 5), (2, 1)])
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_variant_equals_the_standard_graph_in_half_precision(device, exports, family, batch, tokens):
+    if family == "qwen3_5" and device.memory == "cpu":
+        pytest.skip("ONNX Runtime's GroupQueryAttention norms queries and keys on CUDA only: --device cuda")
+    engine = exports(family, 0, precision="fp16")
+    assert_equal(engine, device, make_inputs(engine, batch, tokens, [tokens] * batch, 4), 2e-2)

@@ -16,7 +16,7 @@ from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.llm_graph import llm_outputs
 from edgellm_ros.builder.model import LLMOptions
-from edgellm_ros.builder.recurrent import State, recurrent_inputs, recurrent_outputs
+from edgellm_ros.builder.recurrent import State, recurrent_outputs, recurrent_states
 from edgellm_ros.builder.recurrent_cuda import CudaRun, cut, delta_net_cuda_layer
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.recurrent_config import RECURRENT
@@ -32,8 +32,8 @@ def build_cuda_llm(architecture: Qwen35Architecture, weights: Weights, options: 
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     shape = runner.num_attention_layers, runner.num_key_value_heads, options.capacity, runner.head_dim
     caches = graph.caches(*shape)
-    chunks, states = recurrent_inputs(graph, runner.recurrent, step.embeds)
-    run = CudaRun(graph, step.tokens, chunks)
+    valid_tokens, states = recurrent_states(graph, runner.recurrent)
+    run = CudaRun(graph, step.tokens, step.embeds, valid_tokens)
     presents: list[Cache] = []
     present_states: list[State] = []
     hidden_states: dict[int, ir.Value] = {}
