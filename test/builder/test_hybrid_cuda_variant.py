@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -159,3 +160,93 @@ def test_the_variant_equals_the_standard_graph_in_half_precision(device, exports
         pytest.skip("ONNX Runtime's GroupQueryAttention norms queries and keys on CUDA only: --device cuda")
     engine = exports(family, 0, precision="fp16")
     assert_equal(engine, device, make_inputs(engine, batch, tokens, [tokens] * batch, 4), 2e-2)
+
+
+# Inputs that ONNX Runtime's CUDA kernels read on the host: operator -> positions.
+HOST_INPUTS = {"If": {0}, "Reshape": {1}, "Slice": {1, 2, 3}, "Split": {1}, "Unsqueeze": {1}, "Expand": {1}}
+
+
+def decode_copies(model: onnx.ModelProto) -> list[str]:
+    """Return the nodes of a decode step that would copy between host and GPU, after ONNX Runtime's rules.
+
+    What follows from shapes and constants alone is computed on the host. A Split of unequal parts and a
+    Concat copy sizes and addresses. A decode step takes the first branch of each If.
+    """
+    constants = {w.name: w for w in model.graph.initializer}
+    host, copies = set(), []
+
+    def visit(nodes) -> None:
+        for node in nodes:
+            reads = set(filter(None, node.input))
+            follows = reads & host and reads <= host | constants.keys()
+            if node.op_type == "Shape" or (follows and node.op_type != "If"):
+                host.update(node.output)
+                continue
+            allowed = HOST_INPUTS.get(node.op_type, set())
+            if any(name in host and place not in allowed for place, name in enumerate(node.input)):
+                copies.append(node.name)
+            if node.op_type == "Split":
+                sizes = onnx.numpy_helper.to_array(constants[node.input[1]])
+                copies.extend([node.name] * (len(set(sizes.tolist())) > 1))
+            if node.op_type == "Concat":
+                copies.append(node.name)
+            if node.op_type == "If":
+                visit(next(a.g.node for a in node.attribute if a.name == "then_branch"))
+
+    visit(model.graph.node)
+    return copies
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_no_node_of_a_decode_step_in_half_precision_copies_to_the_host_or_back(exports, family):
+    llm = exports(family, 0, precision="fp16") / "llm"
+    assert decode_copies(onnx.load(llm / "model.onnx", load_external_data=False)) != []
+    assert decode_copies(onnx.load(llm / "model.cuda.onnx", load_external_data=False)) == []
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_decode_step_has_one_kernel_for_the_convolution_and_one_for_the_state(exports, family):
+    engine = exports(family, 0, precision="fp16")
+    graph = onnx.load(engine / "llm" / "model.cuda.onnx", load_external_data=False).graph
+    choices = [
+        {a.name: Counter(node.op_type for node in a.g.node) for a in node.attribute}
+        for node in graph.node
+        if node.op_type == "If"
+    ]
+    layers = [choice for choice in choices if choice["then_branch"]["LinearAttention"]]
+    counts = Counter(value.name.rstrip("0123456789") for value in graph.input)
+    assert len(layers) == counts["recurrent_state_"] == len(choices) - 1
+    for choice in layers:
+        assert choice["then_branch"]["CausalConvWithState"] == choice["then_branch"]["LinearAttention"] == 1
+        assert not {"MatMul", "Concat"} & choice["then_branch"].keys()
+        assert choice["else_branch"]["MatMul"] > 0 == choice["else_branch"]["LinearAttention"]
+    attention = Counter(node.op_type for node in graph.node)
+    assert attention["GroupQueryAttention"] == counts["key_cache_"]
+
+
+def test_both_graphs_of_a_hybrid_share_one_file_of_weights(exports):
+    places = []
+    for name in ("model.onnx", "model.cuda.onnx"):
+        model = onnx.load(exports("qwen3_5", 0) / "llm" / name, load_external_data=False)
+        weights = {w.name: [(e.key, e.value) for e in w.external_data] for w in model.graph.initializer}
+        places.append({name: place for name, place in weights.items() if place})
+    original, variant = places
+    assert variant.items() <= original.items()
+    assert {dict(place)["location"] for place in variant.values()} == {"model.onnx.data"}
+    own = {name for name in original.keys() - variant.keys() if not name.startswith("constant_")}
+    assert own <= {"lm_head.weight", "model.embed_tokens.weight"}  # an input if it is the embedding table
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("nemotron_h", {"head_dim": 12}),
+        ("nemotron_h", {"ssm_state_size": 120, "mamba_head_dim": 112}),
+        ("qwen3_5", {"linear_key_head_dim": 1032, "linear_value_head_dim": 8}),
+    ],
+)
+def test_a_hybrid_whose_heads_the_kernels_do_not_take_has_no_graph_for_cuda(tmp_path, family, sizes):
+    checkpoint = WRITERS[family](tmp_path / "checkpoint", **sizes)
+    export(checkpoint, tmp_path / "engine")
+    assert (tmp_path / "engine/llm/model.onnx").is_file()
+    assert not (tmp_path / "engine/llm/model.cuda.onnx").exists()
