@@ -97,8 +97,9 @@ def delta_net_layer(
     projected = graph.joined_linears("in_proj", parts, x, net.hidden_size)
     projected = tokens.unflatten(projected, sum(parts.values()))
     channels, gate, b, a = graph.split(projected, list(parts.values()), axis=-1)
+    channels, conv_shape = graph.to_fp32(channels), (net.conv_dim, net.conv_kernel - 1)
     channels, conv_state = causal_conv(
-        graph, "conv1d", chunks, channels, state[0], (net.conv_dim, net.conv_kernel - 1), bias=False
+        graph, "conv1d", chunks, channels, state[0], conv_shape, bias=False
     )
     with graph.scope("delta_rule"):
         gates = graph.to_fp32(b), graph.to_fp32(a)

@@ -74,8 +74,9 @@ def mamba2_layer(
     projected = graph.linear("in_proj", x, mamba.hidden_size, width, mamba.bias)
     projected = tokens.unflatten(projected, width)
     gate, channels, steps = graph.split(projected, [mamba.inner, mamba.conv_dim, mamba.heads], axis=-1)
+    channels, conv_shape = graph.to_fp32(channels), (mamba.conv_dim, mamba.conv_kernel - 1)
     channels, conv_state = causal_conv(
-        graph, "conv1d", chunks, channels, state[0], (mamba.conv_dim, mamba.conv_kernel - 1), mamba.conv_bias
+        graph, "conv1d", chunks, channels, state[0], conv_shape, mamba.conv_bias
     )
     with graph.scope("scan"):
         y, last_state = scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])

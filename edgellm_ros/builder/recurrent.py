@@ -27,7 +27,7 @@ from edgellm_ros.engine_directory.config import RecurrentConfig
 CHUNK = 64  # tokens
 MASKED = -1e9  # a logarithm whose exponential is 0
 
-State = tuple[ir.Value, ir.Value]  # of one layer: convolution [B,C,K-1], state [B,heads,dk,dv] fp32
+State = tuple[ir.Value, ir.Value]  # of one layer, fp32: convolution [B,C,K-1], state [B,heads,dk,dv]
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.V
     """Add the inputs of recurrent layers; returns `valid_tokens` and the states.
 
     - valid_tokens [B] i64: tokens of each sequence in this run; those after them are padding
-    - conv_state_i [B,C,K-1]: the last inputs of the convolution of recurrent layer i
+    - conv_state_i [B,C,K-1] fp32: the last inputs of the convolution of recurrent layer i
     - recurrent_state_i [B,heads,dk,dv] fp32
     """
     valid_tokens = graph.input(names.VALID_TOKENS, INT64, ["B"])
     states = [
         (
-            graph.input(names.conv_state(i), graph.dtype, ["B", *config.conv_shape]),
+            graph.input(names.conv_state(i), FLOAT, ["B", *config.conv_shape]),
             graph.input(names.recurrent_state(i), FLOAT, ["B", *config.state_shape]),
         )
         for i in range(config.num_layers)
@@ -94,7 +94,7 @@ def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.V
 def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: list[State]) -> None:
     """Add the outputs of recurrent layers: the states after the run."""
     for i, (conv, state) in enumerate(presents):
-        graph.output(conv, names.present_conv_state(i), graph.dtype, ["B", *config.conv_shape])
+        graph.output(conv, names.present_conv_state(i), FLOAT, ["B", *config.conv_shape])
         graph.output(state, names.present_recurrent_state(i), FLOAT, ["B", *config.state_shape])
 
 
@@ -190,8 +190,8 @@ def causal_conv(
 ) -> tuple[ir.Value, ir.Value]:
     """Add a causal convolution of each channel, and SiLU.
 
-    x [B,S,C]; state [B,C,K-1]: the inputs before x; shape (C, K-1). Returns [B,S,C] fp32 and the state after
-    the last valid token. Products of shifted inputs: the sums of a token do not depend on S.
+    x [B,S,C]; state [B,C,K-1]: the inputs before x; shape (C, K-1). Returns [B,S,C] and the state after the
+    last valid token. All are fp32. Products of shifted inputs: the sums of a token do not depend on S.
     """
     channels, past = shape
     op, constant = graph.op, graph.constant
@@ -200,7 +200,6 @@ def causal_conv(
         window = op("Concat", graph.transpose(state, 0, 2, 1), x, axis=1)
         index = op("Expand", _kept_inputs(chunks, past), constant([1, 1, channels]))
         present = graph.transpose(op("GatherElements", window, index, axis=1), 0, 2, 1)
-        window = graph.to_fp32(window)
         total = float_tensor(graph, "bias", channels) if bias else None
         for tap in range(past + 1):
             end = chunks.tokens if tap == 0 else op("Add", chunks.tokens, constant([tap]))

@@ -47,7 +47,7 @@ SHARED_BYTES = 48 * 1024  # of a block on every GPU; the kernel for other d_k ha
 MAX_THREADS = 1024  # of a block, one for each row and column of the state
 MAX_HEAD_DIM = 256  # of attention
 
-Mixed = tuple[ir.Value, ir.Value, ir.Value]  # y [B,S,...] fp32, present convolution, present state
+Mixed = tuple[ir.Value, ir.Value, ir.Value]  # y [B,S,...], present convolution, present state; fp32
 
 
 def has_kernels(config: LanguageModelConfig) -> bool:
@@ -64,8 +64,13 @@ def has_kernels(config: LanguageModelConfig) -> bool:
     return recurrent and config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
-def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
-    """Cut the last axis into parts, with a kernel each and without copies from host memory."""
+def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.Value]:
+    """Cut the last axis into parts without copies from host memory.
+
+    Takes one kernel if the parts are equal, or else one for each.
+    """
+    if len(set(sizes)) == 1:
+        return graph.split(x, sizes, axis=-1)
     ends = np.cumsum(sizes)
     constant = graph.constant
     return [
@@ -99,23 +104,17 @@ class CudaRun:
             self._single = graph.op("Equal", length, graph.constant([1]))
             self._shared = graph.either(self._single, one, several, (INT64, FLOAT, BOOL))
 
-    def mix(
-        self, channels: ir.Value, one: Callable[[], Mixed], several: Callable[[Chunks, ir.Value], Mixed]
-    ) -> Mixed:
-        """Add both branches of a layer.
-
-        channels [B,S,C] fp32 are converted back to the graph's type for the second one.
-        """
+    def mix(self, one: Callable[[], Mixed], several: Callable[[Chunks], Mixed]) -> Mixed:
+        """Add both branches of a layer."""
         graph = self.graph
 
         def otherwise() -> Mixed:
             # Sizes stay on the host, so each branch computes its own.
             sizes = chunk_sizes(graph, self._embeds)
             index, valid, causal = self._shared
-            chunks = Chunks(graph, *sizes, self._valid_tokens, index, valid, causal)
-            return several(chunks, graph.from_fp32(channels))
+            return several(Chunks(graph, *sizes, self._valid_tokens, index, valid, causal))
 
-        y, conv, state = graph.either(self._single, one, otherwise, (FLOAT, graph.dtype, FLOAT))
+        y, conv, state = graph.either(self._single, one, otherwise, (FLOAT, FLOAT, FLOAT))
         return y, conv, state
 
 
@@ -124,18 +123,18 @@ class CudaRun:
 def _conv_step(
     graph: ModelBuilder, taps: ir.Value, bias: ir.Value | None, x: ir.Value, state: ir.Value, channels: int
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the convolution of one token and SiLU: x [B,1,C] fp32, state [B,C,K-1] -> y [B,1,C] fp32, state."""
+    """Add the convolution of one token and SiLU in fp32: x [B,1,C], state [B,C,K-1] -> y [B,1,C], state."""
     y, present = graph.ops(
         "CausalConvWithState",
         graph.reshape(x, [-1, channels, 1]),
         taps,
         bias,
-        graph.to_fp32(state),
+        state,
         outputs=2,
         domain=ORT_DOMAIN,
         activation="silu",
     )
-    return graph.reshape(y, [-1, 1, channels]), graph.from_fp32(present)
+    return graph.reshape(y, [-1, 1, channels]), present
 
 
 def _conv_weights(
@@ -168,14 +167,14 @@ def mamba2_cuda_layer(
         y, last = _mamba2_step(graph, mamba, mixed, steps, state[1])
         return y, present, last
 
-    def several(chunks: Chunks, rows: ir.Value) -> Mixed:
+    def several(chunks: Chunks) -> Mixed:
         shape = mamba.conv_dim, mamba.conv_kernel - 1
-        mixed, present = causal_conv(graph, "conv1d", chunks, rows, state[0], shape, mamba.conv_bias)
+        mixed, present = causal_conv(graph, "conv1d", chunks, channels, state[0], shape, mamba.conv_bias)
         y, last = scan(graph, mamba, chunks, mixed, steps, state[1])
         return y, present, last
 
     with graph.scope("scan"):
-        y, conv_state, last_state = run.mix(channels, one, several)
+        y, conv_state, last_state = run.mix(one, several)
     y = run.tokens.flatten(gated_norm(graph, mamba, y, gate), mamba.inner)
     return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
 
@@ -236,14 +235,14 @@ def delta_net_cuda_layer(
         y, last = _delta_step(graph, net, mixed, (b, a), state[1])
         return y, present, last
 
-    def several(chunks: Chunks, rows: ir.Value) -> Mixed:
+    def several(chunks: Chunks) -> Mixed:
         shape = net.conv_dim, net.conv_kernel - 1
-        mixed, present = causal_conv(graph, "conv1d", chunks, rows, state[0], shape, bias=False)
+        mixed, present = causal_conv(graph, "conv1d", chunks, channels, state[0], shape, bias=False)
         y, last = delta_rule(graph, net, chunks, mixed, (b, a), state[1], max_tokens)
         return y, present, last
 
     with graph.scope("delta_rule"):
-        y, conv_state, last_state = run.mix(channels, one, several)
+        y, conv_state, last_state = run.mix(one, several)
     with graph.module("norm"):
         scale = float_tensor(graph, "weight", net.value_dim)
         (y,) = graph.ops(
@@ -272,16 +271,8 @@ def _delta_step(
     and the state.
     """
     b, a = gates
-    qk, v = cut(graph, channels, [2 * net.keys, net.values])
-    # x / sqrt(sum of squares + epsilon) is an RMSNorm, whose root is of the mean of squares.
-    qk = graph.reshape(qk, [0, 0, 2 * net.key_heads, net.key_dim])
-    scale = graph.constant(np.full(net.key_dim, net.key_dim**-0.5), FLOAT)
-    epsilon = NORM_EPSILON / net.key_dim
-    qk = graph.op("RMSNormalization", qk, scale, axis=-1, epsilon=epsilon, stash_type=1)
-    q, k = (
-        graph.reshape(part, [0, 0, net.keys])
-        for part in graph.split(qk, [net.key_heads, net.key_heads], axis=2)
-    )
+    q, k, v = cut(graph, channels, [net.keys, net.keys, net.values])
+    q, k = (_unit_heads(graph, net, part) for part in (q, k))
     logs, strengths = graph.ops(
         "LinearAttentionGate",
         *(a, float_tensor(graph, "dt_bias", net.value_heads)),
@@ -300,3 +291,15 @@ def _delta_step(
         scale=net.key_dim**-0.5,
     )
     return y, last
+
+
+def _unit_heads(graph: ModelBuilder, net: DeltaNet, x: ir.Value) -> ir.Value:
+    """Add x / sqrt(sum of squares + epsilon) of each head, x [B,1,heads*dk].
+
+    It is an RMSNorm, whose root is of the mean of squares.
+    """
+    scale = graph.constant(np.full(net.key_dim, net.key_dim**-0.5), FLOAT)
+    epsilon = NORM_EPSILON / net.key_dim
+    x = graph.reshape(x, [0, 0, net.key_heads, net.key_dim])
+    x = graph.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon, stash_type=1)
+    return graph.reshape(x, [0, 0, net.keys])

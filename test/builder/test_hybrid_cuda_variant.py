@@ -133,7 +133,7 @@ def assert_equal(engine: Path, device, inputs, tolerance: float) -> None:
 @knows_lengths
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
 @pytest.mark.parametrize(("batch", "tokens", "valid", "start"), RUNS)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("family", WRITERS)
 def test_the_variant_equals_the_standard_graph(device, exports, family, seed, batch, tokens, valid, start):
     engine = exports(family, seed)
