@@ -13,6 +13,7 @@ Between the layers the tokens of all sequences are the rows of one matrix [B*S,H
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from edgellm_ros.builder.llm_graph import deepstack_inputs, llm_outputs
 from edgellm_ros.builder.model import LLMOptions
 from edgellm_ros.builder.token_layout import TokenLayout
 from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import LanguageModelConfig
 
 ORT_DOMAIN = "com.microsoft"
 
@@ -48,7 +50,7 @@ def build_cuda_decoder(
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
-    step = _Step(architecture, graph, options.capacity)
+    step = CudaStep(graph, runner, options.capacity)
     attend = _plain_attention if graph.dtype == FLOAT else _fused_attention
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     caches = graph.caches(range(layers), runner.num_key_value_heads, options.capacity, runner.head_dim)
@@ -60,7 +62,8 @@ def build_cuda_decoder(
     for i in range(layers):
         with graph.module(f"{architecture.prefix}.layers.{i}", nodes=f"layers.{i}"):
             x, normed = _add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
-            attended, present = attend(step, architecture.window(i, options.capacity), normed, caches[i])
+            window = architecture.window(i, options.capacity)
+            attended, present = attend(architecture, step, window, normed, caches[i])
             presents.append(present)
             x, normed = _add_norm(graph, "post_attention_layernorm", x, attended, hidden, epsilon)
             inner, bias = architecture.intermediate_size, architecture.mlp_bias
@@ -82,26 +85,29 @@ def build_cuda_decoder(
     return graph
 
 
-class _Step:
+class CudaStep:
     """Values that all layers share: positions, lengths and the layout of tokens.
 
-    `last_row` and `longest` are lengths in the form of GroupQueryAttention, `write_index` in that of
-    TensorScatter.
+    `rope`: cos, sin and position ids; empty without RoPE. `last_row` and `longest` are lengths in the form of
+    GroupQueryAttention, `write_index` in that of TensorScatter.
     """
 
-    def __init__(self, architecture: DecoderArchitecture, graph: ModelBuilder, capacity: int) -> None:
-        self.graph, self.architecture = graph, architecture
-        runner = architecture.runner
+    def __init__(
+        self, graph: ModelBuilder, runner: LanguageModelConfig, capacity: int, rope: bool = True
+    ) -> None:
+        self.graph, self.runner = graph, runner
         self.embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", runner.hidden_size])
         with graph.scope("tokens"):
             self.tokens = TokenLayout(graph, graph.op("Shape", self.embeds, start=0, end=2))
-        self.position_ids = graph.input(names.POSITION_IDS, INT64, ["B", "S"])
-        tables = [
-            graph.input(name, FLOAT, ["P", runner.rope.rotary_dim // 2])
-            for name in (names.ROPE_COS, names.ROPE_SIN)
-        ]
-        with graph.scope("rope"):
-            self.cos, self.sin = map(graph.from_fp32, tables)
+        self.rope: tuple[ir.Value, ...] = ()
+        if rope:
+            position_ids = graph.input(names.POSITION_IDS, INT64, ["B", "S"])
+            tables = [
+                graph.input(name, FLOAT, ["P", runner.rope.rotary_dim // 2])
+                for name in (names.ROPE_COS, names.ROPE_SIN)
+            ]
+            with graph.scope("rope"):
+                self.rope = *map(graph.from_fp32, tables), position_ids
         self.kv_length = graph.input(names.KV_LENGTH, INT64, ["B"])
         if graph.dtype == FLOAT:
             self.write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])
@@ -137,14 +143,20 @@ def _add_norm(
     if update is None:
         return x, graph.rms_norm(name, x, size, epsilon)
     with graph.module(name):
-        scale = graph.tensor("weight", size)
-        results = graph.ops(
-            "SkipSimplifiedLayerNormalization",
-            *(x, update, scale),
-            outputs=4,
-            domain=ORT_DOMAIN,
-            epsilon=epsilon,
-        )
+        return skip_norm(graph, x, update, graph.tensor("weight", size), epsilon)
+
+
+def skip_norm(
+    graph: ModelBuilder, x: ir.Value, update: ir.Value, scale: ir.Value, epsilon: float
+) -> tuple[ir.Value, ir.Value]:
+    """Add x + update and its RMSNorm in one kernel; all of the graph's type."""
+    results = graph.ops(
+        "SkipSimplifiedLayerNormalization",
+        *(x, update, scale),
+        outputs=4,
+        domain=ORT_DOMAIN,
+        epsilon=epsilon,
+    )
     return results[3], results[0]
 
 
@@ -155,69 +167,100 @@ def _head_widths(architecture: DecoderArchitecture) -> dict[str, int]:
 
 
 # x -- qkv_proj -- GroupQueryAttention (norms, RoPE, caches, attention) -- o_proj -->
-def _fused_attention(step: _Step, window: int | None, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
+def _fused_attention(
+    architecture: DecoderArchitecture, step: CudaStep, window: int | None, x: ir.Value, cache: Cache
+) -> tuple[ir.Value, Cache]:
     """Add grouped-query attention over the cache in half precision.
 
     x [B*S,H] -> [B*S,H].
     """
-    graph, architecture = step.graph, step.architecture
-    runner = architecture.runner
+    graph, runner = step.graph, architecture.runner
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
-    inputs: list[ir.Value | None]
+    norms: list[ir.Value] = []
     with graph.module("self_attn", nodes="attn"):
         joined = graph.joined_linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
-        inputs = [step.tokens.unflatten(joined, sum(widths.values())), None, None]
-        inputs += [*cache, step.last_row, step.longest, step.cos, step.sin, step.position_ids]
-        options: dict[str, Any] = {}
+        joined = step.tokens.unflatten(joined, sum(widths.values()))
         if architecture.head_norms:
-            inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
             for name in ("q_norm", "k_norm"):
                 with graph.module(name):
-                    inputs.append(graph.tensor("weight", head_dim))
-            options["qk_norm_epsilon"] = architecture.epsilon
-        if window is not None:
-            options["local_window_size"] = window
-        attended, keys, values = graph.ops(
-            "GroupQueryAttention",
-            *inputs,
-            outputs=3,
-            domain=ORT_DOMAIN,
-            num_heads=runner.num_attention_heads,
-            kv_num_heads=runner.num_key_value_heads,
-            scale=head_dim**-0.5,
-            do_rotary=1,
-            **options,
-        )
-        attended = graph.reshape(attended, [-1, widths["q_proj"]])
+                    norms.append(graph.tensor("weight", head_dim))
+        attended, present = fused_attention(step, [joined], cache, norms, architecture.epsilon, window)
         bias = architecture.output_bias
-        return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), (keys, values)
+        return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), present
+
+
+def fused_attention(
+    step: CudaStep,
+    qkv: Sequence[ir.Value],
+    cache: Cache,
+    norms: Sequence[ir.Value] = (),
+    epsilon: float = 0.0,
+    window: int | None = None,
+) -> tuple[ir.Value, Cache]:
+    """Add attention over the cache in half precision, with RoPE if the step has it.
+
+    qkv: queries, keys and values [B,S,heads*D] each, or one tensor with all three; norms: scales [D] of the
+    norms of queries and keys, if there are any. Returns [B*S,heads*D] and the updated cache.
+    """
+    graph, runner = step.graph, step.runner
+    inputs: list[ir.Value | None] = [*qkv, *[None] * (3 - len(qkv)), *cache, step.last_row, step.longest]
+    inputs += step.rope or [None] * 3 * bool(norms)
+    options: dict[str, Any] = {"do_rotary": int(bool(step.rope))}
+    if norms:
+        inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
+        inputs += norms
+        options["qk_norm_epsilon"] = epsilon
+    if window is not None:
+        options["local_window_size"] = window
+    attended, keys, values = graph.ops(
+        "GroupQueryAttention",
+        *inputs,
+        outputs=3,
+        domain=ORT_DOMAIN,
+        num_heads=runner.num_attention_heads,
+        kv_num_heads=runner.num_key_value_heads,
+        scale=runner.head_dim**-0.5,
+        **options,
+    )
+    return graph.reshape(attended, [-1, runner.num_attention_heads * runner.head_dim]), (keys, values)
 
 
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ---------------------+
 #                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter -- Attention -- o_proj -->
 #                 +-- v ------------------------------- TensorScatter -----+
-def _plain_attention(step: _Step, window: int | None, x: ir.Value, cache: Cache) -> tuple[ir.Value, Cache]:
+def _plain_attention(
+    architecture: DecoderArchitecture, step: CudaStep, window: int | None, x: ir.Value, cache: Cache
+) -> tuple[ir.Value, Cache]:
     """Add the same attention in fp32, with ONNX's operators."""
-    graph, architecture = step.graph, step.architecture
-    runner = architecture.runner
+    graph, runner = step.graph, architecture.runner
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
-    rope = step.cos, step.sin, step.position_ids
     with graph.module("self_attn", nodes="attn"):
         projected = graph.linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
         q, k, v = (
             step.tokens.split_heads(rows, width // head_dim, head_dim)
             for rows, width in zip(projected, widths.values(), strict=True)
         )
-        q = rotate_heads(graph, architecture, "q_norm", q, *rope)
-        k = rotate_heads(graph, architecture, "k_norm", k, *rope)
-        keys = graph.op("TensorScatter", cache[0], k, step.write_index, axis=-2, mode="linear")
-        values = graph.op("TensorScatter", cache[1], v, step.write_index, axis=-2, mode="linear")
-        if window is None:
-            seen = [q, keys, values, None, None, None, step.kv_length]
-            attended = graph.op("Attention", *seen, is_causal=1, scale=head_dim**-0.5)
-        else:
-            mask = step.windowed_mask(window)
-            attended = graph.op("Attention", q, keys, values, mask, scale=head_dim**-0.5)
-        attended = step.tokens.merge_heads(attended, widths["q_proj"])
+        q = rotate_heads(graph, architecture, "q_norm", q, *step.rope)
+        k = rotate_heads(graph, architecture, "k_norm", k, *step.rope)
+        attended, present = plain_attention(step, q, k, v, cache, window)
         bias = architecture.output_bias
-        return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), (keys, values)
+        return graph.linear("o_proj", attended, widths["q_proj"], hidden, bias), present
+
+
+def plain_attention(
+    step: CudaStep, q: ir.Value, k: ir.Value, v: ir.Value, cache: Cache, window: int | None = None
+) -> tuple[ir.Value, Cache]:
+    """Add attention over the cache in fp32; q, k, v [B,heads,S,D], rotated.
+
+    Returns [B*S,heads*D] and the updated cache.
+    """
+    graph, runner = step.graph, step.runner
+    scale = runner.head_dim**-0.5
+    keys = graph.op("TensorScatter", cache[0], k, step.write_index, axis=-2, mode="linear")
+    values = graph.op("TensorScatter", cache[1], v, step.write_index, axis=-2, mode="linear")
+    if window is None:
+        seen = [q, keys, values, None, None, None, step.kv_length]
+        attended = graph.op("Attention", *seen, is_causal=1, scale=scale)
+    else:
+        attended = graph.op("Attention", q, keys, values, step.windowed_mask(window), scale=scale)
+    return step.tokens.merge_heads(attended, runner.num_attention_heads * runner.head_dim), (keys, values)

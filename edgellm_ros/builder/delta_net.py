@@ -97,16 +97,13 @@ def delta_net_layer(
     projected = graph.joined_linears("in_proj", parts, x, net.hidden_size)
     projected = tokens.unflatten(projected, sum(parts.values()))
     channels, gate, b, a = graph.split(projected, list(parts.values()), axis=-1)
+    channels, conv_shape = graph.to_fp32(channels), (net.conv_dim, net.conv_kernel - 1)
     channels, conv_state = causal_conv(
-        graph, "conv1d", chunks, channels, state[0], (net.conv_dim, net.conv_kernel - 1), bias=False
+        graph, "conv1d", chunks, channels, state[0], conv_shape, bias=False
     )
-    a, b = (graph.to_fp32(chunks.pad(x)) for x in (a, b))  # see mamba2.py
     with graph.scope("delta_rule"):
-        strengths = graph.op("Sigmoid", b)
-        logs = graph.op("Add", a, float_tensor(graph, "dt_bias", net.value_heads))
-        logs = graph.op("Softplus", logs)
-        logs = graph.op("Mul", logs, negative_exponential(graph, "A_log", net.value_heads))
-        y, last_state = _delta_rule(graph, net, chunks, channels, strengths, logs, state[1], max_tokens)
+        gates = graph.to_fp32(b), graph.to_fp32(a)
+        y, last_state = delta_rule(graph, net, chunks, channels, gates, state[1], max_tokens)
     with graph.module("norm"):
         y = graph.reshape(y, [0, 0, net.value_heads, net.value_dim])
         scale = float_tensor(graph, "weight", net.value_dim)
@@ -117,17 +114,16 @@ def delta_net_layer(
     return graph.linear("out_proj", y, net.values, net.hidden_size), (conv_state, last_state)
 
 
-def _delta_rule(
+def delta_rule(
     graph: ModelBuilder,
     net: DeltaNet,
     chunks: Chunks,
     channels: ir.Value,
-    strengths: ir.Value,
-    logs: ir.Value,
+    gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
     max_tokens: int,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the delta rule: channels [B,S,q|k|v], strengths, logs [B,c*Q,heads] fp32, state [B,heads,dk,dv].
+    """Add the delta rule: channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state [B,heads,dk,dv].
 
     Returns y [B,S,heads*dv] fp32 and the last state. Letters in shapes: G key heads, R value heads of a key
     head, c chunks, Q tokens of a chunk.
@@ -136,6 +132,10 @@ def _delta_rule(
     groups, heads = net.key_heads, net.value_heads // net.key_heads
     key_dim, value_dim = net.key_dim, net.value_dim
 
+    b, a = (chunks.pad(gate) for gate in gates)  # before Softplus, see mamba2.py
+    strengths = op("Sigmoid", b)
+    logs = op("Softplus", op("Add", a, float_tensor(graph, "dt_bias", net.value_heads)))
+    logs = op("Mul", logs, negative_exponential(graph, "A_log", net.value_heads))
     strengths, logs = (op("Mul", x, chunks.valid) for x in (strengths, logs))
     logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
     strengths = graph.transpose(chunks.split(strengths, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [...,Q,1]

@@ -60,6 +60,7 @@ class GraphBuilder:
     def __init__(self, name: str, precision: str) -> None:
         self.dtype = DTYPES[precision]
         self.graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
+        self._nodes = self.graph  # where nodes go: the graph, or a branch of it
         self._scope: list[str] = []
         self._names: dict[str, int] = {}
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
@@ -107,8 +108,35 @@ class GraphBuilder:
         node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=outputs, name=name)
         for index, value in enumerate(node.outputs):
             value.name = f"{name}_output_{index}"
-        self.graph.append(node)
+        self._nodes.append(node)
         return node.outputs
+
+    def either(
+        self,
+        condition: ir.Value,
+        then: Callable[[], Sequence[ir.Value]],
+        otherwise: Callable[[], Sequence[ir.Value]],
+        dtypes: Sequence[ir.DataType],
+    ) -> Sequence[ir.Value]:
+        """Append an If: both functions add the nodes of a branch and return its results, of these types.
+
+        condition: bool, one element. Weights, constants and inputs that a branch adds are those of the graph.
+        A value that a branch makes does not exist outside of it.
+        """
+        outer, branches = self._nodes, []
+        for name, build in (("then_branch", then), ("else_branch", otherwise)):
+            self._nodes = ir.Graph([], [], nodes=[], name=name)
+            with self.scope(name.removesuffix("_branch")):
+                results = build()
+            for value, dtype in zip(results, dtypes, strict=True):
+                value.type = ir.TensorType(dtype)
+                self._nodes.outputs.append(value)
+            branches.append(self._nodes)
+        self._nodes = outer
+        then_branch, else_branch = branches
+        return self.ops(
+            "If", condition, outputs=len(dtypes), then_branch=then_branch, else_branch=else_branch
+        )
 
     def weight(
         self,
@@ -117,10 +145,12 @@ class GraphBuilder:
         read: Callable[[], np.ndarray],
         dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """Add a weight in the graph's dtype, or in `dtype`.
+        """Add a weight in the graph's dtype, or in `dtype`; a weight that was added before is returned.
 
         `read` is called when the file is written and not before, so that weights need not fit in memory.
         """
+        if name in self.graph.initializers:
+            return self.graph.initializers[name]
         return self._initializer(Weight(name, dtype or self.dtype, shape, read))
 
     def constant(self, value: Any, dtype: ir.DataType = INT64) -> ir.Value:

@@ -74,30 +74,32 @@ def mamba2_layer(
     projected = graph.linear("in_proj", x, mamba.hidden_size, width, mamba.bias)
     projected = tokens.unflatten(projected, width)
     gate, channels, steps = graph.split(projected, [mamba.inner, mamba.conv_dim, mamba.heads], axis=-1)
+    channels, conv_shape = graph.to_fp32(channels), (mamba.conv_dim, mamba.conv_kernel - 1)
     channels, conv_state = causal_conv(
-        graph, "conv1d", chunks, channels, state[0], (mamba.conv_dim, mamba.conv_kernel - 1), mamba.conv_bias
+        graph, "conv1d", chunks, channels, state[0], conv_shape, mamba.conv_bias
     )
-    # Padded to whole chunks first: ONNX Runtime's Softplus gives the last few values of a tensor, if they do
-    # not fill a vector of the processor, other last bits.
-    steps = graph.to_fp32(chunks.pad(steps))
     with graph.scope("scan"):
-        y, last_state = _scan(graph, mamba, chunks, channels, steps, state[1])
+        y, last_state = scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+    y = tokens.flatten(gated_norm(graph, mamba, y, graph.to_fp32(gate)), mamba.inner)
+    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
+
+
+def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
+    """Add the norm of y silu(gate), [B,S,heads*P] fp32 each; the result is of the graph's type."""
     with graph.module("norm"):
-        y = graph.op("Mul", y, silu(graph, graph.to_fp32(gate)))
+        y = graph.op("Mul", y, silu(graph, gate))
         size = mamba.inner // mamba.groups
         y = graph.reshape(y, [0, 0, mamba.groups, size])
         ones = graph.constant([1.0] * size, FLOAT)
         y = graph.op("RMSNormalization", y, ones, axis=-1, epsilon=mamba.epsilon, stash_type=1)
         y = graph.reshape(y, [0, 0, mamba.inner])
-        y = graph.from_fp32(graph.op("Mul", y, float_tensor(graph, "weight", mamba.inner)))
-    y = tokens.flatten(y, mamba.inner)
-    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
+        return graph.from_fp32(graph.op("Mul", y, float_tensor(graph, "weight", mamba.inner)))
 
 
-def _scan(
+def scan(
     graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the scan: channels [B,S,C] fp32, steps [B,c*Q,heads] fp32, state [B,heads,N,P].
+    """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P].
 
     Returns y [B,S,heads*P] fp32 and the last state. Letters in shapes: G groups, R heads of a group,
     c chunks, Q tokens of a chunk.
@@ -106,7 +108,10 @@ def _scan(
     groups, size, head_dim = mamba.groups, mamba.state_size, mamba.head_dim
     heads = mamba.heads // groups
 
-    dt = op("Softplus", op("Add", steps, float_tensor(graph, "dt_bias", mamba.heads)))
+    # Padded to whole chunks before Softplus: ONNX Runtime's gives the last few values of a tensor, if they do
+    # not fill a vector of the processor, other last bits.
+    steps = op("Add", chunks.pad(steps), float_tensor(graph, "dt_bias", mamba.heads))
+    dt = op("Softplus", steps)
     dt = op("Max", dt, constant(mamba.time_step_min, FLOAT))
     dt = op("Mul", dt, chunks.valid)  # no decay and no update in padding
     logs = op("Mul", dt, negative_exponential(graph, "A_log", mamba.heads))

@@ -27,7 +27,7 @@ from edgellm_ros.engine_directory.config import RecurrentConfig
 CHUNK = 64  # tokens
 MASKED = -1e9  # a logarithm whose exponential is 0
 
-State = tuple[ir.Value, ir.Value]  # of one layer: convolution [B,C,K-1], state [B,heads,dk,dv] fp32
+State = tuple[ir.Value, ir.Value]  # of one layer, fp32: convolution [B,C,K-1], state [B,heads,dk,dv]
 
 
 @dataclass(frozen=True)
@@ -82,38 +82,41 @@ class Chunks:
 def recurrent_inputs(
     graph: ModelBuilder, config: RecurrentConfig, embeds: ir.Value
 ) -> tuple[Chunks, list[State]]:
-    """Add the inputs of recurrent layers.
+    """Add the inputs of recurrent layers (`recurrent_states`) and the chunks of their tokens."""
+    valid_tokens, states = recurrent_states(graph, config)
+    return make_chunks(graph, embeds, valid_tokens), states
+
+
+def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.Value, list[State]]:
+    """Add the inputs of recurrent layers; returns `valid_tokens` and the states.
 
     - valid_tokens [B] i64: tokens of each sequence in this run; those after them are padding
-    - conv_state_i [B,C,K-1]: the last inputs of the convolution of recurrent layer i
+    - conv_state_i [B,C,K-1] fp32: the last inputs of the convolution of recurrent layer i
     - recurrent_state_i [B,heads,dk,dv] fp32
     """
     valid_tokens = graph.input(names.VALID_TOKENS, INT64, ["B"])
     states = [
         (
-            graph.input(names.conv_state(i), graph.dtype, ["B", *config.conv_shape]),
+            graph.input(names.conv_state(i), FLOAT, ["B", *config.conv_shape]),
             graph.input(names.recurrent_state(i), FLOAT, ["B", *config.state_shape]),
         )
         for i in range(config.num_layers)
     ]
-    return make_chunks(graph, embeds, valid_tokens), states
+    return valid_tokens, states
 
 
 def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: list[State]) -> None:
     """Add the outputs of recurrent layers: the states after the run."""
     for i, (conv, state) in enumerate(presents):
-        graph.output(conv, names.present_conv_state(i), graph.dtype, ["B", *config.conv_shape])
+        graph.output(conv, names.present_conv_state(i), FLOAT, ["B", *config.conv_shape])
         graph.output(state, names.present_recurrent_state(i), FLOAT, ["B", *config.state_shape])
 
 
 def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -> Chunks:
     """Add the nodes that cut S tokens into chunks; embeds [B,S,H], valid_tokens [B] i64."""
     constant, op = graph.constant, graph.op
+    tokens, count, size = chunk_sizes(graph, embeds)
     with graph.scope("chunks"):
-        tokens = op("Shape", embeds, start=1, end=2)
-        longer = op("Mul", op("Sub", tokens, constant([1])), constant([CHUNK]))  # 0 for one token
-        size = op("Min", op("Add", longer, constant([1])), constant([CHUNK]))
-        count = op("Div", op("Add", tokens, op("Sub", size, constant([1]))), size)
         places = _numbers(graph, op("Mul", count, size))
         index = op("Min", places, op("Sub", tokens, constant([1])))
         # The padding after S must not count even if valid_tokens is S: places are compared, not the index.
@@ -123,6 +126,17 @@ def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -
         valid = op("Unsqueeze", op("Cast", valid, to=int(FLOAT)), constant([2]))
         causal = lower_triangle(graph, size)
     return Chunks(graph, tokens, count, size, valid_tokens, index, valid, causal)
+
+
+def chunk_sizes(graph: ModelBuilder, embeds: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Add S, N and Q of `Chunks` for embeds [B,S,H]."""
+    constant, op = graph.constant, graph.op
+    with graph.scope("chunks"):
+        tokens = op("Shape", embeds, start=1, end=2)
+        longer = op("Mul", op("Sub", tokens, constant([1])), constant([CHUNK]))  # 0 for one token
+        size = op("Min", op("Add", longer, constant([1])), constant([CHUNK]))
+        count = op("Div", op("Add", tokens, op("Sub", size, constant([1]))), size)
+    return tokens, count, size
 
 
 def lower_triangle(graph: ModelBuilder, size: ir.Value) -> ir.Value:
@@ -164,6 +178,16 @@ def silu(graph: ModelBuilder, x: ir.Value) -> ir.Value:
     return graph.op("Mul", x, graph.op("Sigmoid", x))
 
 
+def conv_taps(graph: ModelBuilder, channels: int, kernel: int) -> ir.Value:
+    """Add the convolution's weights [kernel,channels] of the current module, in fp32."""
+    full = graph.full_name("weight")
+    graph.weights.require(full, (channels, 1, kernel))
+    read = graph.weights.read
+    return graph.weight(
+        full, (kernel, channels), lambda: read(full).reshape(channels, kernel).T, dtype=FLOAT
+    )
+
+
 # state --+
 # x ----- Concat --+-- Slice 0 -- Mul --+
 #                  +-- ...              +-- Add (bias) -- SiLU -->
@@ -180,21 +204,16 @@ def causal_conv(
 ) -> tuple[ir.Value, ir.Value]:
     """Add a causal convolution of each channel, and SiLU.
 
-    x [B,S,C]; state [B,C,K-1]: the inputs before x; shape (C, K-1). Returns [B,S,C] fp32 and the state after
-    the last valid token. Products of shifted inputs: the sums of a token do not depend on S.
+    x [B,S,C]; state [B,C,K-1]: the inputs before x; shape (C, K-1). Returns [B,S,C] and the state after the
+    last valid token. All are fp32. Products of shifted inputs: the sums of a token do not depend on S.
     """
     channels, past = shape
     op, constant = graph.op, graph.constant
     with graph.module(name):
-        full = graph.full_name("weight")
-        graph.weights.require(full, (channels, 1, past + 1))
-        taps = graph.weight(
-            full, (past + 1, channels), lambda: graph.weights.read(full).reshape(channels, past + 1).T, FLOAT
-        )
+        taps = conv_taps(graph, channels, past + 1)
         window = op("Concat", graph.transpose(state, 0, 2, 1), x, axis=1)
         index = op("Expand", _kept_inputs(chunks, past), constant([1, 1, channels]))
         present = graph.transpose(op("GatherElements", window, index, axis=1), 0, 2, 1)
-        window = graph.to_fp32(window)
         total = float_tensor(graph, "bias", channels) if bias else None
         for tap in range(past + 1):
             end = chunks.tokens if tap == 0 else op("Add", chunks.tokens, constant([tap]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 
 import onnx
@@ -11,6 +12,7 @@ import pytest
 from edgellm_ros.builder import export
 from edgellm_ros.engine import onnxruntime_session
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 
 pytestmark = pytest.mark.only_on("cuda", reason="looks at graphs as ONNX Runtime's CUDA provider runs them")
 COPIES = ("MemcpyToHost", "MemcpyFromHost")
@@ -53,3 +55,22 @@ def test_no_engine_in_half_precision_with_all_extras_copies_either(placed, tiny_
     extras = {"max_lora_rank": 4, "hidden_state_layers": (1, 3), "lm_head_input": True}
     export(tiny_checkpoint, engine, precision="fp16", **extras)
     assert_no_copies(placed(engine))
+
+
+def decode_nodes(nodes) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a step of one token: of each If, those of the first branch."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.name == "then_branch":
+                yield from decode_nodes(attribute.g.node)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("write", [write_nemotron_h_checkpoint, write_qwen3_5_checkpoint])
+def test_a_decode_step_of_a_hybrid_does_not_copy_to_the_host_or_back(placed, tmp_path, write, precision):
+    export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision=precision)
+    (graph,) = placed(tmp_path / "engine")
+    nodes = list(decode_nodes(graph.node))
+    assert "LinearAttention" in {node.op_type for node in nodes}
+    assert [f"{node.op_type} of {node.input[0]}" for node in nodes if node.op_type in COPIES] == []

@@ -76,10 +76,9 @@ class AttentionInputs:
             visible = {names.ATTENTION_MASK: self._mask.view(batch, 1, tokens, self._cache.capacity)}
         else:
             shape = (max(batch * tokens, self._cache.capacity), self._half)
-            visible = {
-                names.KV_LENGTH: self._filled.rows(0, batch),
-                names.POSITION_IDS: self._row_numbers.view(batch, tokens),
-            }
+            visible = {names.KV_LENGTH: self._filled.rows(0, batch)}
+            if self._has_rope:
+                visible[names.POSITION_IDS] = self._row_numbers.view(batch, tokens)
         if self._has_write_index:
             visible[names.KV_WRITE_INDEX] = self._cache.lengths(rows)
         if self._has_rope:

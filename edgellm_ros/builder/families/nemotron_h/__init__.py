@@ -11,8 +11,10 @@ from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.nemotron_h.config import MODEL_TYPE, architecture
 from edgellm_ros.builder.families.nemotron_h.text import build_llm
+from edgellm_ros.builder.families.nemotron_h.text_cuda import build_cuda_llm
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.recurrent_cuda import has_kernels
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
 
@@ -28,6 +30,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         special_tokens=special_tokens(config, config, generation),
         stop_token_ids=stop_token_ids(config, generation),
         build_llm=partial(build_llm, hybrid, weights),
+        build_cuda_llm=partial(build_cuda_llm, hybrid, weights) if has_kernels(hybrid.runner) else None,
     )
 
 

@@ -45,7 +45,7 @@ def build_llm(architecture: HybridArchitecture, weights: Weights, options: LLMOp
                     mixed, present = _attention(graph, architecture, inputs, normed, len(presents))
                     presents.append(present)
                 else:
-                    mixed = _mlp(graph, architecture, normed)
+                    mixed = mlp(graph, architecture, normed)
             x = graph.op("Add", x, mixed)
             if i + 1 in options.hidden_state_layers:
                 hidden_states[i + 1] = tokens.unflatten(x, hidden)
@@ -82,7 +82,7 @@ def _attention(
 
 
 # x -- up_proj -- Relu -- square -- down_proj -->
-def _mlp(graph: ModelBuilder, architecture: HybridArchitecture, x: ir.Value) -> ir.Value:
+def mlp(graph: ModelBuilder, architecture: HybridArchitecture, x: ir.Value) -> ir.Value:
     """Add the feed-forward block."""
     hidden, inner, bias = (
         architecture.runner.hidden_size,

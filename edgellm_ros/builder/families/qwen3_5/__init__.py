@@ -15,11 +15,13 @@ from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
 from edgellm_ros.builder.families import Family, qwen3_vl
 from edgellm_ros.builder.families.qwen3_5.config import text_architecture
 from edgellm_ros.builder.families.qwen3_5.text import build_llm
+from edgellm_ros.builder.families.qwen3_5.text_cuda import build_cuda_llm
 from edgellm_ros.builder.families.qwen3_vl.config import vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
 from edgellm_ros.builder.lm_head import find_lm_head
 from edgellm_ros.builder.model import Model
+from edgellm_ros.builder.recurrent_cuda import has_kernels
 from edgellm_ros.builder.video_processing import QWEN3_VL, read_video
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
 
@@ -40,14 +42,16 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
             video = read_video(checkpoint, config, tower, QWEN3_VL)
             vision = vision_architecture(tower, processor, "model.visual", MERGERS, video)
     architecture = text_architecture(text, prefix, with_images=vision is not None)
+    runner = architecture.runner
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
     return Model(
-        llm=architecture.runner,
+        llm=runner,
         embedding=architecture.embedding,
         lm_head=find_lm_head(weights, architecture.embedding, tied),
         special_tokens=special_tokens(config, text, generation),
         stop_token_ids=stop_token_ids(text, generation),
         build_llm=partial(build_llm, architecture, weights),
+        build_cuda_llm=partial(build_cuda_llm, architecture, weights) if has_kernels(runner) else None,
         vision=vision.config if vision else None,
         encoders={"visual": partial(build_vision, vision, weights)} if vision else {},
     )

@@ -98,9 +98,14 @@ def _attention(
 def _norm(graph: ModelBuilder, name: str, x: ir.Value, size: int, epsilon: float) -> ir.Value:
     """Add an RMSNorm whose scale is 1 + weight; norm and scale are computed in fp32."""
     with graph.module(name):
-        full = graph.full_name("weight")
-        graph.weights.require(full, (size,))
-        read = graph.weights.read
-        scale = graph.weight(full, (size,), lambda: 1 + read(full).astype(np.float32), FLOAT)
+        scale = norm_scale(graph, size)
         y = graph.op("RMSNormalization", graph.to_fp32(x), scale, axis=-1, epsilon=epsilon, stash_type=1)
         return graph.from_fp32(y)
+
+
+def norm_scale(graph: ModelBuilder, size: int) -> ir.Value:
+    """Add the scale of the current module, an RMSNorm: 1 + weight, in fp32."""
+    full = graph.full_name("weight")
+    graph.weights.require(full, (size,))
+    read = graph.weights.read
+    return graph.weight(full, (size,), lambda: 1 + read(full).astype(np.float32), FLOAT)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graphs of hybrids for ONNX Runtime's CUDA provider compute what the standard graphs compute."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory.lora_inputs import rank_sizes
+from fixtures.exported_graphs import knows_lengths
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+from fixtures.on_device import put
+
+WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
+CAPACITY, POSITIONS = 160, 200
+OPTIONS = {"max_kv_cache_capacity": CAPACITY, "max_input_len": 150}
+RUNS = [  # sequences, tokens of each, valid tokens, rows in the cache before
+    pytest.param(1, 1, [1], 0, id="a first token"),
+    pytest.param(3, 1, [1, 1, 1], 20, id="a decode step of a batch"),
+    pytest.param(1, 2, [2], 7, id="two tokens"),
+    pytest.param(1, 64, [64], 0, id="a chunk"),
+    pytest.param(1, 130, [130], 9, id="chunks and a part of one"),
+    pytest.param(1, 70, [65], 0, id="padding in a second chunk"),
+    pytest.param(1, 6, [1], 3, id="padding longer than the convolution"),
+]
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    """Function of family, seed and options of `export` that returns an engine directory, made once."""
+    made: dict[str, Path] = {}
+
+    def make(family: str, seed: int, changes=None, **options) -> Path:
+        key = json.dumps([family, seed, changes, options])
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            checkpoint = WRITERS[family](folder / "checkpoint", seed, **(changes or {}))
+            export(checkpoint, folder / "engine", **OPTIONS, **options)
+            made[key] = folder / "engine"
+        return made[key]
+
+    return make
+
+
+def make_inputs(engine: Path, batch: int, tokens: int, valid: list[int], start: int, rank: int = 0, seed=0):
+    """Return random inputs of both graphs, by name: caches, states, adapters of this rank."""
+    rng = np.random.default_rng(seed)
+    mask_graph = EngineExecutor.open(engine / "llm" / "model.onnx", CpuDevice(), threads=1)
+    starts = start + np.arange(batch)
+    seen = starts[:, None] + np.arange(tokens)
+    sizes = {"B": batch, "S": tokens, "N": 1, **rank_sizes(rank)}
+    inputs = {}
+    for name, binding in mask_graph.bindings.items():
+        shape = [sizes.get(size, size) for size in binding.shape]
+        if binding.is_input and binding.dtype.kind == "f":
+            scale = 0.1 if "lora_" in name else 1.0
+            inputs[name] = (rng.standard_normal(shape) * scale).astype(np.float32)
+    if "rope_cos" in inputs:
+        angle = rng.uniform(0, 6, inputs["rope_cos"].shape)
+        inputs["rope_cos"], inputs["rope_sin"] = np.cos(angle), np.sin(angle)
+    inputs |= {
+        "kv_write_index": starts,
+        "attention_mask": (np.arange(CAPACITY) <= seen[:, :, None])[:, None],
+        "last_token_ids": np.array(valid)[:, None] - 1,
+        "valid_tokens": np.array(valid),
+    }
+    return inputs
+
+
+def as_variant(inputs, engine: Path):
+    """Return the inputs of the standard graph as those of the variant."""
+    batch, tokens, _ = inputs["inputs_embeds"].shape
+    others = {name: array for name, array in inputs.items() if name != "attention_mask"}
+    if "rope_cos" in inputs:
+        others["position_ids"] = 3 + np.arange(batch * tokens).reshape(batch, tokens)
+        for name in ("rope_cos", "rope_sin"):
+            others[name] = np.zeros((POSITIONS, inputs[name].shape[2]), np.float32)
+            others[name][others["position_ids"]] = inputs[name]
+    others["kv_length"] = inputs["kv_write_index"] + tokens
+    others["embedding"] = load_file(engine / "embedding.safetensors")["embedding"]
+    return others
+
+
+def run(path: Path, device, inputs):
+    """Run a graph once; return its outputs. Caches are updated in place, states are not."""
+    executor = EngineExecutor.open(path, device, threads=1)
+    batch, tokens, _ = inputs["inputs_embeds"].shape
+    dims = {"B": batch, "S": tokens, "N": 1, "P": POSITIONS}
+    tensors = {}
+    for name, binding in executor.bindings.items():
+        if binding.is_input:
+            tensors[name] = put(device, inputs[name].astype(binding.dtype))
+            dims |= {
+                symbol: size
+                for symbol, size in zip(binding.shape, inputs[name].shape, strict=True)
+                if isinstance(symbol, str)
+            }
+    for name, binding in executor.bindings.items():
+        cache = name.replace("present_key_", "key_cache_").replace("present_value_", "value_cache_")
+        if not binding.is_input:
+            shape = tuple(dims.get(size, size) for size in binding.shape)
+            tensors[name] = tensors[cache] if cache != name else device.empty(shape, binding.dtype)
+    executor.prepare(0, dims, tensors, device.stream)
+    executor.execute(device.stream)
+    return {name: device.download(tensors[name]) for name, b in executor.bindings.items() if not b.is_input}
+
+
+def assert_equal(engine: Path, device, inputs, tolerance: float) -> None:
+    valid, start = inputs["valid_tokens"], inputs["kv_write_index"]
+    expected = run(engine / "llm" / "model.onnx", CpuDevice(), inputs)
+    found = run(engine / "llm" / "model.cuda.onnx", device, as_variant(inputs, engine))
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        for row, count in enumerate(valid):  # what padding computes is not read
+            one, other = found[name][row].astype(np.float32), values[row].astype(np.float32)
+            if name.startswith(("present_key", "present_value")):
+                one, other = (x[:, : start[row] + count] for x in (one, other))
+            if name.startswith("hidden_states"):
+                one, other = one[:count], other[:count]
+            scale = max(1.0, np.abs(other).max())
+            np.testing.assert_allclose(one, other, atol=tolerance * scale, err_msg=name)
+
+
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize(("batch", "tokens", "valid", "start"), RUNS)
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_variant_equals_the_standard_graph(device, exports, family, seed, batch, tokens, valid, start):
+    engine = exports(family, seed)
+    assert_equal(engine, device, make_inputs(engine, batch, tokens, valid, start), 2e-4)
+
+
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_variant_has_adapters_and_hidden_states(device, exports, family, tokens):
+    engine = exports(family, 3, max_lora_rank=4, hidden_state_layers=[1, 2])
+    inputs = make_inputs(engine, 1, tokens, [tokens], 4, rank=3)
+    assert any("lora_A" in name for name in inputs)
+    assert_equal(engine, device, inputs, 2e-4)
+
+
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 5), (2, 1)])
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_variant_equals_the_standard_graph_in_half_precision(device, exports, family, batch, tokens):
+    if family == "qwen3_5" and device.memory == "cpu":
+        pytest.skip("ONNX Runtime's GroupQueryAttention norms queries and keys on CUDA only: --device cuda")
+    engine = exports(family, 0, precision="fp16")
+    assert_equal(engine, device, make_inputs(engine, batch, tokens, [tokens] * batch, 4), 2e-2)
+
+
+# Inputs that ONNX Runtime's CUDA kernels read on the host: operator -> positions.
+HOST_INPUTS = {"If": {0}, "Reshape": {1}, "Slice": {1, 2, 3}, "Split": {1}, "Unsqueeze": {1}, "Expand": {1}}
+
+
+def decode_copies(model: onnx.ModelProto) -> list[str]:
+    """Return the nodes of a decode step that would copy between host and GPU, after ONNX Runtime's rules.
+
+    What follows from shapes and constants alone is computed on the host. A Split of unequal parts and a
+    Concat copy sizes and addresses. A decode step takes the first branch of each If.
+    """
+    constants = {w.name: w for w in model.graph.initializer}
+    host, copies = set(), []
+
+    def visit(nodes) -> None:
+        for node in nodes:
+            reads = set(filter(None, node.input))
+            follows = reads & host and reads <= host | constants.keys()
+            if node.op_type == "Shape" or (follows and node.op_type != "If"):
+                host.update(node.output)
+                continue
+            allowed = HOST_INPUTS.get(node.op_type, set())
+            if any(name in host and place not in allowed for place, name in enumerate(node.input)):
+                copies.append(node.name)
+            if node.op_type == "Split":
+                sizes = onnx.numpy_helper.to_array(constants[node.input[1]])
+                copies.extend([node.name] * (len(set(sizes.tolist())) > 1))
+            if node.op_type == "Concat":
+                copies.append(node.name)
+            if node.op_type == "If":
+                visit(next(a.g.node for a in node.attribute if a.name == "then_branch"))
+
+    visit(model.graph.node)
+    return copies
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_no_node_of_a_decode_step_in_half_precision_copies_to_the_host_or_back(exports, family):
+    llm = exports(family, 0, precision="fp16") / "llm"
+    assert decode_copies(onnx.load(llm / "model.onnx", load_external_data=False)) != []
+    assert decode_copies(onnx.load(llm / "model.cuda.onnx", load_external_data=False)) == []
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_decode_step_has_one_kernel_for_the_convolution_and_one_for_the_state(exports, family):
+    engine = exports(family, 0, precision="fp16")
+    graph = onnx.load(engine / "llm" / "model.cuda.onnx", load_external_data=False).graph
+    choices = [
+        {a.name: Counter(node.op_type for node in a.g.node) for a in node.attribute}
+        for node in graph.node
+        if node.op_type == "If"
+    ]
+    layers = [choice for choice in choices if choice["then_branch"]["LinearAttention"]]
+    counts = Counter(value.name.rstrip("0123456789") for value in graph.input)
+    assert len(layers) == counts["recurrent_state_"] == len(choices) - 1
+    for choice in layers:
+        assert choice["then_branch"]["CausalConvWithState"] == choice["then_branch"]["LinearAttention"] == 1
+        assert not {"MatMul", "Concat"} & choice["then_branch"].keys()
+        assert choice["else_branch"]["MatMul"] > 0 == choice["else_branch"]["LinearAttention"]
+    attention = Counter(node.op_type for node in graph.node)
+    assert attention["GroupQueryAttention"] == counts["key_cache_"]
+
+
+def test_both_graphs_of_a_hybrid_share_one_file_of_weights(exports):
+    places = []
+    for name in ("model.onnx", "model.cuda.onnx"):
+        model = onnx.load(exports("qwen3_5", 0) / "llm" / name, load_external_data=False)
+        weights = {w.name: [(e.key, e.value) for e in w.external_data] for w in model.graph.initializer}
+        places.append({name: place for name, place in weights.items() if place})
+    original, variant = places
+    assert variant.items() <= original.items()
+    assert {dict(place)["location"] for place in variant.values()} == {"model.onnx.data"}
+    own = {name for name in original.keys() - variant.keys() if not name.startswith("constant_")}
+    assert own <= {"lm_head.weight", "model.embed_tokens.weight"}  # an input if it is the embedding table
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("nemotron_h", {"head_dim": 12}),
+        ("nemotron_h", {"ssm_state_size": 120, "mamba_head_dim": 112}),
+        ("qwen3_5", {"linear_key_head_dim": 1032, "linear_value_head_dim": 8}),
+    ],
+)
+def test_a_hybrid_whose_heads_the_kernels_do_not_take_has_no_graph_for_cuda(tmp_path, family, sizes):
+    checkpoint = WRITERS[family](tmp_path / "checkpoint", **sizes)
+    export(checkpoint, tmp_path / "engine")
+    assert (tmp_path / "engine/llm/model.onnx").is_file()
+    assert not (tmp_path / "engine/llm/model.cuda.onnx").exists()
