@@ -3,15 +3,14 @@
 
 A decode step of the standard graphs (`mamba2.py`, `delta_net.py`) has some 70 small kernels per layer, and
 copies from host memory, which a CUDA graph cannot record: Split and Concat of parts of unequal sizes copy the
-sizes and addresses. Here a run chooses between two branches of an If, by the number of tokens per sequence,
-which is known on the host:
+sizes and addresses. Here ONNX Runtime's own operators (domain com.microsoft) compute the convolution and the
+state, one kernel each, in fp32 as the standard graph does. A run chooses between two branches of an If, by
+the number of tokens per sequence, which is known on the host:
 
-  one token     -- CausalConvWithState -- LinearAttention --+-- y, states -->
-  more tokens   -- convolution and chunks of the standard graph --+
-
-The operators of the first branch are ONNX Runtime's own (domain com.microsoft), one kernel each. They compute
-in fp32 as the standard graph does. The second branch is for prompts, whose tokens LinearAttention would
-compute one after another; its kernel for that is slow unless d_v is a multiple of 32 (Mamba2's may be 80).
+  one token     -- CausalConvWithState -- LinearAttention ----------+-- y, states -->
+  more tokens   -- CausalConvWithState -- LinearAttention --+       |
+                   padding neither decays nor changes the state; +--+
+                   the last valid inputs are gathered
 
 Outside of the second branch there is no Split of unequal parts, no Concat of tensors, and no value that the
 host computes from the shapes and the GPU would have to be given.
@@ -20,32 +19,26 @@ host computes from the shapes and the GPU would have to be given.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.delta_net import NORM_EPSILON, DeltaNet, delta_rule
-from edgellm_ros.builder.graph import BOOL, FLOAT, INT64
+from edgellm_ros.builder.delta_net import NORM_EPSILON, DeltaNet
+from edgellm_ros.builder.graph import FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.mamba2 import Mamba2, gated_norm, scan
-from edgellm_ros.builder.recurrent import (
-    Chunks,
-    State,
-    causal_conv,
-    chunk_sizes,
-    conv_taps,
-    float_tensor,
-    make_chunks,
-    negative_exponential,
-)
+from edgellm_ros.builder.mamba2 import Mamba2, gated_norm
+from edgellm_ros.builder.recurrent import State, conv_taps, float_tensor, negative_exponential
 from edgellm_ros.builder.token_layout import TokenLayout
 from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
 
 ORT_DOMAIN = "com.microsoft"
 DECODE_KEY_DIMS = (64, 128, 256)  # LinearAttention's kernels for few tokens take any d_v with these d_k
 SHARED_BYTES = 48 * 1024  # of a block on every GPU; the kernel for other d_k has the state of a head there
 MAX_THREADS = 1024  # of a block, one for each row and column of the state
 MAX_HEAD_DIM = 256  # of attention
+COLUMNS = 32  # LinearAttention's fast kernels for many tokens take multiples of this as d_v
 
 Mixed = tuple[ir.Value, ir.Value, ir.Value]  # y [B,S,...], present convolution, present state; fp32
 
@@ -80,72 +73,92 @@ def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.V
 
 
 class CudaRun:
-    """What the recurrent layers of a graph share; embeds [B,S,H], valid_tokens [B] i64.
-
-    The tensors of `Chunks` are made once, in an If of their own: for one token they are placeholders.
-    """
+    """What the recurrent layers of a graph share; embeds [B,S,H], valid_tokens [B] i64."""
 
     def __init__(
-        self, graph: ModelBuilder, tokens: TokenLayout, embeds: ir.Value, valid_tokens: ir.Value
+        self,
+        graph: ModelBuilder,
+        config: RecurrentConfig,
+        tokens: TokenLayout,
+        embeds: ir.Value,
+        valid_tokens: ir.Value,
     ) -> None:
         self.graph, self.tokens = graph, tokens
-        self._embeds, self._valid_tokens = embeds, valid_tokens
-        placeholders = graph.constant([0]), graph.constant([[[1.0]]], FLOAT), graph.constant([[True]], BOOL)
+        op, constant, past = graph.op, graph.constant, config.conv_kernel - 1
+        with graph.scope("run"):
+            length = op("Shape", embeds, start=1, end=2)
+            self._single = op("Equal", length, constant([1]))
+            count = op("Unsqueeze", valid_tokens, constant([1]))
 
-        def one() -> list[ir.Value]:
-            return [graph.op("Identity", value) for value in placeholders]
+            def several() -> list[ir.Value]:
+                places = op("Range", constant(0), op("Squeeze", length, constant([0])), constant(1))
+                return [op("Cast", op("Less", places, count), to=int(FLOAT))]
 
-        def several() -> list[ir.Value]:
-            chunks = make_chunks(graph, embeds, valid_tokens)
-            return [chunks.index, chunks.valid, chunks.causal]
+            # ONNX Runtime would compute the numbers on the host for one token too.
+            (valid,) = graph.either(
+                self._single, lambda: [op("Cast", count, to=int(FLOAT))], several, (FLOAT,)
+            )
+            self.valid = op("Unsqueeze", valid, constant([2]))  # [B,S,1]: 1 for a sequence's tokens
+            # [B,K-1,1] i64: where the last inputs of each sequence are among the state and the new inputs
+            kept = op("Add", count, constant(np.arange(past)))
+            self.kept_inputs = op("Unsqueeze", kept, constant([2]))
 
-        with graph.scope("chunks"):
-            length = graph.op("Shape", embeds, start=1, end=2)
-            self._single = graph.op("Equal", length, graph.constant([1]))
-            self._shared = graph.either(self._single, one, several, (INT64, FLOAT, BOOL))
-
-    def mix(self, one: Callable[[], Mixed], several: Callable[[Chunks], Mixed]) -> Mixed:
+    def mix(self, one: Callable[[], Mixed], several: Callable[[], Mixed]) -> Mixed:
         """Add both branches of a layer."""
-        graph = self.graph
-
-        def otherwise() -> Mixed:
-            # Sizes stay on the host, so each branch computes its own.
-            sizes = chunk_sizes(graph, self._embeds)
-            index, valid, causal = self._shared
-            return several(Chunks(graph, *sizes, self._valid_tokens, index, valid, causal))
-
-        y, conv, state = graph.either(self._single, one, otherwise, (FLOAT, FLOAT, FLOAT))
+        y, conv, state = self.graph.either(self._single, one, several, (FLOAT, FLOAT, FLOAT))
         return y, conv, state
 
 
 # state -- CausalConvWithState -- present state
 # x ----------+         +-- y -->
 def _conv_step(
-    graph: ModelBuilder, taps: ir.Value, bias: ir.Value | None, x: ir.Value, state: ir.Value, channels: int
+    graph: ModelBuilder, conv: ConvWeights, x: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Add the convolution of one token and SiLU in fp32: x [B,1,C], state [B,C,K-1] -> y [B,1,C], state."""
+    y, present = _conv(graph, conv, graph.reshape(x, [-1, conv.channels, 1]), state)
+    return graph.reshape(y, [-1, 1, conv.channels]), present
+
+
+def _conv_tokens(
+    run: CudaRun, conv: ConvWeights, x: ir.Value, state: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Add `_conv_step` for x [B,S,C]; the state after it has the last valid inputs of each sequence."""
+    graph, op = run.graph, run.graph.op
+    y, _ = _conv(graph, conv, graph.transpose(x, 0, 2, 1), state)
+    window = op("Concat", graph.transpose(state, 0, 2, 1), x, axis=1)
+    index = op("Expand", run.kept_inputs, graph.constant([1, 1, conv.channels]))
+    present = graph.transpose(op("GatherElements", window, index, axis=1), 0, 2, 1)
+    return graph.transpose(y, 0, 2, 1), present
+
+
+def _conv(
+    graph: ModelBuilder, conv: ConvWeights, x: ir.Value, state: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Add the convolution and SiLU of x [B,C,S] after the inputs `state` [B,C,K-1]."""
     y, present = graph.ops(
         "CausalConvWithState",
-        graph.reshape(x, [-1, channels, 1]),
-        taps,
-        bias,
-        state,
+        *(x, conv.taps, conv.bias, state),
         outputs=2,
         domain=ORT_DOMAIN,
         activation="silu",
     )
-    return graph.reshape(y, [-1, 1, channels]), present
+    return y, present
 
 
-def _conv_weights(
-    graph: ModelBuilder, channels: int, kernel: int, bias: bool
-) -> tuple[ir.Value, ir.Value | None]:
-    """Add weights [C,1,K] and bias [C] of the module conv1d; ONNX Runtime transposes the weights once."""
+@dataclass(frozen=True)
+class ConvWeights:
+    """Weights of a layer's convolution."""
+
+    channels: int
+    taps: ir.Value  # [C,1,K]
+    bias: ir.Value | None  # [C]
+
+
+def _conv_weights(graph: ModelBuilder, channels: int, kernel: int, bias: bool) -> ConvWeights:
+    """Add the weights of the module conv1d; ONNX Runtime transposes them once."""
     with graph.module("conv1d"):
-        taps = graph.transpose(conv_taps(graph, channels, kernel), 1, 0)
-        return graph.reshape(taps, [channels, 1, kernel]), (
-            float_tensor(graph, "bias", channels) if bias else None
-        )
+        taps = graph.reshape(graph.transpose(conv_taps(graph, channels, kernel), 1, 0), [channels, 1, kernel])
+        return ConvWeights(channels, taps, float_tensor(graph, "bias", channels) if bias else None)
 
 
 # x -- in_proj --+-- gate ---------------------------------------+
@@ -163,14 +176,13 @@ def mamba2_cuda_layer(
     conv = _conv_weights(graph, mamba.conv_dim, mamba.conv_kernel, mamba.conv_bias)
 
     def one() -> Mixed:
-        mixed, present = _conv_step(graph, *conv, channels, state[0], mamba.conv_dim)
-        y, last = _mamba2_step(graph, mamba, mixed, steps, state[1])
+        mixed, present = _conv_step(graph, conv, channels, state[0])
+        y, last = _scan(graph, mamba, mixed, steps, state[1])
         return y, present, last
 
-    def several(chunks: Chunks) -> Mixed:
-        shape = mamba.conv_dim, mamba.conv_kernel - 1
-        mixed, present = causal_conv(graph, "conv1d", chunks, channels, state[0], shape, mamba.conv_bias)
-        y, last = scan(graph, mamba, chunks, mixed, steps, state[1])
+    def several() -> Mixed:
+        mixed, present = _conv_tokens(run, conv, channels, state[0])
+        y, last = _scan(graph, mamba, mixed, steps, state[1], run.valid)
         return y, present, last
 
     with graph.scope("scan"):
@@ -179,27 +191,38 @@ def mamba2_cuda_layer(
     return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
 
 
-def _mamba2_step(
-    graph: ModelBuilder, mamba: Mamba2, channels: ir.Value, steps: ir.Value, state: ir.Value
+def _scan(
+    graph: ModelBuilder,
+    mamba: Mamba2,
+    channels: ir.Value,
+    steps: ir.Value,
+    state: ir.Value,
+    valid: ir.Value | None = None,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the scan of one token, which `LinearAttention` computes with q = C, k = B, v = dt x.
+    """Add the scan, which `LinearAttention` computes with q = C, k = B, v = dt x.
 
-    channels [B,1,C] fp32, steps [B,1,heads] fp32, state [B,heads,N,P]. Returns y [B,1,heads*P] fp32 and the
-    state.
+    channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P]; valid [B,S,1]: None for one token.
+    Returns y [B,S,heads*P] fp32 and the state. For several tokens P is padded to whole columns of the kernel.
     """
-    op, heads = graph.op, mamba.heads
+    op, heads, head_dim = graph.op, mamba.heads, mamba.head_dim
     ones = graph.constant(np.ones(heads), FLOAT)
     bias = float_tensor(graph, "dt_bias", heads)
     (dt,) = graph.ops("LinearAttentionGate", steps, bias, ones, outputs=1, domain=ORT_DOMAIN)  # Softplus
     dt = op("Max", dt, graph.constant(mamba.time_step_min, FLOAT))
+    if valid is not None:
+        dt = op("Mul", dt, valid)  # no decay and no update in padding
     logs = op("Mul", dt, negative_exponential(graph, "A_log", heads))
     shared = mamba.groups * mamba.state_size
     x, b, c = cut(graph, channels, [mamba.inner, shared, shared])
-    x = graph.reshape(x, [0, 0, heads, mamba.head_dim])
+    x = graph.reshape(x, [0, 0, heads, head_dim])
     update = op("Mul", x, graph.reshape(dt, [0, 0, heads, 1]))
+    columns = head_dim if valid is None else -(-head_dim // COLUMNS) * COLUMNS
+    padded = graph.constant([0] * 7 + [columns - head_dim])
+    if columns > head_dim:
+        update, state = op("Pad", update, padded), op("Pad", state, padded)
     y, last = graph.ops(
         "LinearAttention",
-        *(c, b, graph.reshape(update, [0, 0, mamba.inner]), state, logs),
+        *(c, b, graph.reshape(update, [0, 0, heads * columns]), state, logs),
         outputs=2,
         domain=ORT_DOMAIN,
         update_rule="gated",
@@ -208,7 +231,11 @@ def _mamba2_step(
         scale=1.0,
     )
     skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
-    return op("Add", y, graph.reshape(skip, [0, 0, mamba.inner])), last
+    y = graph.reshape(y, [0, 0, heads, columns])
+    if columns > head_dim:
+        ends = graph.constant([0]), graph.constant([head_dim]), graph.constant([-1])
+        y, last = op("Slice", y, *ends), op("Slice", last, *ends)
+    return graph.reshape(op("Add", y, skip), [0, 0, mamba.inner]), last
 
 
 # x -- in_proj --+-- z ------------------------------------------+
@@ -216,7 +243,7 @@ def _mamba2_step(
 #                +-- b, a ------+-- If -- y -- norm(y) silu(z) -- out_proj -->
 #                    states ----+    +-- present states
 def delta_net_cuda_layer(
-    graph: ModelBuilder, net: DeltaNet, run: CudaRun, x: ir.Value, state: State, max_tokens: int
+    graph: ModelBuilder, net: DeltaNet, run: CudaRun, x: ir.Value, state: State
 ) -> tuple[ir.Value, State]:
     """Add a gated delta net: `delta_net_layer` for CUDA."""
     parts = {
@@ -231,14 +258,13 @@ def delta_net_cuda_layer(
     conv = _conv_weights(graph, net.conv_dim, net.conv_kernel, bias=False)
 
     def one() -> Mixed:
-        mixed, present = _conv_step(graph, *conv, channels, state[0], net.conv_dim)
-        y, last = _delta_step(graph, net, mixed, (b, a), state[1])
+        mixed, present = _conv_step(graph, conv, channels, state[0])
+        y, last = _delta_rule(graph, net, mixed, (b, a), state[1])
         return y, present, last
 
-    def several(chunks: Chunks) -> Mixed:
-        shape = net.conv_dim, net.conv_kernel - 1
-        mixed, present = causal_conv(graph, "conv1d", chunks, channels, state[0], shape, bias=False)
-        y, last = delta_rule(graph, net, chunks, mixed, (b, a), state[1], max_tokens)
+    def several() -> Mixed:
+        mixed, present = _conv_tokens(run, conv, channels, state[0])
+        y, last = _delta_rule(graph, net, mixed, (b, a), state[1], run.valid)
         return y, present, last
 
     with graph.scope("delta_rule"):
@@ -258,17 +284,18 @@ def delta_net_cuda_layer(
     return graph.linear("out_proj", y, net.values, net.hidden_size), (conv_state, last_state)
 
 
-def _delta_step(
+def _delta_rule(
     graph: ModelBuilder,
     net: DeltaNet,
     channels: ir.Value,
     gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
+    valid: ir.Value | None = None,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the delta rule of one token.
+    """Add the delta rule.
 
-    channels [B,1,q|k|v], gates b and a [B,1,heads] fp32, state [B,heads,dk,dv]. Returns y [B,1,heads*dv] fp32
-    and the state.
+    channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state [B,heads,dk,dv]; valid [B,S,1]: None for one
+    token. Returns y [B,S,heads*dv] fp32 and the state.
     """
     b, a = gates
     q, k, v = cut(graph, channels, [net.keys, net.keys, net.values])
@@ -280,6 +307,8 @@ def _delta_step(
         outputs=2,
         domain=ORT_DOMAIN,
     )
+    if valid is not None:  # no decay and no update in padding
+        logs, strengths = (graph.op("Mul", gate, valid) for gate in (logs, strengths))
     y, last = graph.ops(
         "LinearAttention",
         *(q, k, v, state, logs, strengths),
@@ -294,7 +323,7 @@ def _delta_step(
 
 
 def _unit_heads(graph: ModelBuilder, net: DeltaNet, x: ir.Value) -> ir.Value:
-    """Add x / sqrt(sum of squares + epsilon) of each head, x [B,1,heads*dk].
+    """Add x / sqrt(sum of squares + epsilon) of each head, x [B,S,heads*dk].
 
     It is an RMSNorm, whose root is of the mean of squares.
     """

@@ -33,7 +33,7 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
     shape = runner.num_key_value_heads, options.capacity, runner.head_dim
     caches = graph.caches(range(runner.num_attention_layers), *shape)
     valid_tokens, states = recurrent_states(graph, runner.recurrent)
-    run = CudaRun(graph, step.tokens, step.embeds, valid_tokens)
+    run = CudaRun(graph, runner.recurrent, step.tokens, step.embeds, valid_tokens)
     presents: list[Cache] = []
     present_states: list[State] = []
     hidden_states: dict[int, ir.Value] = {}

@@ -33,7 +33,7 @@ def build_cuda_llm(architecture: Qwen35Architecture, weights: Weights, options: 
     shape = runner.num_key_value_heads, options.capacity, runner.head_dim
     caches = graph.caches(range(runner.num_attention_layers), *shape)
     valid_tokens, states = recurrent_states(graph, runner.recurrent)
-    run = CudaRun(graph, step.tokens, step.embeds, valid_tokens)
+    run = CudaRun(graph, runner.recurrent, step.tokens, step.embeds, valid_tokens)
     presents: list[Cache] = []
     present_states: list[State] = []
     hidden_states: dict[int, ir.Value] = {}
@@ -50,9 +50,7 @@ def build_cuda_llm(architecture: Qwen35Architecture, weights: Weights, options: 
             if kind == RECURRENT:
                 state = states[len(present_states)]
                 with graph.module("linear_attn"):
-                    update, last = delta_net_cuda_layer(
-                        graph, architecture.net, run, normed, state, options.capacity
-                    )
+                    update, last = delta_net_cuda_layer(graph, architecture.net, run, normed, state)
                 present_states.append(last)
             else:
                 update, present = _attention(step, architecture, normed, caches[len(presents)])
