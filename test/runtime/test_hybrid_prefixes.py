@@ -16,6 +16,7 @@ from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE
 from edgellm_ros.runtime.prefix.state_snapshots import SPACING
+from edgellm_ros.runtime.prompt.rope import plain_rope_index
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 
@@ -70,8 +71,9 @@ def shared_tokens(runtime, *requests: LLMGenerationRequest) -> int:
 def compute(runtime, *prompts: list[int]) -> tuple[list[int], np.ndarray, list[np.ndarray]]:
     """Prefill a batch of token ids; return reused tokens, logits [B,V] and states [L,B,n] of each kind."""
     pipeline, device = runtime.pipeline, runtime.pipeline.device
-    prepare = pipeline.preparer._make_sequence
-    sequences = [prepare(ask("x"), ids, [], [], 0) for ids in prompts]
+    sequences = pipeline.prepare([ask("x")] * len(prompts), 0)
+    for sequence, ids in zip(sequences, prompts, strict=True):
+        sequence.token_ids, sequence.positions = ids, plain_rope_index(len(ids))
     pipeline.match_prefixes(sequences)
     pipeline.prefill(sequences)
     logits = device.download(pipeline.logits)[: len(prompts), 0]
