@@ -173,7 +173,7 @@ class TestActive:
         assert_same_answer(fresh.handle_request(request(on_progress=switch, **LONG)), expected)
         assert fresh.handle_request(request(**LONG)).lora == "a"
 
-    @pytest.mark.alone
+    @pytest.mark.slow
     @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="the double's speed says nothing")
     def test_a_switch_costs_less_than_a_millisecond(self, fresh):
         """The cost of the call, plus the longer next request, which binds other addresses."""
