@@ -5,6 +5,8 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+# Python compiles what it imports; pip would compile all of it first, of which most is never imported.
+PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 
 # Two workers, each with whole test modules. On two cores that nearly halves the time: test/runtime takes 55 s of
@@ -62,7 +64,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/packages: requirements.txt requirements-ros.txt requirements-test.txt | $(STAMPS)/venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $(^:%=-r %)
+	$(BIN)/pip install $(PIP_OPTIONS) $(^:%=-r %)
 	@touch $@
 
 $(STAMPS)/interfaces: $(INTERFACES) package.xml CMakeLists.txt tools/build_interfaces.sh $(STAMPS)/packages
@@ -71,9 +73,9 @@ $(STAMPS)/interfaces: $(INTERFACES) package.xml CMakeLists.txt tools/build_inter
 
 # The command `edgellm`, and the clone on the path of the virtual environment.
 $(STAMPS)/command: setup.py $(STAMPS)/packages
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(STAMPS)/parity: requirements-parity.txt $(STAMPS)/packages
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
+	$(BIN)/pip install $(PIP_OPTIONS) -r requirements.txt -r $<
 	@touch $@
