@@ -41,6 +41,17 @@ def use_cores(count: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(count))  # PyTorch reads it
 
 
+def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
+    """Leave out modules that `make parity` runs nothing of, and in other runs those that only it runs.
+
+    The latter import PyTorch and transformers. A module that is named on the command line is never left out.
+    """
+    name, wanted = collection_path.name, config.option.markexpr
+    if wanted == "parity" and name.startswith("test_") and collection_path.is_file():
+        return True if "mark.parity" not in collection_path.read_text(encoding="utf-8") else None
+    return True if "not parity" in wanted and name.startswith("test_parity_") else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark tests that run in real time as slow too."""
     if item.get_closest_marker("real_time"):

@@ -88,6 +88,7 @@ def engines(tiny_checkpoint, tied_checkpoint, tmp_path_factory):
 NAMES = ("fp32", "tied", "hidden states", "fp16", "fp16 tied", "windows tied", "fp16 windows tied")
 
 
+@pytest.mark.slow
 @knows_lengths
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the graph with a mask")
 @pytest.mark.parametrize("name", NAMES)

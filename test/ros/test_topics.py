@@ -151,7 +151,7 @@ class TestPlanOnImage:
     def test_of_the_frames_that_come_meanwhile_only_the_newest_is_planned(self, peer, scene):
         peer.set_parameter("plan_on", "image")
         peer.set_parameter("denoise_steps", LONG)
-        peer.set_parameter("max_input_age", 30.0)  # of a frame that waits for the plan before, on a busy computer
+        peer.set_parameter("max_input_age", 30.0)  # a frame waits for the plan before it
         peer.command(scene.command)
         peer.listen(0.2)
         peer.frame(scene.pixels)

@@ -114,6 +114,7 @@ class TestAnswers:
             for index, answer in zip(chosen, answers, strict=True):
                 assert_same_answer(answer, alone[index])
 
+    @pytest.mark.slow
     @pytest.mark.only_on("cpu", reason="in half precision sums in another order give other tokens")
     def test_a_batch_in_half_precision_equals_single_requests(
         self, tiny_checkpoint, directories, tmp_path, runtime_device
