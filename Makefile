@@ -30,7 +30,7 @@ test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
 	$(BIN)/python -m pytest -m "real_time and $(INCLUDED)" $(PARALLEL) $(WAITING)
 	$(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(ON_DOUBLE)
 
-test-fast: venv ## tests of every part, in less than a minute
+test-fast: venv ## tests of every part, in about a minute
 	$(BIN)/python -m pytest -m "not slow and $(INCLUDED)" $(PARALLEL)
 
 # One module, so its tests are spread: each worker begins with half of them, in order, and exports each graph once.
