@@ -7,6 +7,7 @@ Each engine directory is exported once per run: the tiny engine with random weig
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.kernels import Kernels, load_kernels
 from fixtures import on_device
 from fixtures.on_device import DEVICES, for_runtime, open_for_tests
+
+PARITY = re.compile(r"^(pytestmark = )?.*\bmark\.parity\b", re.MULTILINE)  # of a whole module, or of a test
 
 
 def pytest_addoption(parser) -> None:
@@ -46,10 +49,12 @@ def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
 
     The latter import PyTorch and transformers. A module that is named on the command line is never left out.
     """
-    name, wanted = collection_path.name, config.option.markexpr
-    if wanted == "parity" and name.startswith("test_") and collection_path.is_file():
-        return True if "mark.parity" not in collection_path.read_text(encoding="utf-8") else None
-    return True if "not parity" in wanted and name.startswith("test_parity_") else None
+    wanted = config.option.markexpr
+    if not collection_path.match("test_*.py") or not (wanted == "parity" or "not parity" in wanted):
+        return None
+    marks = PARITY.findall(collection_path.read_text(encoding="utf-8"))
+    left_out = not marks if wanted == "parity" else any(marks)
+    return True if left_out else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
