@@ -5,12 +5,16 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+# Python compiles what it imports; pip would compile all of it first, of which most is never imported.
+PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 
 # Two workers, each with whole test modules. On two cores that nearly halves the time: test/runtime takes 55 s of
 # processor time with one worker and with two, the parity tests of test/parity 52 s and 69 s, as both import PyTorch.
 # A crash, or native code that hangs, ends the run: no module is started again.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
+# Tests in real time mostly wait for a process of theirs. Each module has a ROS domain of its own.
+WAITING := -n 3
 # Tests with targets of their own are left out of the others.
 INCLUDED := not parity and not tensorrt_build
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
@@ -22,11 +26,11 @@ demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, a
 	$(BIN)/edgellm demo --spoken --action-samples 4
 
 test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
-	$(BIN)/python -m pytest -m "not alone and $(INCLUDED)" $(PARALLEL)
-	$(BIN)/python -m pytest -m "alone and $(INCLUDED)"
+	$(BIN)/python -m pytest -m "not real_time and $(INCLUDED)" $(PARALLEL)
+	$(BIN)/python -m pytest -m "real_time and $(INCLUDED)" $(PARALLEL) $(WAITING)
 	$(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(ON_DOUBLE)
 
-test-fast: venv ## tests of every part, in less than a minute
+test-fast: venv ## tests of every part, in about a minute
 	$(BIN)/python -m pytest -m "not slow and $(INCLUDED)" $(PARALLEL)
 
 # One module, so its tests are spread: each worker begins with half of them, in order, and exports each graph once.
@@ -60,7 +64,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/packages: requirements.txt requirements-ros.txt requirements-test.txt | $(STAMPS)/venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $(^:%=-r %)
+	$(BIN)/pip install $(PIP_OPTIONS) $(^:%=-r %)
 	@touch $@
 
 $(STAMPS)/interfaces: $(INTERFACES) package.xml CMakeLists.txt tools/build_interfaces.sh $(STAMPS)/packages
@@ -69,11 +73,10 @@ $(STAMPS)/interfaces: $(INTERFACES) package.xml CMakeLists.txt tools/build_inter
 
 # The command `edgellm`, and the clone on the path of the virtual environment.
 $(STAMPS)/command: setup.py $(STAMPS)/packages
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	$(BIN)/pip install $(PIP_OPTIONS) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(STAMPS)/parity: requirements-parity.txt requirements-templates.txt $(STAMPS)/packages
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(VENV)/published_templates \
-		-r requirements-templates.txt
+	$(BIN)/pip install $(PIP_OPTIONS) -r requirements.txt -r $<
+	$(BIN)/pip install $(PIP_OPTIONS) --upgrade --no-deps --target $(VENV)/published_templates -r requirements-templates.txt
 	@touch $@

@@ -230,7 +230,7 @@ def _run_transformers(
     place = "cpu" if args.device == "cpu" else "cuda"
     model = TransformersDecoder(checkpoint, args.shape, args.precision, place)
     clock.done("transformers_load")
-    ways = {"eager": model.eager, **({"compiled": model.compiled} if args.compile else {})}
+    ways = {way: getattr(model, way) for way in ("eager", "compiled") if getattr(args, way)}
     for way, run in ways.items():
         theirs[way] = []
         for batch, expected in answers.items():
@@ -310,7 +310,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add("--no-graphs", dest="graphs", action="store_false", help="launch kernels one by one, without graphs")
     add("--no-transformers", dest="transformers", action="store_false", help="do not run transformers")
-    add("--no-compile", dest="compile", action="store_false", help="run transformers eager only")
+    add("--no-compile", dest="compiled", action="store_false", help="run transformers eager only")
+    add("--no-eager", dest="eager", action="store_false", help="run transformers compiled only")
     add(
         "--profile", action="store_true", help="profile the kernels of a decode step; needs a GPU and PyTorch"
     )

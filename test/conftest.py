@@ -6,14 +6,19 @@ Each engine directory is exported once per run: the tiny engine with random weig
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
+from edgellm_ros.engine import onnxruntime_session
 from edgellm_ros.engine.device import Device
 from edgellm_ros.kernels import Kernels, load_kernels
 from fixtures import on_device
 from fixtures.on_device import DEVICES, for_runtime, open_for_tests
+
+PARITY = re.compile(r"^(pytestmark = )?.*\bmark\.parity\b", re.MULTILINE)  # of a whole module, or of a test
 
 
 def pytest_addoption(parser) -> None:
@@ -24,11 +29,37 @@ def pytest_addoption(parser) -> None:
 
 def pytest_configure(config) -> None:
     on_device.chosen = config.getoption("--device")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        use_cores(max(1, onnxruntime_session.available_cores() // workers))
+
+
+def use_cores(count: int) -> None:
+    """Let this worker compute with so many threads.
+
+    Sessions and PyTorch would use every core: with two workers on two cores, test/runtime takes half as much
+    processor time again. Processes that tests start with ONNX Runtime still use every core.
+    """
+    onnxruntime_session.available_cores = lambda: count
+    os.environ.setdefault("OMP_NUM_THREADS", str(count))  # PyTorch reads it
+
+
+def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
+    """Leave out modules that `make parity` runs nothing of, and in other runs those that only it runs.
+
+    The latter import PyTorch and transformers. A module that is named on the command line is never left out.
+    """
+    wanted = config.option.markexpr
+    if not collection_path.match("test_*.py") or not (wanted == "parity" or "not parity" in wanted):
+        return None
+    marks = PARITY.findall(collection_path.read_text(encoding="utf-8"))
+    left_out = not marks if wanted == "parity" else any(marks)
+    return True if left_out else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests that run alone as slow too."""
-    if item.get_closest_marker("alone"):
+    """Mark tests that run in real time as slow too."""
+    if item.get_closest_marker("real_time"):
         item.add_marker(pytest.mark.slow)
 
 

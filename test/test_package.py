@@ -95,6 +95,7 @@ def test_only_the_folder_ros_imports_ros():
             assert parts[:2] not in (["edgellm_ros", part] for part in ("msg", "srv", "action")), path
 
 
+@pytest.mark.slow
 def test_nothing_imports_the_training_code_or_pytorch():
     for path in SOURCES:
         roots = {name.split(".")[0] for name in imported(path)}
@@ -109,6 +110,7 @@ def test_the_arena_loads_with_numpy_and_opencv_only():
                 assert root in {"numpy", "cv2", "edgellm_ros"}, f"{path.relative_to(ROOT)} imports {name}"
 
 
+@pytest.mark.slow
 def test_the_core_loads_without_ros_gpu_libraries_or_an_inference_library():
     """A fresh interpreter, in which these imports fail, imports all modules.
 
@@ -162,6 +164,7 @@ def test_a_wheel_has_the_code_and_the_command_and_needs_no_ros(tmp_path):
         assert "rclpy" not in archive.read(metadata).decode()
 
 
+@pytest.mark.slow
 def test_no_test_imports_a_test():
     """Shared code is in test/fixtures and test/doubles."""
     for path in (ROOT / "test").rglob("*.py"):

@@ -11,9 +11,11 @@ trap 'rm -rf "$build"' EXIT
 
 export PATH="$venv/bin:$PATH" AMENT_PREFIX_PATH="$venv" CMAKE_PREFIX_PATH="$venv"
 unset PYTHONPATH
+# Messages are as fast as with -O3, which takes the compiler twice as long.
+flags="-O1 -DNDEBUG"
 if ! {
-  cmake -G Ninja -S "$root" -B "$build" \
-    -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING=OFF -DINSTALL_SOURCES=OFF \
+  cmake -G Ninja -S "$root" -B "$build" -DBUILD_TESTING=OFF -DINSTALL_SOURCES=OFF \
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS_RELEASE="$flags" -DCMAKE_CXX_FLAGS_RELEASE="$flags" \
     -DCMAKE_INSTALL_PREFIX="$venv" -DPython3_EXECUTABLE="$venv/bin/python3" \
     -DCMAKE_PROJECT_INCLUDE="$root/tools/wheels_fix.cmake" &&
   cmake --build "$build" --target install

@@ -19,3 +19,16 @@ function(drop_missing_include_directories)
   endforeach()
 endfunction()
 cmake_language(DEFER CALL drop_missing_include_directories)
+
+# Compiles the generated C++ of each library in one piece: most of the work is the headers, which all its files
+# include. Not the generated C, whose files define static names twice.
+function(compile_generated_cpp_at_once)
+  get_property(targets DIRECTORY PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target IN LISTS targets)
+    get_target_property(type ${target} TYPE)
+    if(target MATCHES "__rosidl_typesupport_" AND type STREQUAL "SHARED_LIBRARY")
+      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+    endif()
+  endforeach()
+endfunction()
+cmake_language(DEFER CALL compile_generated_cpp_at_once)

@@ -146,9 +146,8 @@ def choose(choices: Sequence[Route], rng: Generator) -> Route:
 def blocking(scene: Scene, state: State, target: int, manner: Manner = BRISK) -> list[int]:
     """List the solids that block the straight line to the target, nearest first."""
     problem = _problem([scene], [state], [target], manner)
-    ahead, _, distance = _blocked(
-        problem.start[:, None, :2], _goal_heading(problem, problem.start[:, None])[0], problem
-    )
+    bearing, distance = _seen_from(problem.start[:, None], problem)
+    ahead = _blocked(bearing[:, :, target], bearing, distance, problem)
     found = [i for i in np.flatnonzero(ahead[0, 0]) if i < len(scene.solids)]
     return sorted((int(i) for i in found), key=lambda i: distance[0, 0, i])
 
@@ -190,35 +189,26 @@ def _problem(
     return _Problem(xy, radius, np.asarray(targets, np.int64), start, manner)
 
 
-def _goal_heading(problem: _Problem, states: NDArray) -> tuple[NDArray, NDArray]:
-    """Compute heading [N, K] and distance [N, K] to the target's centre.
-
-    The states are [N, K, 4].
-    """
-    rows = np.arange(len(problem.target))
-    gap = problem.xy[rows, problem.target][:, None] - states[..., :2]
+def _seen_from(states: NDArray, problem: _Problem) -> tuple[NDArray, NDArray]:
+    """Compute bearings and distances [N, K, M] of all solids' centres, seen from states [N, K, 4]."""
+    gap = problem.xy[:, None] - states[:, :, None, :2]
     return np.arctan2(gap[..., 1], gap[..., 0]), np.hypot(gap[..., 0], gap[..., 1])
 
 
-def _blocked(position: NDArray, heading: NDArray, problem: _Problem) -> tuple[NDArray, NDArray, NDArray]:
-    """Find the solids [N, K, M] that block the straight line with this heading.
+def _blocked(heading: NDArray, bearing: NDArray, distance: NDArray, problem: _Problem) -> NDArray[np.bool_]:
+    """Find the solids [N, K, M] that block the straight line with this heading [N, K].
 
-    Only solids before the target count. Also returns bearings and centre distances [N, K, M] of all solids,
-    seen from positions [N, K, 2].
+    Only solids before the target count. Bearings and distances are those of `_seen_from`.
     """
     rows = np.arange(len(problem.target))
-    gap = problem.xy[:, None] - position[:, :, None]
-    distance = np.hypot(gap[..., 0], gap[..., 1])
-    bearing = np.arctan2(gap[..., 1], gap[..., 0])
     off = bearing - heading[..., None]
     forward, aside = distance * np.cos(off), np.abs(distance * np.sin(off))
     to_target = (
         distance[rows, :, problem.target] - problem.radius[rows, problem.target][:, None] - STOP_DISTANCE
     )
-    grown = problem.grown[:, None]
-    across = (aside < grown) & (forward > 0) & (forward < to_target[..., None])
+    across = (aside < problem.grown[:, None]) & (forward > 0) & (forward < to_target[..., None])
     across[rows, :, problem.target] = False
-    return across, bearing, distance
+    return across
 
 
 def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray]:
@@ -229,8 +219,9 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
     count, choices = len(problem.target), len(SIDES)
     top_speed, clearance = problem.manner.top_speed, problem.manner.clearance
     steps = round(STEPS * V_MAX / top_speed)
-    rows = np.arange(count)
+    rows, columns = np.arange(count), np.arange(choices)
     states = np.repeat(problem.start[:, None], choices, 1)
+    bearing, far = _seen_from(states, problem)
     path = np.empty((count, choices, steps + 1, 4))
     actions = np.zeros((count, choices, steps, 2))
     path[:, :, 0] = states
@@ -246,16 +237,18 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
     collides = np.zeros((count, choices), bool)
     done = np.zeros((count, choices), bool)
     for index in range(steps):
-        goal, distance = _goal_heading(problem, states)
-        left = distance - target_radius - STOP_DISTANCE
+        goal = bearing[rows, :, problem.target]
+        left = far[rows, :, problem.target] - target_radius - STOP_DISTANCE
         wish = goal
         for _ in range(2):  # the second pass finds solids that block the tangent of the first
-            across, bearing, far = _blocked(states[..., :2], wish, problem)
-            nearest = np.where(across, far, np.inf).argmin(2)[..., None]
+            across = _blocked(wish, bearing, far, problem)
             any_across = across.any(2)
+            if not any_across.any():
+                break
+            nearest = np.where(across, far, np.inf).argmin(2)
             half = np.arcsin(np.minimum(grown / np.maximum(far, 1e-6), 0.96))
             tangent = bearing + side * half
-            wish = np.where(any_across, np.take_along_axis(tangent, nearest, 2)[..., 0], wish)
+            wish = np.where(any_across, tangent[rows[:, None], columns, nearest], wish)
         error = wrap(wish - states[..., 2])
         curvature = np.clip(_STEER * error, -CURVATURE_MAX, CURVATURE_MAX) * np.clip(left / 0.12, 0, 1)
         speed = states[..., 3]
@@ -269,8 +262,8 @@ def _drive(problem: _Problem) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArr
         actions[:, :, index, 0], actions[:, :, index, 1] = accel, curvature
         states = advance(states, accel, curvature)
         path[:, :, index + 1] = states
-        gap = problem.xy[:, None] - states[:, :, None, :2]
-        clear = (np.hypot(gap[..., 0], gap[..., 1]) - problem.radius[:, None]).min(2)
+        bearing, far = _seen_from(states, problem)
+        clear = (far - problem.radius[:, None]).min(2)
         moving = ~done
         collides |= moving & (clear < ROBOT_RADIUS)
         squeeze += moving * np.maximum(ROBOT_RADIUS + clearance - clear, 0) * DT
@@ -294,10 +287,10 @@ def _sides(problem: _Problem) -> NDArray[np.float64]:
     blocking solids get the second. A solid that does not block, or that the robot is already beside, is
     passed on the side where the straight line passes it.
     """
-    position = problem.start[:, None, :2]
-    goal, _ = _goal_heading(problem, problem.start[:, None])
-    across, bearing, far = _blocked(position, goal, problem)
-    across, bearing, far = across[:, 0], bearing[:, 0], far[:, 0]
+    bearing, far = _seen_from(problem.start[:, None], problem)
+    goal = bearing[np.arange(len(bearing)), :, problem.target]
+    across = _blocked(goal, bearing, far, problem)[:, 0]
+    bearing, far = bearing[:, 0], far[:, 0]
     plain = np.where(np.sin(bearing - goal) > 0, -1, 1)
     across = across & (far > _BESIDE * problem.grown)
     first = np.where(across, far, np.inf).argmin(1)

@@ -146,6 +146,7 @@ def test_answers_are_read_back(text, answer):
     assert parse_answer(text) == answer
 
 
+@pytest.mark.slow
 def test_the_right_answer_is_true_in_every_part():
     for split in ("train", "test"):
         for moment in sample_situations(np.random.default_rng(5), 80, split):

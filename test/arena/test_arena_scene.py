@@ -106,6 +106,7 @@ def test_the_nearer_solid_hides_the_farther():
         assert (ids == order.index(near)).sum() == alone[order.index(near)]
 
 
+@pytest.mark.slow
 def test_every_place_and_heading_gives_a_picture():
     rng = np.random.default_rng(3)
     for seed in range(40):

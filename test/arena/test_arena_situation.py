@@ -53,6 +53,7 @@ def test_targets_are_in_view_and_unseen_things_are_denied():
             assert sights(moment.scene, moment.state)[moment.target] is Sight.SEEN
 
 
+@pytest.mark.slow
 def test_history_ends_here_and_fits_the_speed():
     for moment in sample_situations(np.random.default_rng(2), 120):
         assert moment.history.shape == (HISTORY, 2)
@@ -68,6 +69,7 @@ def test_every_family_and_kind_can_be_had(family, kind):
     assert (moment.family, moment.kind) == (family, kind)
 
 
+@pytest.mark.slow
 def test_careful_drives_are_slower_and_said_to_be():
     moments = sample_situations(np.random.default_rng(4), 60, kind="go", manner=CAREFUL)
     driving = [m for m in moments if "i drive" in m.answer]

@@ -39,6 +39,7 @@ def test_threads_may_speak_at_once():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_every_speaker_says_it_differently():
     said = {
         speak("go", Voice(accent, variant)).samples.tobytes()

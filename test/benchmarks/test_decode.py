@@ -46,6 +46,7 @@ def test_the_last_line_is_the_result_as_json(capsys):
     assert last == {"benchmark": "decode", **returned}
 
 
+@pytest.mark.slow
 def test_every_batch_size_has_its_figures(result):
     assert [figures["batch"] for figures in result["batches"]] == [1, 3]
     for figures in result["batches"]:
@@ -64,11 +65,13 @@ def test_every_batch_size_has_its_figures(result):
         assert host_us is None if result["device"] == "cpu" else 0 < host_us < 1e3 * figures["step_ms"]["p90"]
 
 
+@pytest.mark.slow
 def test_the_time_from_outside_is_the_time_that_the_runtime_tells(result):
     for figures in result["batches"]:
         assert figures["wall_ms"]["median"] == pytest.approx(figures["decode_ms"]["median"], rel=0.3)
 
 
+@pytest.mark.slow
 def test_weights_and_cache_are_those_of_the_shape_and_what_they_exceed_is_told(result):
     memory, shape = result["memory_bytes"], parse_shape(SMALL)
     assert memory["weights"] == 4 * shape.parameters

@@ -44,6 +44,7 @@ def test_too_few_readings_are_refused(progress, sizes):
         growth_rate(progress, sizes, PERIOD)
 
 
+@pytest.mark.slow
 def test_what_is_allocated_is_counted_to_the_byte_and_what_was_freed_no_more():
     before = read_memory().allocated
     blocks = [bytes(2000) for _ in range(1000)]  # beyond Python's own allocator

@@ -92,6 +92,7 @@ NAMES = ("fp32", "tied", "hidden states", "fp16", "fp16 tied", "windows tied", "
 NAMES += tuple(VISION_DECODERS)
 
 
+@pytest.mark.slow
 @knows_lengths
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the graph with a mask")
 @pytest.mark.parametrize("name", NAMES)

@@ -80,6 +80,7 @@ def test_options_add_files_and_a_later_export_without_them_removes_these(tiny_ch
     assert plain == export(tiny_checkpoint, tmp_path / "other", **LIMITS)
 
 
+@pytest.mark.slow
 def test_exporting_twice_gives_the_same_bytes(tiny_checkpoint, tmp_path):
     first = export(tiny_checkpoint, tmp_path / "a", **LIMITS)
     assert export(tiny_checkpoint, tmp_path / "b", **LIMITS) == first
@@ -171,6 +172,7 @@ def test_layers_that_are_all_dense_need_no_num_experts_0(tiny_checkpoint, tmp_pa
         assert written.files == export(tiny_checkpoint, tmp_path / "plain", **LIMITS).files
 
 
+@pytest.mark.slow
 def test_min_pixels_and_max_pixels_take_precedence_over_size(tiny_checkpoint, tmp_path):
     """test/parity/test_parity_checkpoints.py compares with transformers."""
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")

@@ -79,6 +79,7 @@ def test_what_the_export_refuses_is_refused(tiny_checkpoint, tmp_path):
         check(tiny_checkpoint, ExportOptions(max_kv_cache_capacity=4096))
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small_is_told(tiny_checkpoint, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     needed = check(tiny_checkpoint).bytes

@@ -216,6 +216,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 def test_a_plan_is_built_of_the_language_model(tensorrt, language_model):
     assert tensorrt.refusal(language_model) is None
 
@@ -243,6 +244,7 @@ print(TensorRT(tensorrt_rtx).refusal(make_model([node], {"x": (FLOAT, [1, 2, 16,
 """
 
 
+@pytest.mark.slow
 def test_an_attention_of_a_tensor_to_itself_crashes_the_builder():
     """So the check refuses it. When the builder takes it, the rule can go."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "test")))}

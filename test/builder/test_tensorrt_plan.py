@@ -96,6 +96,7 @@ def test_attention_may_be_decomposed_where_no_fused_kernel_exists(engine, librar
     assert all(attention.decomposable for attention in attentions)
 
 
+@pytest.mark.slow
 def test_the_timing_cache_is_reused_by_the_next_build(engine, tmp_path):
     build_plans(engine, open_device)
     assert (engine / "host-trt11.4.0.106.timing").read_bytes() == b"llmvisualaudioaction"

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 RUN = "import runpy; runpy.run_module('edgellm_ros', run_name='__main__')"
 
 
@@ -33,6 +35,7 @@ def test_ctrl_c_during_the_first_imports_ends_with_130():
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_python_ends_does_not_change_the_exit_code():
     # C's exit handlers run after Python has restored the default action of signals. on_exit passes the exit
     # code, 2, which is also the number of SIGINT.

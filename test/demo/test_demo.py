@@ -19,7 +19,7 @@ from edgellm_ros.arena.episode import World, make_episode
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(600)]
 
 SEED = 1  # of `make demo`
 

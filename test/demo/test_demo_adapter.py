@@ -26,7 +26,7 @@ from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(600)]
 
 EPISODE = make_episode(1000)
 
@@ -42,7 +42,12 @@ def demo(tiny_checkpoint, tmp_path_factory) -> Callable[..., subprocess.Popen]:
 
     def start(*arguments: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "edgellm_ros", "demo", "--json", *options, *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
+        )
 
     start.engine = root / "engine"
     return start

@@ -21,8 +21,6 @@ from edgellm_ros.ros.arena.demo import ARENA_MODULE, NODE_MODULE
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment
 
-pytestmark = pytest.mark.alone
-
 
 def ros_args(**parameters) -> list[str]:
     return ["--ros-args", *(word for k, v in parameters.items() for word in ("-p", f"{k}:={json.dumps(v)}"))]
@@ -48,12 +46,14 @@ def start(tmp_path, environment):
         child.stop()
 
 
+@pytest.mark.real_time
 def test_it_says_that_no_edgellm_node_is_there(start):
     arena = start(ARENA_MODULE, active_timeout=1.0)
     assert arena.process.wait(20) == 1
     assert "/edgellm is not there after 1 s" in arena.log_tail()
 
 
+@pytest.mark.real_time
 def test_it_says_that_the_edgellm_node_is_not_active(start):
     start(NODE_MODULE)
     arena = start(ARENA_MODULE, active_timeout=6.0)
@@ -61,6 +61,7 @@ def test_it_says_that_the_edgellm_node_is_not_active(start):
     assert "/edgellm is unconfigured after 6 s" in arena.log_tail()
 
 
+@pytest.mark.real_time
 def test_it_gives_up_on_a_frame_that_is_never_answered(start, arena_engine):
     # On "command" the node plans once, and not on the frames that follow.
     start(NODE_MODULE, engine_dir=str(arena_engine), autostart=True, use_sim_time=True, plan_on="command")
@@ -70,6 +71,7 @@ def test_it_gives_up_on_a_frame_that_is_never_answered(start, arena_engine):
     assert "sent 2 times" in arena.log_tail()
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("pause_s", [0.01, 0.02, 0.04])
 def test_signals_in_a_row_end_it_with_exit_code_0(start, pause_s):
     """A terminal signals the whole group, a supervisor its child once more."""
@@ -85,6 +87,7 @@ def test_signals_in_a_row_end_it_with_exit_code_0(start, pause_s):
     assert arena.log.read_text() == ""
 
 
+@pytest.mark.real_time
 def test_a_parameter_out_of_range_is_refused(start):
     arena = start(ARENA_MODULE, replan_steps=0)
     assert arena.process.wait(20) != 0

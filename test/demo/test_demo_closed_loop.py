@@ -29,6 +29,7 @@ def test_the_expert_reaches_the_target():
     assert [plan.time for plan in driven.plans] == pytest.approx(0.8 * np.arange(len(driven.plans)))
 
 
+@pytest.mark.slow
 def test_an_episode_is_the_same_every_time():
     tracks = []
     for _ in range(2):
@@ -51,6 +52,7 @@ def test_a_plan_takes_over_after_its_latency_with_the_speed_that_it_has_by_then(
     assert accelerations[:19] == pytest.approx([0] * 3 + [0.4] * 8 + [-0.4] + [0.2] * 7)
 
 
+@pytest.mark.slow
 def test_the_robot_brakes_on_an_answer_that_does_not_drive():
     world = World(make_episode(3))
     answers = iter([Plan("go", np.tile([0.5, 0.0], (40, 1)))])

@@ -18,7 +18,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 pytestmark = pytest.mark.slow
 
 SEEDS = range(24)
-DRIVEN = 6  # of the episodes; the others are only asked about
+DRIVEN = 4  # of the episodes; the others are only asked about
 
 
 @pytest.fixture(scope="module")

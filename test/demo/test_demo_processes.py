@@ -13,8 +13,6 @@ import pytest
 
 from edgellm_ros.ros.processes import Child, own_domain, ros_environment, split_ros_arguments
 
-pytestmark = pytest.mark.alone
-
 SLEEP = ["-c", "import time; print('awake', flush=True); time.sleep(60)"]
 
 

@@ -28,7 +28,7 @@ from edgellm_ros.ros.arena.microphone import save_wav
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(600)]
 
 SEED = 1
 EPISODE = 1000 * SEED

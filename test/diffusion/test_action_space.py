@@ -53,6 +53,7 @@ def test_braking_ends_at_a_standstill_within_the_step():
     assert (states[:, 3] >= 0).all()
 
 
+@pytest.mark.slow
 def test_a_path_equals_fine_numerical_integration():
     rng = np.random.default_rng(0)
     actions = np.stack([rng.uniform(-1.5, 1.0, (5, 40)), rng.uniform(-2.5, 2.5, (5, 40))], axis=-1)

@@ -71,6 +71,7 @@ def test_threads_that_wait_for_work_sleep_soon(tmp_path):
     assert time.process_time() - start < 0.005
 
 
+@pytest.mark.slow
 def test_the_core_imports_neither_onnxruntime_nor_ros_nor_torch():
     program = (
         "import sys, edgellm_ros.runtime.inference_runtime\n"

@@ -127,6 +127,7 @@ class TestGraphs:
             graph.launch(None)
         host.synchronize()
 
+    @pytest.mark.slow
     def test_a_recorded_context_is_freed_with_its_binding(self, host, backend, tensors):
         bound = backend.bind(1, tensors(1, 1), None)
         graph = backend.capture(bound, None)

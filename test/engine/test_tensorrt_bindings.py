@@ -85,6 +85,7 @@ ONLY_IN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [pytest.param("tensorrt", marks=needs_bindings), pytest.param("tensorrt_rtx", marks=needs_rtx)],

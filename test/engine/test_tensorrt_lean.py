@@ -56,6 +56,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_missing_gpu_is_an_error_and_the_process_goes_on():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(

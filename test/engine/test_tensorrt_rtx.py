@@ -108,6 +108,7 @@ def test_kernels_are_compiled_at_once_unless_sequence_lengths_vary(model, host, 
     assert strategies == ["LAZY", "EAGER"]
 
 
+@pytest.mark.slow
 def test_compiled_kernels_are_kept_in_a_file_for_the_next_process(model, host, tensors):
     backend = TensorRTBackend(model, host)
     backend.run(backend.bind(1, tensors(2, 1), None), None)

@@ -35,6 +35,7 @@ def test_temperature_zero_takes_the_most_likely_token_and_the_first_of_equals(si
     assert side.sample(logits[None], side.sampling_state(1, VOCABULARY, temperature=0.0)) == [7]
 
 
+@pytest.mark.slow
 def test_tokens_are_sampled_as_often_as_their_probability_says(side, logits):
     counts = sample_many(side, logits, 4000, temperature=1.5)
     expected = np.exp(logits / 1.5) / np.exp(logits / 1.5).sum() * 4000

@@ -242,7 +242,7 @@ RULES = [
 def test_the_same_tokens_are_sampled(side, rng, vocabulary, rules):
     logits = (rng.standard_normal((2, vocabulary)) * 3).astype(np.float32)
     seen = rng.random((2, vocabulary)) < 0.1
-    assert_same_samples(side, logits, 3, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
+    assert_same_samples(side, logits, 2, seen, seed=[3, MAX_SEED], position=[0, 1000], **rules)
 
 
 @pytest.mark.slow
@@ -250,13 +250,13 @@ def test_the_same_tokens_are_sampled(side, rng, vocabulary, rules):
 def test_the_same_tokens_are_sampled_where_many_are_equally_likely(side, rng, rules):
     logits = rng.integers(-4, 3, (2, 3000)).astype(np.float32) / 2  # -0.0 among them
     logits[0, rng.random(3000) < 0.1] = -0.0
-    assert_same_samples(side, logits, 8, None, seed=[7, 8], **rules)
+    assert_same_samples(side, logits, 3, None, seed=[7, 8], **rules)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_the_same_tokens_are_sampled_where_all_are_equally_likely(side, rules):
-    assert_same_samples(side, np.full((1, 20000), -3.25), 3, None, seed=11, **rules)
+    assert_same_samples(side, np.full((1, 20000), -3.25), 1, None, seed=11, **rules)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e30])

@@ -131,6 +131,7 @@ class TestSoundsThatAreNotSpeech:
         noise = np.random.default_rng(0).standard_normal(20 * RATE)
         assert play(stream, s16(100 * noise)) == []
 
+    @pytest.mark.slow
     def test_an_endless_sound_is_one_utterance_of_the_maximum_length(self, stream):
         time = np.arange(60 * RATE) / RATE
         humming = 0.4 * np.sin(2 * np.pi * 200 * time) * (1 + np.sin(2 * np.pi * 4 * time))
@@ -214,6 +215,7 @@ def test_an_utterance_does_not_depend_on_earlier_sound(voice, stream, command):
         assert np.array_equal(utterance.sound.samples, first.sound.samples)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_stream(stream):
     play(stream, np.zeros(60 * RATE, "<i2"), piece=RATE)
     kept = sum(frame.nbytes for frame in stream._cutter._frames) + stream._cutter._rest.nbytes

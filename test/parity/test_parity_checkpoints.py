@@ -124,19 +124,26 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
-@pytest.mark.parametrize("shape", [(30, 40), (120, 150), (2000, 300)])
-def test_an_image_is_resized_as_the_checkpoint_s_own_processor_does(tmp_path, limits, shape):
+@pytest.fixture(scope="module", params=LIMITS.values(), ids=LIMITS)
+def processors(request, tmp_path_factory):
+    """The engine's image processor and the checkpoint's, with these limits."""
     from transformers import AutoImageProcessor
 
-    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False, audio_weights=False)
+    folder = tmp_path_factory.mktemp("limits")
+    checkpoint = write_tiny_checkpoint(folder / "checkpoint", action_expert=False, audio_weights=False)
     path = checkpoint / "preprocessor_config.json"
     processor = json.loads(path.read_text())
     del processor["size"]
-    write_json(path, processor | limits)
-    vision = export(checkpoint, tmp_path / "engine").vision
+    write_json(path, processor | request.param)
+    vision = export(checkpoint, folder / "engine").vision
     assert vision is not None
+    return make_image_processor(vision), AutoImageProcessor.from_pretrained(checkpoint)
+
+
+@pytest.mark.parametrize("shape", [(30, 40), (120, 150), (2000, 300)])
+def test_an_image_is_resized_as_the_checkpoint_s_own_processor_does(processors, shape):
+    ours, theirs = processors
     image = make_image(*shape)
-    found = make_image_processor(vision).token_grid(*shape)
-    expected = AutoImageProcessor.from_pretrained(checkpoint)(images=[image], return_tensors="pt")
+    found = ours.token_grid(*shape)
+    expected = theirs(images=[image], return_tensors="pt")
     assert [1, *(2 * side for side in found)] == expected["image_grid_thw"][0].tolist()

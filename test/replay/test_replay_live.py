@@ -29,7 +29,7 @@ from fixtures.tiny_adapter import write_adapter
 
 pytest.importorskip("rclpy")
 pytest.importorskip("edgellm_ros.msg")
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(600)]
 
 SHORT = (13.6e9, 16.0e9)  # the part of the bag in which the robot starts to drive, on two commands
 FRAMES = (14_500_000_000, 15_300_000_000)  # the stamps of their frames

@@ -36,9 +36,9 @@ def pytest_pycollect_makemodule(module_path, parent) -> pytest.Module | None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests that talk to a node: their messages must arrive in time, so nothing runs beside them."""
+    """Mark tests that talk to a node: their messages must arrive in time."""
     if "domain" in item.fixturenames:
-        item.add_marker(pytest.mark.alone)
+        item.add_marker(pytest.mark.real_time)
 
 
 @dataclass(frozen=True)

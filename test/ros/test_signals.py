@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgellm_ros.ros.signals import SAME_REQUEST_S
+from edgellm_ros.ros import signals
 
 # Its main thread runs no Python, as while a library loads engines, and it never ends by itself.
 BUSY = """
-import ctypes
-from edgellm_ros.ros.signals import call_on_signal
-call_on_signal(lambda: print("asked", flush=True))
+import ctypes, sys
+from edgellm_ros.ros import signals
+signals.SAME_REQUEST_S = float(sys.argv[1])
+signals.call_on_signal(lambda: print("asked", flush=True))
 print("ready", flush=True)
 while True:
     ctypes.CDLL(None).sleep(60)
@@ -25,11 +26,15 @@ while True:
 
 
 @pytest.fixture
-def busy() -> Iterator[subprocess.Popen]:
+def same_request_s() -> float:
+    return signals.SAME_REQUEST_S
+
+
+@pytest.fixture
+def busy(same_request_s) -> Iterator[subprocess.Popen]:
     """A process that has its signals watched and does not end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", BUSY, str(same_request_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     yield process
     process.kill()
@@ -51,11 +56,12 @@ def test_signals_that_follow_at_once_change_nothing(busy):
     assert busy.poll() is None
 
 
+@pytest.mark.parametrize("same_request_s", [0.2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_late_second_signal_ends_the_process_at_once(busy, number):
+def test_a_late_second_signal_ends_the_process_at_once(busy, same_request_s, number):
     busy.send_signal(signal.SIGINT)
     assert busy.stdout.readline() == "asked\n"
-    time.sleep(SAME_REQUEST_S + 0.3)
+    time.sleep(same_request_s + 0.3)
     busy.send_signal(number)
     assert busy.wait(5) == 128 + number
     assert busy.stderr.read() == f"ended by a second {number.name}\n"

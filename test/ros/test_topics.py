@@ -14,6 +14,7 @@ from edgellm_ros.srv import ListLoras, SetNoiseSeed, SwitchLora
 from fixtures.peer import image_message
 
 QUIET_S = 0.5  # long enough for a plan that should not be made to be noticed
+LONG = 150  # denoise steps of a plan that lasts longer than a few service calls
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +150,8 @@ class TestPlanOnImage:
 
     def test_of_the_frames_that_come_meanwhile_only_the_newest_is_planned(self, peer, scene):
         peer.set_parameter("plan_on", "image")
-        peer.set_parameter("denoise_steps", 150)  # a plan long enough for frames to come meanwhile
+        peer.set_parameter("denoise_steps", LONG)
+        peer.set_parameter("max_input_age", 30.0)  # a frame waits for the plan before it
         peer.command(scene.command)
         peer.listen(0.2)
         peer.frame(scene.pixels)
@@ -166,6 +168,7 @@ class TestPlanOnImage:
         dropped, received = (after[n] - before[n] for n in ("frames_dropped", "frames_received"))
         assert received - 1 == dropped > 0
         assert after["plans_preempted"] == before["plans_preempted"]
+        peer.set_parameter("max_input_age", 3.0)
 
 
 class TestOdometry:
@@ -292,9 +295,11 @@ class TestServices:
 
     def test_metrics_tell_when_nothing_is_left_to_do_and_what_was_published(self, peer, scene):
         before = peer.metrics()
+        peer.set_parameter("denoise_steps", LONG)
         peer.frame(scene.pixels)
         peer.command(scene.command)
         peer.wait(lambda: peer.metrics()["jobs_pending"] == 1, "plan that runs")
+        peer.set_parameter("denoise_steps", 0)
         peer.wait(lambda: peer.metrics()["jobs_pending"] == 0, "end of the plan")
         after = peer.metrics()
         names = ("generation", "text", "action_chunk", "path", "overlay")

@@ -50,6 +50,7 @@ def test_decoding_on_onnxruntime_gives_the_same_bits_as_without_a_choice(acting_
         assert_same_bits(answer, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [False, True], ids=["step by step", "recorded steps"])
 def test_prefill_by_onnxruntime_and_decode_by_tensorrt_answer_as_one_backend(
     tensorrt_engine, acting_runtime, monkeypatch, recorded

@@ -62,6 +62,7 @@ def test_an_engine_with_lengths_prefills_one_prompt_per_run(engines, monkeypatch
     assert [(dims["B"], dims["S"] > 1) for dims in runs] == [(1, True)] * 3 + [(3, False)] * 2
 
 
+@pytest.mark.slow
 def test_both_variants_give_the_same_answers(engines):
     answers = []
     for directory in engines:

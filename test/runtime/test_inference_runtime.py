@@ -38,6 +38,7 @@ DIFFERENT_REQUESTS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_same_request_gives_the_same_answer_on_every_run(acting_runtime):
     for one in DIFFERENT_REQUESTS:
         assert_same_bits(acting_runtime.handle_request(one), acting_runtime.handle_request(one))

@@ -109,6 +109,7 @@ class TestReducedVocabulary:
         )
         assert reduced.pipeline.runner.config.output_vocab_size == len(map_ids)
 
+    @pytest.mark.slow
     def test_more_log_probabilities_than_tokens_are_refused(
         self, tiny_checkpoint, tmp_path, runtime, exported
     ):

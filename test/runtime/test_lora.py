@@ -114,6 +114,7 @@ class TestAnswers:
             for index, answer in zip(chosen, answers, strict=True):
                 assert_same_answer(answer, alone[index])
 
+    @pytest.mark.slow
     @pytest.mark.only_on("cpu", reason="in half precision sums in another order give other tokens")
     def test_a_batch_in_half_precision_equals_single_requests(
         self, tiny_checkpoint, directories, tmp_path, runtime_device
@@ -173,7 +174,7 @@ class TestActive:
         assert_same_answer(fresh.handle_request(request(on_progress=switch, **LONG)), expected)
         assert fresh.handle_request(request(**LONG)).lora == "a"
 
-    @pytest.mark.alone
+    @pytest.mark.slow
     @pytest.mark.only_on("cpu", "cuda", "tensorrt", reason="the double's speed says nothing")
     def test_a_switch_costs_less_than_a_millisecond(self, fresh):
         """The cost of the call, plus the longer next request, which binds other addresses."""

@@ -65,6 +65,7 @@ def prefix_of(runtime, one, other) -> int:
 
 
 class TestAnswersAreTheSame:
+    @pytest.mark.slow
     def test_when_a_request_is_repeated(self, reusing, recomputing):
         for one in REQUESTS:
             expected = recomputing.handle_request(one)

@@ -21,6 +21,7 @@ def test_random_requests_get_the_same_answers_in_random_batches(acting_runtime, 
             assert_same_answer(answer, alone[index])
 
 
+@pytest.mark.slow
 def test_the_random_requests_cover_every_way_to_end(acting_runtime):
     answers = []
     for seed in range(6):

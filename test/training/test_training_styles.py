@@ -18,7 +18,7 @@ ROWS = 60
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(corpus(0, count=800), 900, 1000)
+    return train_tokenizer(corpus(0, count=100), 900, 1000)
 
 
 def written(tokenizer: Tokenizer, style, rows: int = ROWS) -> list[tuple[str, str, np.ndarray]]:
@@ -49,7 +49,7 @@ def test_an_adapter_learns_its_style_without_being_asked(tokenizer):
 
 @pytest.mark.slow
 def test_the_base_model_learns_them_where_the_system_prompt_asks(tokenizer):
-    rows = written(tokenizer, None, 8 * ROWS)
+    rows = written(tokenizer, None, 4 * ROWS)
     asked = {name: 0 for name in STYLES}
     for prompt, answer, _ in rows:
         german = STYLES["german"].prompt in prompt
