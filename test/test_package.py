@@ -85,6 +85,7 @@ def test_imports_point_one_way(layer):
                 assert parts[1] in allowed, f"{path.relative_to(ROOT)} imports {name}"
 
 
+@pytest.mark.slow
 def test_only_the_folder_ros_imports_ros():
     for path in SOURCES:
         if path.is_relative_to(PACKAGE / "ros"):

@@ -110,6 +110,7 @@ def test_plans_are_within_limits_and_rest_at_the_target():
         np.testing.assert_array_equal(route.actions[-5:], 0)
 
 
+@pytest.mark.slow
 def test_a_batch_of_plans_equals_single_plans():
     episodes = [make_episode(seed) for seed in range(6)]
     batch = expert.routes_batch(*zip(*[(e.scene, e.start, e.target) for e in episodes], strict=True))

@@ -36,6 +36,7 @@ def test_situations_follow_from_seed_and_split():
     assert not any(map(same, one, test))
 
 
+@pytest.mark.slow
 def test_actions_come_with_drives_and_only_with_them():
     for moment in sample_situations(np.random.default_rng(0), 120):
         assert moment.has_actions == (moment.kind in ("go", "stop"))
@@ -44,6 +45,7 @@ def test_actions_come_with_drives_and_only_with_them():
             assert moment.actions.shape == (HORIZON, 2)
 
 
+@pytest.mark.slow
 def test_targets_are_in_view_and_unseen_things_are_denied():
     for moment in sample_situations(np.random.default_rng(1), 60, kind="go"):
         if moment.target is None:

@@ -59,6 +59,7 @@ def test_config_repeats_the_checkpoint_and_the_limits(tiny_checkpoint, tmp_path)
     assert (config.builder.max_batch_size, config.builder.max_kv_cache_capacity) == (2, 64)
 
 
+@pytest.mark.slow
 def test_options_add_files_and_a_later_export_without_them_removes_these(tiny_checkpoint, tmp_path):
     path = tmp_path / "map.safetensors"
     save_file({"vocab_map": np.arange(269, -1, -1)}, path)
@@ -123,6 +124,7 @@ def test_checkpoint_with_a_config_but_no_weights_of_an_audio_encoder(tmp_path):
     assert not (tmp_path / "engine" / "audio").exists()
 
 
+@pytest.mark.slow
 def test_tied_embeddings_serve_as_the_last_layer(tiny_checkpoint, tmp_path):
     """A tied checkpoint has no lm_head: the embedding table is the LM head."""
     tied = write_tiny_checkpoint(tmp_path / "tied", shards=1)
@@ -162,6 +164,7 @@ def test_a_tied_checkpoint_with_a_matrix_of_its_own_uses_that_matrix(tmp_path):
         assert found.read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.slow
 def test_layers_that_are_all_dense_need_no_num_experts_0(tiny_checkpoint, tmp_path):
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     config = json.loads((checkpoint / "config.json").read_text())
@@ -201,6 +204,7 @@ def test_without_mrope_section_the_frequencies_are_those_of_the_model_code(pairs
     np.testing.assert_array_equal(axes, expected)
 
 
+@pytest.mark.slow
 def test_fp16_engine_is_close_to_fp32(tiny_checkpoint, tmp_path):
     export(tiny_checkpoint, tmp_path / "fp32", **LIMITS)
     config = export(tiny_checkpoint, tmp_path / "fp16", precision="fp16", **LIMITS)

@@ -39,6 +39,7 @@ def test_files_and_memory_are_those_of_the_export(tiny_checkpoint, tmp_path, pre
     assert (report.memory, report.parts) == (exported.memory, exported.parts)
 
 
+@pytest.mark.slow
 def test_options_and_adapters_are_in_the_report(tiny_checkpoint, tmp_path):
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint")
     write_adapter(checkpoint / "lora" / "polite", checkpoint, r=4)

@@ -108,6 +108,7 @@ def test_without_an_adapter_it_has_the_bits_of_a_graph_without_lora_inputs(
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 3, 8])
 def test_an_adapter_equals_merging_it_into_the_weights(session, tiny_checkpoint, tmp_path, rank):
     weights = matrices(rank)

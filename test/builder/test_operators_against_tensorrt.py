@@ -96,6 +96,7 @@ def test_a_plan_is_built_with_each_allowed_type_and_no_other(tensorrt, operator)
     assert built == documented | beyond
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator, index", STORED)
 def test_only_an_input_that_must_be_constant_is_refused_if_it_is_not(tensorrt, operator, index):
     graph = make_graph(operator, Type.FLOAT)

@@ -183,6 +183,7 @@ def test_export_writes_an_engine_directory(edgellm, tiny_checkpoint, tmp_path):
     assert edgellm("inspect", tmp_path / "engine", "--json").json["config"]["builder"]["max_batch_size"] == 2
 
 
+@pytest.mark.slow
 def test_a_checked_export_shows_what_the_export_then_writes(edgellm, tiny_checkpoint, tmp_path):
     arguments = ("export", tiny_checkpoint, tmp_path / "engine", "--max-batch-size", 2)
     shown = edgellm(*arguments, "--check")

@@ -189,6 +189,7 @@ def test_the_folder_of_the_answers_must_exist(edgellm, tiny_engine, write, tmp_p
     assert_refused(told, "its folder does not exist")
 
 
+@pytest.mark.slow
 def test_requests_are_answered_in_order_as_each_alone(edgellm, tiny_engine, answers, write):
     prompts = [f"go to box {number}" for number in range(6)]  # more than one batch of 4
     code, told = answers([{"prompt": prompt} for prompt in prompts])

@@ -127,6 +127,7 @@ def test_threads_may_share_a_device(device):
         assert all(pool.map(work, range(0, 4000, 1000)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cuda", "tensorrt"])
 def test_an_unavailable_device_is_an_error_that_says_so(name):
     program = f"from edgellm_ros.engine.device import open_device; open_device({name!r})"

@@ -568,6 +568,7 @@ class TestPlans:
         tensorrt_rtx._save(Cache(), path, CpuDevice(), None)
         assert path.stat().st_ino == written
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "damage",
         cases(

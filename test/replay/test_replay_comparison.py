@@ -164,6 +164,7 @@ def test_another_engine_is_named_but_no_difference_by_itself(compared):
     assert "the engine differs from that of E: config.json, llm/model.onnx" in comparison.report("E", 1e-3)
 
 
+@pytest.mark.slow
 def test_an_output_bag_of_an_earlier_version_is_read_with_its_own_definitions(tmp_path, monkeypatch):
     """When answers had no lora yet, and were stored without it."""
     earlier = get_typestore(Stores.ROS2_JAZZY)

@@ -219,6 +219,7 @@ def test_answers_may_fill_the_cache_to_its_last_row(acting_runtime, deferred, ac
     assert rows == deferred.config.builder.max_kv_cache_capacity
 
 
+@pytest.mark.slow
 def test_a_trajectory_may_be_triggered_in_the_last_row(
     acting_runtime, acting_engine, tiny_checkpoint, tmp_path
 ):

@@ -56,6 +56,7 @@ def test_the_same_request_gives_the_same_answer_in_every_batch(acting_runtime):
                 assert_same_answer(answer, alone[index])
 
 
+@pytest.mark.slow
 def test_a_new_runtime_gives_the_same_answer(acting_runtime, acting_engine, runtime_device):
     with LLMInferenceRuntime(acting_engine, runtime_device) as other:
         for one in DIFFERENT_REQUESTS:
@@ -373,6 +374,7 @@ class TestEnginesWithoutEncoders:
             with pytest.raises(ValueError, match="this engine has no audio encoder"):
                 runtime.handle_request(request(audio=(SOUND,)))
 
+    @pytest.mark.slow
     @pytest.mark.only_on("cpu", reason="in half precision sums in another order give other tokens")
     def test_half_precision_answers_do_not_depend_on_the_batch(
         self, tiny_checkpoint, tmp_path, runtime_device

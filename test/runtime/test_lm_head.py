@@ -63,6 +63,7 @@ def replaceable(tiny_checkpoint, tmp_path_factory, exported):
 
 
 class TestReducedVocabulary:
+    @pytest.mark.slow
     def test_a_map_of_all_tokens_changes_nothing(self, tiny_checkpoint, tmp_path, runtime, exported):
         path = write_map(tmp_path / "map.safetensors", np.arange(runtime.config.llm.vocab_size))
         with exported(tiny_checkpoint, tmp_path / "engine", vocab_map=path) as other:
