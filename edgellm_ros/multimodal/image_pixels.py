@@ -69,7 +69,7 @@ class PatchCutter:
         return resized
 
     def cut(self, *frames: np.ndarray) -> np.ndarray:
-        """Cut frames [3, h, w] of one size into patches, merge block by merge block.
+        """Cut frames [3, h, w] of one size into patches, merge block by merge block, channels side by side.
 
         Their sides are multiples of the merge block's. Returns [P, C*T*p*p] uint8, T frames of each patch.
         """
@@ -77,11 +77,17 @@ class PatchCutter:
         rows, columns = frames[0].shape[1] // patch, frames[0].shape[2] // patch
         blocks = rows // merge, columns // merge, merge, merge
         patches = np.empty((*blocks, 3, len(frames), patch, patch), np.uint8)
-        for index, frame in enumerate(frames):
-            if index and frame is frames[index - 1]:
-                patches[..., index, :, :] = patches[..., index - 1, :, :]
-                continue
-            for channel, plane in enumerate(frame):  # lines of bytes are copied, not single ones
-                lines = plane.reshape(rows // merge, merge, patch, columns // merge, merge, patch)
-                patches[..., channel, index, :, :] = lines.transpose(0, 3, 1, 4, 2, 5)
+        repeated = [index > 0 and frame is frames[index - 1] for index, frame in enumerate(frames)]
+
+        def work(channel: int) -> None:
+            for index, frame in enumerate(frames):
+                target = patches[..., channel, index, :, :]
+                if repeated[index]:
+                    target[...] = patches[..., channel, index - 1, :, :]
+                    continue
+                # lines of bytes are copied, not single ones
+                lines = frame[channel].reshape(blocks[0], merge, patch, blocks[1], merge, patch)
+                target[...] = lines.transpose(0, 3, 1, 4, 2, 5)
+
+        list(self._threads.map(work, range(3)))
         return patches.reshape(rows * columns, -1)
