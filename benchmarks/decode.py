@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode speed of a model of any size, beside transformers and memory bandwidth.
+"""Speed of a model of any size, with or without a camera frame, beside transformers and memory bandwidth.
 
 Measures
 --------
+- vision (with --frame): from the image to rows of embeddings, resizing on the host included.
 - prefill: from the prompt to the first token. decode: the runtime's own time of the decode stage per step;
   median and p90 of --runs runs after 2 warm-up runs. `wall_ms`: the same measured around the call, less the
   time to the first token. `step_ms`: from step to step, in one more run that reports each step.
 - host time: time from step to step less the time inside `HostCopy.wait`, which is the host's own work per
   step; median over the steps of that run. null on the CPU, where the host does all the work.
-- bytes per step: all weights once (with the last matrix; without the embedding table unless it is that
-  matrix), and the average KV rows of every sequence. Share of the copy bandwidth: these bytes per second of
+- bytes per step: all weights of the language model once (with the last matrix; without the embedding table
+  unless it is that matrix), the average KV rows of every sequence, and its recurrent state twice. Share of the copy bandwidth: these bytes per second of
   the median step, divided by bytes read and written per second by copies of 256 MiB on the same device in the
   same run.
 - memory: in use on the device after all runs, and the peak while loading and warming up, both less the memory
@@ -17,14 +18,15 @@ Measures
   once), KV cache and recurrent states (before and after a run). On the CPU this is resident memory, which
   includes memory that malloc keeps.
 - transformers: the same weights, prompts and precision on the same device in the same process, after our
-  runtime is closed: eager with a growing cache, and compiled with a static cache (`reduce-overhead`: CUDA
-  graphs on a GPU). `same_tokens`: number of equal greedy tokens before the first difference, the minimum of
+  runtime is closed: eager with a growing cache, and compiled with a static cache (decode steps with
+  `reduce-overhead`: CUDA graphs on a GPU). `pixels` is its image processor, `vision` the tower. `same_tokens`: number of equal greedy tokens before the first difference, the minimum of
   the batch. In fp16 and bf16 answers diverge where two logits are almost equal, which is soon with random
   weights.
 
 Conditions
 ----------
-Weights are random, written as a real checkpoint, and exported by the real exporter. Decoding is
+Weights are random, written as a real checkpoint, and exported by the real exporter. Checkpoints with a vision
+tower or recurrent layers are made by transformers, and so need it. Decoding is
 `handle_request` with a prompt of --context tokens, greedy, --tokens tokens per sequence, no prefix reuse, a
 KV cache of exactly this size, and captured decode steps where the device has graphs. No answer ends early,
 because the stop token's logit is never the largest.
@@ -34,6 +36,7 @@ Examples
     python -m benchmarks.decode
     python -m benchmarks.decode --shape qwen3-1.7b --device cuda --batch 1,8
     python -m benchmarks.decode --shape llama-3.2-1b,num_hidden_layers=2 --no-transformers
+    python -m benchmarks.decode --shape qwen3-vl-2b --frame 640x480 --context 64 --device cuda
 
 Standard error has the duration of each phase. Last JSON line: the options, `batches` (the figures of each
 batch size), `memory_bytes`, `memory_overhead`, `kernels` (with --profile), `transformers`, and `seconds` by
