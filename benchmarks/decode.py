@@ -10,18 +10,18 @@ Measures
 - host time: time from step to step less the time inside `HostCopy.wait`, which is the host's own work per
   step; median over the steps of that run. null on the CPU, where the host does all the work.
 - bytes per step: all weights of the language model once (with the last matrix; without the embedding table
-  unless it is that matrix), the average KV rows of every sequence, and its recurrent state twice. Share of the copy bandwidth: these bytes per second of
-  the median step, divided by bytes read and written per second by copies of 256 MiB on the same device in the
-  same run.
+  unless it is that matrix), the average KV rows of every sequence, and its recurrent state twice. Share of
+  the copy bandwidth: these bytes per second of the median step, divided by bytes read and written per second
+  by copies of 256 MiB on the same device in the same run.
 - memory: in use on the device after all runs, and the peak while loading and warming up, both less the memory
   in use when only the device was open. `overhead`: the excess over weights (a table that is used twice counts
   once), KV cache and recurrent states (before and after a run). On the CPU this is resident memory, which
   includes memory that malloc keeps.
 - transformers: the same weights, prompts and precision on the same device in the same process, after our
   runtime is closed: eager with a growing cache, and compiled with a static cache (decode steps with
-  `reduce-overhead`: CUDA graphs on a GPU). `pixels` is its image processor, `vision` the tower. `same_tokens`: number of equal greedy tokens before the first difference, the minimum of
-  the batch. In fp16 and bf16 answers diverge where two logits are almost equal, which is soon with random
-  weights.
+  `reduce-overhead`: CUDA graphs on a GPU). `pixels_ms` is its image processor, `vision_ms` the tower.
+  `same_tokens`: number of equal greedy tokens before the first difference, the minimum of the batch. In fp16
+  and bf16 answers diverge where two logits are almost equal, which is soon with random weights.
 
 Conditions
 ----------

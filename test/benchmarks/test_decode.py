@@ -15,6 +15,7 @@ from benchmarks import decode, random_checkpoint
 from benchmarks.decode_runs import bytes_per_step, make_requests, observe_steps
 from benchmarks.decode_runs import decode as decode_requests
 from benchmarks.model_shapes import SHAPES, parse_shape
+from benchmarks.published_models import MODELS
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.checkpoint import Weights
@@ -191,6 +192,8 @@ def test_waiting_for_tokens_is_no_time_of_the_host(tmp_path):
         (["--shape", "qwen3-4b,layers=2"], "'layers=2'"),
         (["--batch", "1,0"], "at least 1"),
         (["--profile"], "--device cuda"),
+        (["--frame", "64x48"], "a shape with a vision tower"),
+        (["--shape", "qwen3-vl-2b,layers=2"], "'layers=2'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(arguments, message, capsys):
@@ -210,6 +213,55 @@ def test_transformers_draws_the_same_tokens_eager_and_compiled(published, tied):
         (figures,) = result["transformers"][way]
         assert figures["same_tokens"] == TOKENS
         assert figures["decode_ms"] > 0
+
+
+TINY = "hidden_size=128,num_attention_heads=4,num_key_value_heads=2,intermediate_size=96"
+TINY_QWEN_TOWER = "vision.hidden_size=64,vision.num_heads=4,vision.intermediate_size=96"
+TINY_MODELS = {
+    "qwen3-vl-2b": f"num_hidden_layers=3,{TINY},vision.depth=18,{TINY_QWEN_TOWER},vision.out_hidden_size=128",
+    "internvl3-2b": f"num_hidden_layers=2,{TINY},vision.num_hidden_layers=1,vision.num_attention_heads=4,"
+    "vision.hidden_size=64,vision.intermediate_size=96",
+    "qwen3.5-0.8b": f"num_hidden_layers=4,{TINY},vision.depth=2,{TINY_QWEN_TOWER},vision.out_hidden_size=128,"
+    "linear_num_key_heads=2,linear_num_value_heads=2,linear_key_head_dim=32,linear_value_head_dim=32",
+    "nemotron-nano-4b": f"{TINY},mamba_num_heads=8,mamba_head_dim=16,ssm_state_size=32",
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_transformers_draws_the_same_tokens_of_published_models(name):
+    pytest.importorskip("transformers")
+    frame = [] if name.startswith("nemotron") else ["--frame", "96x64"]
+    result = decode.main(options("--no-compile", *frame, shape=f"{name},{TINY_MODELS[name]}"))
+    (ours,), (theirs,) = result["batches"], result["transformers"]["eager"]
+    assert theirs["same_tokens"] == TOKENS
+    assert result["prompt_tokens"] > CONTEXT or not frame
+    for stage in ("vision", "prefill", "decode") if frame else ("prefill", "decode"):
+        assert ours[f"{stage}_ms"]["median"] > 0 < theirs[f"{stage}_ms"]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("name", "billions", "read"),
+    [
+        ("qwen3-vl-2b", 2.128, 1.721),
+        ("qwen3-vl-4b", 4.438, 4.022),
+        ("qwen3-vl-8b", 8.767, 7.568),
+        ("qwen2.5-vl-3b", 3.755, 3.086),
+        ("qwen2.5-vl-7b", 8.292, 7.071),
+        ("internvl3-1b", 0.938, 0.494),
+        ("internvl3-2b", 2.089, 1.543),
+        ("internvl3-8b", 7.944, 7.069),
+        ("qwen3.5-0.8b", 0.853, 0.752),
+        ("nemotron-nano-4b", 3.974, 3.563),
+        ("nemotron-nano-9b", 8.888, 8.301),
+    ],
+)
+def test_published_models_have_as_many_weights_as_they_are_named_for(name, billions, read):
+    pytest.importorskip("transformers")
+    model = MODELS[name]
+    assert model.parameters == pytest.approx(billions * 1e9, rel=1e-3)
+    assert model.parameters_per_step == pytest.approx(read * 1e9, rel=1e-3)
 
 
 @pytest.mark.parity
