@@ -196,7 +196,7 @@ def _run(
     width = BYTES_PER_VALUE[args.precision]
     weights = args.shape.parameters * width
     cache = max(args.batch) * (prompt + args.tokens) * args.shape.cache_values_per_token * width
-    states = 2 * max(args.batch) * (recurrent.bytes_per_sequence(width) if recurrent else 0)
+    states = 2 * max(args.batch) * (recurrent.bytes_per_sequence if recurrent else 0)
     overhead = in_use / (weights + cache + states) - 1
     clock.done("close", f"{in_use / 1e9:.3f} GB were in use, {overhead:.1%} over weights, KV rows, states")
     return {

@@ -66,7 +66,7 @@ def bytes_per_step(
     return {
         "weights": shape.parameters_per_step * width,
         "kv_cache": round(batch * rows * shape.cache_values_per_token * width),
-        "state": 2 * batch * shape.state_bytes(precision),
+        "state": 2 * batch * shape.state_bytes,
     }
 
 

@@ -91,7 +91,8 @@ class ModelShape:
         """Return the number of values per token in the KV cache."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
-    def state_bytes(self, precision: str) -> int:
+    @property
+    def state_bytes(self) -> int:
         """Return 0: there is no recurrent state."""
         return 0
 

@@ -13,8 +13,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from benchmarks.model_shapes import BYTES_PER_VALUE
-
 VISION_MODULES = ("visual.", "vision_tower.", "multi_modal_projector.")
 FP32 = 4  # bytes of a value of the recurrent state
 
@@ -77,9 +75,10 @@ class PublishedModel:
         head_dim = text.get("head_dim", text.get("attention_head_dim", head_dim))
         return 2 * self._layers("full_attention") * text["num_key_value_heads"] * head_dim
 
-    def state_bytes(self, precision: str) -> int:
-        """Compute the bytes of one sequence's recurrent state, which a step reads and writes."""
-        text, width = self.text, BYTES_PER_VALUE[precision]
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of one sequence's recurrent state, which is fp32 in every precision."""
+        text = self.text
         if "ssm_state_size" in text:
             inner = text["mamba_num_heads"] * text["mamba_head_dim"]
             channels = inner + 2 * text["n_groups"] * text["ssm_state_size"]
@@ -91,7 +90,7 @@ class PublishedModel:
             state = values * text["linear_key_head_dim"]
         else:
             return 0
-        return self._layers("recurrent") * (FP32 * state + width * channels * (kernel - 1))
+        return self._layers("recurrent") * FP32 * (state + channels * (kernel - 1))
 
     def _layers(self, kind: str) -> int:
         """Count the layers of a kind: "full_attention" or "recurrent"."""

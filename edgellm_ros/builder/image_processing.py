@@ -52,15 +52,20 @@ def _normalisation(processor: ConfigSection) -> dict[str, Any]:
     """Read the fields that all image processors have."""
     for step in ("do_resize", "do_rescale", "do_normalize"):
         processor.one_of(step, [True], default=True)
-    for key in ("image_mean", "image_std"):
-        if len(processor.numbers(key)) != 3:
-            raise processor.fail(key, "expected 3 values (RGB)")
     return {
         "resample": processor.one_of("resample", [BICUBIC], default=BICUBIC),
         "rescale_factor": processor.number("rescale_factor", 1 / 255),
-        "image_mean": processor.numbers("image_mean"),
-        "image_std": processor.numbers("image_std"),
+        "image_mean": colours(processor, "image_mean"),
+        "image_std": colours(processor, "image_std"),
     }
+
+
+def colours(processor: ConfigSection, key: str) -> tuple[float, ...]:
+    """Read a value for each channel."""
+    values = processor.numbers(key)
+    if len(values) != 3:
+        raise processor.fail(key, "expected 3 values (RGB)")
+    return values
 
 
 def _pixel_limits(processor: ConfigSection) -> tuple[int, int]:
@@ -73,6 +78,11 @@ def _pixel_limits(processor: ConfigSection) -> tuple[int, int]:
         processor.size(key) if processor.has(key) else size.size(edge)
         for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
     )
+    return area_limits(processor, low, high)
+
+
+def area_limits(processor: ConfigSection, low: int, high: int) -> tuple[int, int]:
+    """Check the smallest and largest area of a processor in pixels, and return both."""
     if high < low:
         raise ValueError(f"{processor.where}: largest area {high} is less than the smallest, {low} pixels")
     return low, high

@@ -289,7 +289,7 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
     per_token = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim * itemsize
     per_sequence = per_token * builder.max_kv_cache_capacity
     cache = per_sequence * builder.max_batch_size
-    state = llm.recurrent.bytes_per_sequence(itemsize) if llm.recurrent else 0
+    state = llm.recurrent.bytes_per_sequence if llm.recurrent else 0
     states, prefixes = 2 * builder.max_batch_size * state, cache + builder.max_batch_size * state
     total = weights + embedding + cache + states + prefixes
     return MemoryReport(weights, embedding, per_token, per_sequence, cache, state, states, prefixes, total)

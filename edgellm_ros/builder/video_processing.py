@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
-from edgellm_ros.builder.image_processing import BICUBIC
+from edgellm_ros.builder.image_processing import BICUBIC, area_limits, colours
 from edgellm_ros.multimodal.video_config import (
     AS_POSITIONS,
     AS_TEXT,
@@ -123,8 +122,8 @@ def _pixel_limits(processor: ConfigSection, defaults: Defaults, name: str) -> tu
         processor.size(key) if name == QWEN2_VL and processor.has(key) else size.size(edge)
         for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
     )
-    return low, high
+    return area_limits(processor, low, high)
 
 
-def _values(processor: ConfigSection, key: str, default: tuple[float, ...]) -> tuple[Any, ...]:
-    return processor.numbers(key) if processor.has(key) else default
+def _values(processor: ConfigSection, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    return colours(processor, key) if processor.has(key) else default

@@ -146,7 +146,7 @@ def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]
     llm = config.llm
     rows = 2 * llm.num_attention_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
     width = BYTES_PER_VALUE[config.precision]
-    state = llm.recurrent.bytes_per_sequence(width) if llm.recurrent else 0
+    state = llm.recurrent.bytes_per_sequence if llm.recurrent else 0
     return {"weights": weights, "kv_cache": rows * llm.head_dim * width, "states": 2 * state}
 
 

@@ -36,9 +36,10 @@ class RecurrentConfig:
         """Return the shape of the state of one sequence."""
         return self.num_heads, self.key_dim, self.value_dim
 
-    def bytes_per_sequence(self, itemsize: int) -> int:
-        """Compute the memory of one sequence's state; itemsize: bytes of a value in the engine's type."""
-        return self.num_layers * (prod(self.conv_shape) * itemsize + prod(self.state_shape) * 4)
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Return the memory of one sequence's state, which is fp32 in every precision."""
+        return self.num_layers * (prod(self.conv_shape) + prod(self.state_shape)) * 4
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -37,7 +37,7 @@ from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.prefill import Prefill
-from edgellm_ros.runtime.prefix.prefix_reuse import PrefixReuse
+from edgellm_ros.runtime.prefix_reuse import PrefixReuse
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.hidden_states import HiddenStates
-from edgellm_ros.runtime.prefix.prefix_reuse import PrefixReuse, prefill_parts
+from edgellm_ros.runtime.prefix_reuse import PrefixReuse, prefill_parts
 
 
 class Prefill:

@@ -195,7 +195,7 @@ def test_min_pixels_and_max_pixels_take_precedence_over_size(tiny_checkpoint, tm
 @pytest.mark.parametrize("pairs", [8, 64, 128])
 def test_without_mrope_section_the_frequencies_are_those_of_the_model_code(pairs):
     """The axis of each frequency pair, by the model code's loop with [24, 20, 20]."""
-    section = qwen3_vl_config._default_mrope_section(pairs)
+    section = qwen3_vl_config._fitting_section(qwen3_vl_config.MROPE_SECTION, pairs)
     axes, expected = np.zeros(pairs, int), np.zeros(pairs, int)
     for axis in (1, 2):
         expected[axis : 20 * 3 : 3] = axis

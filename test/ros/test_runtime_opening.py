@@ -30,6 +30,7 @@ def test_decode_steps_are_recorded_with_the_adapters_that_the_parameters_name(
         loras=[f"a={adapter}"],
         lora="a",
         noise_seed=0,
+        frames_per_plan=1,
     )
     with open_runtime(parameters, get_logger("test")):
         assert loaded == [["a"]]

@@ -9,8 +9,8 @@ import pytest
 from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.prefix.prefix_cache import PAGE, Page, Prefix
-from edgellm_ros.runtime.prefix.prefix_reuse import fits, prefill_parts
 from edgellm_ros.runtime.prefix.state_snapshots import SPACING, StateSnapshots, save_points
+from edgellm_ros.runtime.prefix_reuse import fits, prefill_parts
 
 ROWS, LAYERS = 4, 2
 
