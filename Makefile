@@ -13,8 +13,6 @@ INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 # processor time with one worker and with two, the parity tests of test/parity 52 s and 69 s, as both import PyTorch.
 # A crash, or native code that hangs, ends the run: no module is started again.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
-# Tests in real time mostly wait for a process of theirs. Each module has a ROS domain of its own.
-WAITING := -n 3
 # Tests with targets of their own are left out of the others.
 INCLUDED := not parity and not tensorrt_build
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
@@ -27,7 +25,7 @@ demo: venv ## one closed-loop episode with a spoken command over ROS 2 topics, a
 
 test: venv lint ## all tests, then the runtime's tests on a double of TensorRT
 	$(BIN)/python -m pytest -m "not real_time and $(INCLUDED)" $(PARALLEL)
-	$(BIN)/python -m pytest -m "real_time and $(INCLUDED)" $(PARALLEL) $(WAITING)
+	$(BIN)/python -m pytest -m "real_time and $(INCLUDED)" $(PARALLEL)
 	$(BIN)/python -m pytest -m "$(INCLUDED)" $(PARALLEL) $(ON_DOUBLE)
 
 test-fast: venv ## tests of every part, in about a minute

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -144,6 +144,29 @@ def terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def held_back_signals() -> Iterator[Callable[[], None]]:
+    """Hold SIGINT and SIGTERM back; yield a function that raises KeyboardInterrupt for them.
+
+    KeyboardInterrupt is raised at the end of the context too. For code that calls rclpy: an exception that a
+    signal's handler raises inside its extension module becomes a SystemError, or ends the process at once.
+    """
+    came: list[int] = []
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in numbers]
+    try:
+        yield check
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    check()
 
 
 @contextlib.contextmanager

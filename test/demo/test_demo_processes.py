@@ -11,7 +11,13 @@ import time
 
 import pytest
 
-from edgellm_ros.ros.processes import Child, own_domain, ros_environment, split_ros_arguments
+from edgellm_ros.ros.processes import (
+    Child,
+    held_back_signals,
+    own_domain,
+    ros_environment,
+    split_ros_arguments,
+)
 
 SLEEP = ["-c", "import time; print('awake', flush=True); time.sleep(60)"]
 
@@ -68,6 +74,26 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path):
     parent.wait()
     parent.stdout.close()
     assert wait_until(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_signal_that_is_held_back_interrupts_where_it_is_asked_for_and_at_the_end(number, asked):
+    before, passed = signal.getsignal(number), []
+
+    def work() -> None:
+        with held_back_signals() as check:
+            check()
+            os.kill(os.getpid(), number)
+            passed.append("the signal")
+            if asked:
+                check()
+            passed.append("the question")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert passed == ["the signal", "the question"][: 1 if asked else 2]
+    assert signal.getsignal(number) is before
 
 
 def test_two_that_ask_at_once_get_two_domains():

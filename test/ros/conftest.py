@@ -97,6 +97,9 @@ def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
 @pytest.fixture(scope="module")
 def node(start_node, peer, arena_engine):
     """The node, active, with the demo's engines, and limits for a busy computer."""
-    child = start_node(engine_dir=arena_engine, autostart="true", max_input_age=3.0, plan_timeout=30.0)
+    child = start_node(
+        engine_dir=arena_engine, autostart="true", max_input_age=3.0, plan_timeout=30.0,
+        input_reliability="reliable",
+    )  # fmt: skip
     peer.connect()
     return child

@@ -14,7 +14,7 @@ from edgellm_ros.srv import ListLoras, SetNoiseSeed, SwitchLora
 from fixtures.peer import image_message
 
 QUIET_S = 0.5  # long enough for a plan that should not be made to be noticed
-LONG = 150  # denoise steps of a plan that lasts longer than a few service calls
+LONG = 600  # denoise steps of a plan that lasts longer than a few service calls
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,8 @@ def fresh(node, peer):
     """Drop input of earlier tests: a newly activated node has no frame and no command."""
     assert peer.transition("deactivate")
     assert peer.transition("activate")
-    peer.set_parameter("plan_on", "command")
+    for name, value in {"plan_on": "command", "max_input_age": 3.0, "denoise_steps": 0}.items():
+        peer.set_parameter(name, value)
     peer.connect()
     peer.clear()
 
@@ -95,7 +96,6 @@ class TestPlanOnCommand:
         peer.listen(0.6)
         peer.command(scene.command)
         status = peer.wait(lambda: (s := peer.status("plans")).level == s.WARN and s, "warning")
-        peer.set_parameter("max_input_age", 3.0)
         assert re.match(r"the camera frame is \d\.\d\d s old, limit 0.5 s", status.message)
         assert len(peer.received["generation"]) == 1
 
@@ -168,7 +168,6 @@ class TestPlanOnImage:
         dropped, received = (after[n] - before[n] for n in ("frames_dropped", "frames_received"))
         assert received - 1 == dropped > 0
         assert after["plans_preempted"] == before["plans_preempted"]
-        peer.set_parameter("max_input_age", 3.0)
 
 
 class TestOdometry:

@@ -30,6 +30,7 @@ from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.processes import (
     NODE_MODULE,
     Child,
+    held_back_signals,
     own_domain,
     require_ros,
     ros_arguments,
@@ -218,6 +219,7 @@ def _play_to(node: Child, replay: Replay, domain: int, status: Callable[[str], N
     from edgellm_ros.ros.replay.replay_link import LinkError, ReplayLink
 
     def check_alive() -> None:
+        check_interrupted()
         code = node.process.poll()
         if code == BAD_PARAMETERS:
             raise ValueError(node.log_tail(1).removeprefix("edgellm_node: error: "))
@@ -225,6 +227,7 @@ def _play_to(node: Child, replay: Replay, domain: int, status: Callable[[str], N
             raise LinkError(f"the edgellm node ended with exit code {code}")
 
     with ExitStack() as stack:
+        check_interrupted = stack.enter_context(held_back_signals())
         stack.enter_context(_local_discovery())
         context = rclpy.Context()
         # No arguments: rcl would read the command's own `--remap FROM:=TO` as a remapping rule.
