@@ -192,11 +192,10 @@ def _run(
                 kernels[str(batch)] = profile_steps(runtime, requests[batch], profile)
                 print(format_table(kernels[str(batch)]), file=sys.stderr)
         in_use = used_bytes(device) - before
-        recurrent = runtime.config.llm.recurrent
     width = BYTES_PER_VALUE[args.precision]
     weights = args.shape.parameters * width
     cache = max(args.batch) * (prompt + args.tokens) * args.shape.cache_values_per_token * width
-    states = 2 * max(args.batch) * (recurrent.bytes_per_sequence if recurrent else 0)
+    states = 2 * max(args.batch) * args.shape.state_bytes
     overhead = in_use / (weights + cache + states) - 1
     clock.done("close", f"{in_use / 1e9:.3f} GB were in use, {overhead:.1%} over weights, KV rows, states")
     return {

@@ -13,7 +13,7 @@ Between the layers the tokens of all sequences are the rows of one matrix [B*S,H
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,12 +77,28 @@ def build_cuda_decoder(
                 update = step.tokens.flatten(deepstack[i], hidden)
     with graph.module(architecture.prefix, nodes=""):
         _, normed = _add_norm(graph, "norm", x, update, hidden, epsilon)
-    hidden_states[layers] = step.tokens.unflatten(normed, hidden)
-    rows = graph.rows(hidden_states[layers], last_token_ids, hidden)
-    wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
-    logits = options.head.logits(graph, rows, share_embedding=True)
-    llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
+    outputs(step, options, last_token_ids, normed, hidden_states, presents)
     return graph
+
+
+def outputs(
+    step: CudaStep,
+    options: LLMOptions,
+    last_token_ids: ir.Value,
+    normed: ir.Value,
+    hidden_states: Mapping[int, ir.Value],
+    presents: Sequence[Cache],
+) -> None:
+    """Add logits, caches and hidden states as outputs.
+
+    normed [B*S,H]: after the last norm; hidden_states [B,S,H]: those asked for of layers before the last.
+    """
+    graph, runner, layers = step.graph, step.runner, step.runner.num_hidden_layers
+    found = {**hidden_states, layers: step.tokens.unflatten(normed, runner.hidden_size)}
+    rows = graph.rows(found[layers], last_token_ids, runner.hidden_size)
+    logits = options.head.logits(graph, rows, share_embedding=True)
+    wanted = {i: found[i] for i in options.hidden_state_layers}
+    llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
 
 
 class CudaStep:

@@ -69,6 +69,16 @@ class DeltaNet:
     def conv_dim(self) -> int:
         return 2 * self.keys + self.values
 
+    @property
+    def projections(self) -> dict[str, int]:
+        """Return the widths of the layers that read the input, by name."""
+        return {
+            "in_proj_qkv": self.conv_dim,
+            "in_proj_z": self.values,
+            "in_proj_b": self.value_heads,
+            "in_proj_a": self.value_heads,
+        }
+
 
 # x -- in_proj --+-- qkv -- causal_conv -- q, k, v --+
 #                +-- b -- Sigmoid -------------------+-- delta rule -- norm(y) silu(z) -- out_proj -->
@@ -88,12 +98,7 @@ def delta_net_layer(
 
     x and the result are in the layout of the layers. Returns the state after the run too.
     """
-    parts = {
-        "in_proj_qkv": net.conv_dim,
-        "in_proj_z": net.values,
-        "in_proj_b": net.value_heads,
-        "in_proj_a": net.value_heads,
-    }
+    parts = net.projections
     projected = graph.joined_linears("in_proj", parts, x, net.hidden_size)
     projected = tokens.unflatten(projected, sum(parts.values()))
     channels, gate, b, a = graph.split(projected, list(parts.values()), axis=-1)
@@ -103,7 +108,7 @@ def delta_net_layer(
     )
     with graph.scope("delta_rule"):
         gates = graph.to_fp32(b), graph.to_fp32(a)
-        y, last_state = delta_rule(graph, net, chunks, channels, gates, state[1], max_tokens)
+        y, last_state = _delta_rule(graph, net, chunks, channels, gates, state[1], max_tokens)
     with graph.module("norm"):
         y = graph.reshape(y, [0, 0, net.value_heads, net.value_dim])
         scale = float_tensor(graph, "weight", net.value_dim)
@@ -114,7 +119,7 @@ def delta_net_layer(
     return graph.linear("out_proj", y, net.values, net.hidden_size), (conv_state, last_state)
 
 
-def delta_rule(
+def _delta_rule(
     graph: ModelBuilder,
     net: DeltaNet,
     chunks: Chunks,

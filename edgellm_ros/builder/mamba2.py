@@ -79,7 +79,7 @@ def mamba2_layer(
         graph, "conv1d", chunks, channels, state[0], conv_shape, mamba.conv_bias
     )
     with graph.scope("scan"):
-        y, last_state = scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+        y, last_state = _scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
     y = tokens.flatten(gated_norm(graph, mamba, y, graph.to_fp32(gate)), mamba.inner)
     return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
 
@@ -96,7 +96,7 @@ def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) 
         return graph.from_fp32(graph.op("Mul", y, float_tensor(graph, "weight", mamba.inner)))
 
 
-def scan(
+def _scan(
     graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P].

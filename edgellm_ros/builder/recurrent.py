@@ -115,8 +115,11 @@ def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: li
 def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -> Chunks:
     """Add the nodes that cut S tokens into chunks; embeds [B,S,H], valid_tokens [B] i64."""
     constant, op = graph.constant, graph.op
-    tokens, count, size = chunk_sizes(graph, embeds)
     with graph.scope("chunks"):
+        tokens = op("Shape", embeds, start=1, end=2)
+        longer = op("Mul", op("Sub", tokens, constant([1])), constant([CHUNK]))  # 0 for one token
+        size = op("Min", op("Add", longer, constant([1])), constant([CHUNK]))
+        count = op("Div", op("Add", tokens, op("Sub", size, constant([1]))), size)
         places = _numbers(graph, op("Mul", count, size))
         index = op("Min", places, op("Sub", tokens, constant([1])))
         # The padding after S must not count even if valid_tokens is S: places are compared, not the index.
@@ -126,17 +129,6 @@ def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -
         valid = op("Unsqueeze", op("Cast", valid, to=int(FLOAT)), constant([2]))
         causal = lower_triangle(graph, size)
     return Chunks(graph, tokens, count, size, valid_tokens, index, valid, causal)
-
-
-def chunk_sizes(graph: ModelBuilder, embeds: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Add S, N and Q of `Chunks` for embeds [B,S,H]."""
-    constant, op = graph.constant, graph.op
-    with graph.scope("chunks"):
-        tokens = op("Shape", embeds, start=1, end=2)
-        longer = op("Mul", op("Sub", tokens, constant([1])), constant([CHUNK]))  # 0 for one token
-        size = op("Min", op("Add", longer, constant([1])), constant([CHUNK]))
-        count = op("Div", op("Add", tokens, op("Sub", size, constant([1]))), size)
-    return tokens, count, size
 
 
 def lower_triangle(graph: ModelBuilder, size: ir.Value) -> ir.Value:

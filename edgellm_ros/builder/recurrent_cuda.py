@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from edgellm_ros.builder.decoder_cuda import ORT_DOMAIN
 from edgellm_ros.builder.delta_net import NORM_EPSILON, DeltaNet
 from edgellm_ros.builder.graph import FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
@@ -33,7 +34,6 @@ from edgellm_ros.builder.token_layout import TokenLayout
 from edgellm_ros.engine_directory.config import LanguageModelConfig
 from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
 
-ORT_DOMAIN = "com.microsoft"
 DECODE_KEY_DIMS = (64, 128, 256)  # LinearAttention's kernels for few tokens take any d_v with these d_k
 SHARED_BYTES = 48 * 1024  # of a block on every GPU; the kernel for other d_k has the state of a head there
 MAX_THREADS = 1024  # of a block, one for each row and column of the state
@@ -246,12 +246,7 @@ def delta_net_cuda_layer(
     graph: ModelBuilder, net: DeltaNet, run: CudaRun, x: ir.Value, state: State
 ) -> tuple[ir.Value, State]:
     """Add a gated delta net: `delta_net_layer` for CUDA."""
-    parts = {
-        "in_proj_qkv": net.conv_dim,
-        "in_proj_z": net.values,
-        "in_proj_b": net.value_heads,
-        "in_proj_a": net.value_heads,
-    }
+    parts = net.projections
     projected = graph.joined_linears("in_proj", parts, x, net.hidden_size)
     projected = graph.to_fp32(run.tokens.unflatten(projected, sum(parts.values())))
     channels, gate, b, a = cut(graph, projected, list(parts.values()))

@@ -12,11 +12,11 @@ import pytest
 from edgellm_ros.arena import expert
 from edgellm_ros.arena.closed_loop import Plan, drive
 from edgellm_ros.arena.episode import Episode, Outcome, World
-from edgellm_ros.arena.episode import make_episode as make_anew
+from edgellm_ros.arena.episode import make_episode as make_new_episode
 from edgellm_ros.arena.scene import Scene, make_solid, random_look
 from edgellm_ros.arena.unicycle import ACCEL_MAX, ACCEL_MIN, CURVATURE_MAX, V_MAX, State, rollout
 
-make_episode = cache(make_anew)  # the tests share episodes, which nothing changes
+make_episode = cache(make_new_episode)  # the tests share episodes, which nothing changes
 
 
 def drive_with_expert(episode: Episode, seed: int, latency_steps: int) -> World:

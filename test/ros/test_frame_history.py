@@ -54,7 +54,7 @@ def test_frames_from_before_a_pause_of_the_camera_are_left_out():
     assert sent(FrameHistory(4), [10.0, 10.5, 12.5, 13.0]) == [10.0, 10.5, 12.5, 13.0]
 
 
-def test_a_clock_that_is_set_back_starts_anew():
+def test_a_clock_that_is_set_back_starts_a_new_history():
     assert sent(FrameHistory(4), [100.0, 100.5, 10.0, 10.5]) == [10.0, 10.5]
 
 

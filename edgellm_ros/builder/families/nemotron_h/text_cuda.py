@@ -6,12 +6,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.decoder_cuda import CudaStep, fused_attention, plain_attention, skip_norm
+from edgellm_ros.builder.decoder_cuda import CudaStep, fused_attention, outputs, plain_attention, skip_norm
 from edgellm_ros.builder.families.nemotron_h.config import HybridArchitecture
 from edgellm_ros.builder.families.nemotron_h.text import mlp
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import Cache, ModelBuilder
-from edgellm_ros.builder.llm_graph import llm_outputs
 from edgellm_ros.builder.model import LLMOptions
 from edgellm_ros.builder.recurrent import State, recurrent_outputs, recurrent_states
 from edgellm_ros.builder.recurrent_cuda import CudaRun, mamba2_cuda_layer
@@ -63,11 +62,7 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
                 hidden_states[i + 1] = step.tokens.unflatten(x, hidden)
     with graph.module(prefix, nodes=""):
         _, normed = add_norm("norm_f", x, update)
-    hidden_states[layers] = step.tokens.unflatten(normed, hidden)
-    rows = graph.rows(hidden_states[layers], last_token_ids, hidden)
-    wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
-    logits = options.head.logits(graph, rows, share_embedding=True)
-    llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
+    outputs(step, options, last_token_ids, normed, hidden_states, presents)
     recurrent_outputs(graph, runner.recurrent, present_states)
     return graph
 
