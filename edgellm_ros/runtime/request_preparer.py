@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -138,7 +139,7 @@ class RequestPreparer:
                 f"the prompt has {len(token_ids)} tokens; this engine takes at most "
                 f"{config.builder.max_input_len} (max_input_len)"
             )
-        positions, delta = plain_rope_index(len(token_ids)), 0
+        positions, delta = plain_rope_index(len(token_ids)), 0.0
         if config.use_context_dependent_rope:
             positions, delta = get_rope_index(
                 token_ids,
@@ -149,12 +150,13 @@ class RequestPreparer:
                 config.video_token_id,
             )
         capacity = config.builder.max_kv_cache_capacity
-        if len(token_ids) + delta >= capacity:  # times of a video may be beyond the number of tokens
+        beyond = max(math.ceil(delta), 0)  # positions; times of a video may be beyond the number of tokens
+        if len(token_ids) + beyond >= capacity:
             raise ValueError(
-                f"the times of the videos reach position {len(token_ids) + delta - 1}; this engine has "
+                f"the times of the videos reach position {len(token_ids) + beyond - 1}; this engine has "
                 f"positions up to {capacity - 1} (max_kv_cache_capacity)"
             )
-        room = capacity - len(token_ids) - max(delta, 0)
+        room = capacity - len(token_ids) - beyond
         before = token_ids[-1:] if request.continue_final_message else ()
         return GenerationSequence(
             request=request,

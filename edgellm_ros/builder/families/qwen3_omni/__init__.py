@@ -17,6 +17,7 @@ from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
 from edgellm_ros.builder.families.qwen3_omni.config import audio_architecture, check_dense
+from edgellm_ros.builder.families.qwen3_omni.processor import thinker_video
 from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
@@ -42,7 +43,8 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     if weights.has_module(f"{prefix}visual"):
         tower, processor = thinker.section("vision_config"), read_processor(checkpoint, IMAGE_PROCESSOR)
         check_layers(tower, "depth", weights, f"{prefix}visual.blocks")
-        vision = vision_architecture(tower, processor, f"{prefix}visual", MERGERS)
+        video = thinker_video(checkpoint, thinker, tower)
+        vision = vision_architecture(tower, processor, f"{prefix}visual", MERGERS, video)
         encoders["visual"] = partial(build_vision, vision, weights)
     if weights.has_module(f"{prefix}audio_tower"):
         encoder, extractor = thinker.section("audio_config"), read_processor(checkpoint, "feature_extractor")
