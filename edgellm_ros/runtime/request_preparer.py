@@ -77,13 +77,12 @@ class RequestPreparer:
         sequence.begins_later_prompts = True
         return sequence
 
-    def prepare_next_turn(
-        self, answered: GenerationSequence, first_row: int
-    ) -> GenerationSequence | None:
+    def prepare_next_turn(self, answered: GenerationSequence) -> GenerationSequence | None:
         """Make a sequence of the ids that the next turn of a conversation begins with.
 
-        None if there can be no next turn: the request has no messages, the prompt would be too long, or the
-        chat template refuses it.
+        It has the encoder rows of the answered sequence, which must not have been overwritten. None if there
+        can be no next turn: the request has no messages, the prompt would be too long, or the chat template
+        refuses it.
         """
         if answered.request.messages is None:
             return None
@@ -93,10 +92,10 @@ class RequestPreparer:
             token_ids = self._prompts.next_turn_prefix(
                 request, answered.text.text, answered.image_tokens, sounds, _token_ids(videos)
             )
-            turn = self._make_sequence(request, token_ids, grids, videos, sounds, first_row)
+            turn = self._make_sequence(request, token_ids, grids, videos, sounds, answered.first_row)
         except ValueError:
             return None
-        turn.adapter = answered.adapter
+        turn.adapter, turn.encoded_rows = answered.adapter, answered.encoded_rows
         turn.begins_later_prompts = True
         return turn
 

@@ -33,6 +33,7 @@ class GenerationSequence:
     future_start_token_id: int | None  # the token that triggers the action head; None = no action head
     text: TextStream  # of the answer
     videos: list[VideoLayout] = field(default_factory=list)
+    encoded_rows: set[int] = field(default_factory=set)  # first rows of what the encoders have computed
     speed: float = 0.0  # of the robot at the start, m/s
     noise_seed: int = 0  # of the trajectories
     prefix_keys: list[Key] = field(default_factory=list)  # of the prompt's tokens; empty = no prefix cache
