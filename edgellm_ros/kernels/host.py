@@ -11,6 +11,8 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
 from edgellm_ros.kernels.random import token_uniform
 
+ALL = slice(None)
+
 
 class HostKernels:
     """The kernels on a CPU; `Kernels` documents the methods."""
@@ -38,7 +40,7 @@ class HostKernels:
 
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
         tokens = lengths.array[:, None] + np.arange(cos.shape[1])
-        _write_rope(table, tokens.astype(np.float32) + deltas.array[:, None], slice(None), cos, sin)
+        _write_rope(table, tokens.astype(np.float32) + deltas.array[:, None], cos, sin)
 
     def mrope_rows(
         self,
@@ -49,12 +51,12 @@ class HostKernels:
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        _write_rope(table, positions.array[:, 0], slice(None), cos, sin)
+        _write_rope(table, positions.array[:, 0], cos, sin)
         for axis in (1, 2) if mrope_section else ():
             first = sum(mrope_section[:axis])
             block = slice(first, first + mrope_section[axis])
             chosen = slice(axis, 3 * mrope_section[axis], 3) if interleaved else block
-            _write_rope(table, positions.array[:, axis], chosen, cos, sin)
+            _write_rope(table, positions.array[:, axis], cos, sin, chosen)
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
         _, _, steps, capacity = out.shape
@@ -130,11 +132,16 @@ class HostKernels:
         x.array += np.float32(dt) * velocity.array
 
 
-def _write_rope(table: RopeTable, positions: np.ndarray, chosen: slice, cos: Tensor, sin: Tensor) -> None:
+def _write_rope(
+    table: RopeTable, positions: np.ndarray, cos: Tensor, sin: Tensor, chosen: slice = ALL
+) -> None:
     """Write the chosen frequencies of tokens at positions [B,S] f32."""
     whole = positions.astype(np.int64)
-    for source, target in ((table.cos, cos), (table.sin, sin)):
-        target.array[..., chosen] = np.take(source.array[:, chosen], whole, axis=0, mode="clip")
+    for source, target in ((table.cos.array, cos.array), (table.sin.array, sin.array)):
+        if chosen is ALL:  # mode "clip" writes to `out` without a buffer
+            np.take(source, whole, axis=0, out=target, mode="clip")
+        else:
+            target[..., chosen] = np.take(source[:, chosen], whole, axis=0, mode="clip")
     between = positions != whole
     if between.any():
         angles = positions[between][:, None] * table.frequencies.array[chosen]

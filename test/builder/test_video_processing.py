@@ -12,6 +12,8 @@ from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.families import families
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.video_processing import CLASSES, QWEN2_VL, QWEN3_VL, read_video
+from fixtures.changed_json import change
+from fixtures.qwen3_vl_checkpoint import write_whole_omni_checkpoint
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 from fixtures.video_checkpoint import AREA, write_video_checkpoint
 
@@ -146,10 +148,11 @@ def test_frames_of_an_omni_thinker_have_the_limits_of_its_processor_whatever_the
 
 
 @pytest.mark.parametrize(("key", "rate"), [(None, 25), (13, 13)])
-def test_positions_of_an_omni_thinker_are_exact_seconds(tmp_path, key, rate):
-    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False, videos=True)
-    path = checkpoint / "config.json"
-    write_json(path, json.loads(path.read_text()) | {"position_id_per_seconds": key})
+@pytest.mark.parametrize("section", [[], ["thinker_config"]], ids=["thinker", "whole"])
+def test_positions_of_an_omni_thinker_are_exact_seconds(tmp_path, section, key, rate):
+    write = write_whole_omni_checkpoint if section else write_tiny_checkpoint
+    checkpoint = write(tmp_path / "checkpoint", videos=True)
+    change(checkpoint / "config.json", [*section, "position_id_per_seconds"], key)
     video = read_model(checkpoint).vision.video
     assert (video.timestamps, video.tokens_per_second) == ("exact_positions", rate)
 
