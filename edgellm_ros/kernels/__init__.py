@@ -8,9 +8,24 @@ from __future__ import annotations
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState, SequenceCache, StopState
+from edgellm_ros.kernels.protocol import (
+    Kernels,
+    PatchLayout,
+    RopeTable,
+    SamplingState,
+    SequenceCache,
+    StopState,
+)
 
-__all__ = ["Kernels", "RopeTable", "SamplingState", "SequenceCache", "StopState", "load_kernels"]
+__all__ = [
+    "Kernels",
+    "PatchLayout",
+    "RopeTable",
+    "SamplingState",
+    "SequenceCache",
+    "StopState",
+    "load_kernels",
+]
 
 
 def load_kernels(device: Device) -> Kernels:
