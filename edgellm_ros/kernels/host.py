@@ -84,7 +84,7 @@ class HostKernels:
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         for row, sampled in enumerate(tokens.array):
             for offset in range(len(sampled)):
-                sampled[offset] = _sample_row(logits.array[row, offset], state, row, offset)
+                sampled[offset] = sample_row(logits.array[row, offset], state, row, offset)
 
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
         np.take(vocab_map.array, tokens.array, out=out.array, mode="clip")
@@ -134,10 +134,12 @@ class HostKernels:
         x.array += np.float32(dt) * velocity.array
 
 
-def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int) -> int:
+def sample_row(
+    logits: np.ndarray, state: SamplingState, row: int, offset: int, path: Sequence[int] = ()
+) -> int:
     """Sample the token `offset` positions after a sequence's next one.
 
-    Returns -1 if the logits are not finite. logits [V] float32.
+    Returns -1 if the logits are not finite. logits [V] float32. path: logit indices that count as seen too.
     """
     if not np.isfinite(logits).all():
         return -1
@@ -145,6 +147,9 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int)
     penalty = float(state.repetition_penalty.array[row])
     if penalty != 1.0:
         seen = state.seen.array[row]
+        if path:
+            seen = seen.copy()
+            seen[list(path)] = True
         logits = np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
     if temperature == 0.0:
         return int(np.argmax(logits))
