@@ -14,8 +14,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.kernels import Kernels, SequenceCache
-from edgellm_ros.kernels.tree_protocol import TreeKernels
+from edgellm_ros.kernels import Kernels, SequenceCache, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 

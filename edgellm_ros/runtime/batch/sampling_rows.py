@@ -9,8 +9,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import Kernels, SamplingState, StopState
-from edgellm_ros.kernels.tree_protocol import DraftTree, TreeKernels
+from edgellm_ros.kernels import DraftTree, Kernels, SamplingState, StopState, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.request import MAX_LOGPROBS

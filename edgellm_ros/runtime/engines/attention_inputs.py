@@ -22,8 +22,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import RopeConfig
-from edgellm_ros.kernels import Kernels, RopeTable
-from edgellm_ros.kernels.tree_protocol import DraftTree, TreeKernels
+from edgellm_ros.kernels import DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 

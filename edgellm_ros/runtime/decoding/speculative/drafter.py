@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.tree_protocol import DraftTree
+from edgellm_ros.kernels import DraftTree
 from edgellm_ros.runtime.batch.row_state import RowState
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 

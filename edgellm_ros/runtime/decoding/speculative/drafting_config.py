@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgellm_ros.echo import quoted
+from edgellm_ros.engine_directory.config import EngineConfig
 
+MAX_TREE_SIZE = 61  # of the verification profile of an engine without a draft head
 OFF, EAGLE, LOOKUP = "off", "eagle", "lookup"
 STRATEGIES = (EAGLE, LOOKUP)
 
@@ -52,6 +54,20 @@ class SpecDecodeDraftingConfig:
         return max((self.drafting_step - 1) * self.drafting_top_k, self.tokens_per_round)
 
 
+def base_file(drafting: SpecDecodeDraftingConfig | None) -> str:
+    """Return the language model's file: a draft head needs states of the base model."""
+    return "verify.onnx" if drafting is not None and drafting.strategy == EAGLE else "model.onnx"
+
+
+def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> None:
+    """Raise ValueError unless an engine directory can draft with these settings."""
+    if config.llm.recurrent is not None:
+        raise ValueError(f"drafting {drafting.strategy}: not supported for models with recurrent layers")
+    most = min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
+    if drafting.tree_size > most:
+        raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
+
+
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
 
 
@@ -71,9 +87,9 @@ def drafting_config(
         expected = ", ".join((OFF, *STRATEGIES))
         raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
     default = LOOKUP_CHAIN if drafting == LOOKUP else SpecDecodeDraftingConfig()
-    given = {
-        "drafting_top_k": drafting_top_k,
-        "drafting_step": drafting_step,
-        "verify_tree_size": verify_tree_size,
-    }
-    return replace(default, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        default,
+        drafting_top_k=default.drafting_top_k if drafting_top_k is None else drafting_top_k,
+        drafting_step=default.drafting_step if drafting_step is None else drafting_step,
+        verify_tree_size=default.verify_tree_size if verify_tree_size is None else verify_tree_size,
+    )

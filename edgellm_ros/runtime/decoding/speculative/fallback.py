@@ -20,7 +20,7 @@ TRIAL = 8  # rounds
 PROBE = 3  # vanilla steps
 REFRESH = 1024  # rounds until vanilla steps are measured again
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # vanilla steps
-MEASUREMENTS = 9  # of which the median counts: the first step of a kind also binds, a late one may have waited
+MEASUREMENTS = 9  # of which the median counts: the first step of a kind also binds tensors
 
 
 class Fallback:

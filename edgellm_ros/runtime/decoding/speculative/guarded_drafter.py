@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.tree_protocol import DraftTree
+from edgellm_ros.kernels import DraftTree
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
 

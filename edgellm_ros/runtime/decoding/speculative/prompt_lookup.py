@@ -12,7 +12,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.tree_protocol import DraftTree, TreeKernels
+from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
