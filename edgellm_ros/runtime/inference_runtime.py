@@ -22,6 +22,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     EAGLE,
     SpecDecodeDraftingConfig,
+    check_drafting,
     drafting_config,
 )
 from edgellm_ros.runtime.metrics import (
@@ -68,6 +69,10 @@ class LLMInferenceRuntime:
     ) -> None:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
+        if isinstance(drafting, str):
+            drafting = drafting_config(drafting)
+        if drafting is not None:
+            check_drafting(drafting, self.config)
         self._metrics = RuntimeMetrics()
         self._lock = threading.Lock()
         self._noise_seed = 0
@@ -80,7 +85,7 @@ class LLMInferenceRuntime:
             lora_dirs,
             prefix_cache_bytes,
             decode_backend,
-            drafting_config(drafting) if isinstance(drafting, str) else drafting,
+            drafting,
         )
 
     @overload

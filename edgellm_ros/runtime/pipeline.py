@@ -20,6 +20,7 @@ from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import graph_path
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
 from edgellm_ros.kernels import load_kernels, load_tree_kernels
 from edgellm_ros.multimodal.audio_runner import AudioRunner
@@ -33,11 +34,11 @@ from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     SpecDecodeDraftingConfig,
-    base_file,
-    check_drafting,
+    base_graph,
+    fused_size,
 )
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
-from edgellm_ros.runtime.decoding.speculative.prompt_lookup import PromptLookup
+from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
@@ -77,24 +78,22 @@ class Pipeline:
         kernels = load_kernels(self.device)
         self._metrics = metrics
 
-        def engine(part: str, backend: str = "", file: str = "model.onnx") -> EngineExecutor:
-            return EngineExecutor.open(root / part / file, self.device, threads, backend)
+        def engine(graph: str, backend: str = "") -> EngineExecutor:
+            return EngineExecutor.open(root / graph_path(graph), self.device, threads, backend)
 
         builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
-        self.drafting = drafting
-        if drafting is not None:
-            check_drafting(drafting, config)
-        llm = base_file(drafting)
-        decode_engine = engine("llm", decode_backend, llm) if decode_backend else None
+        llm = base_graph(drafting)
+        decode_engine = engine(llm, decode_backend) if decode_backend else None
         self.runner = LLMEngineRunner(
-            engine("llm", file=llm),
+            engine(llm),
             config,
             self.device,
             kernels,
             horizon,
             decode_engine,
             max_tree_size=drafting.tree_size if drafting else 0,
+            fused_size=fused_size(drafting, config),
         )
         self.vision = self.audio = self.action = None
         if config.vision is not None:
@@ -136,8 +135,23 @@ class Pipeline:
         states: list[RowState] = [cache, self.sampling]
         if recurrent is not None:
             states.append(recurrent)
-        self.drafter = self._make_drafter(drafting)
-        if self.drafter is not None:
+        self.drafter: GuardedDrafter | None = None
+        if drafting is not None:
+            tree_kernels = load_tree_kernels(self.device)
+            drafter = load_drafter(
+                root,
+                config,
+                drafting,
+                self.device,
+                kernels,
+                tree_kernels,
+                engine,
+                self.runner,
+                self.embedder,
+                self.sampling,
+            )
+            self.drafter = GuardedDrafter(drafter)
+            metrics.spec_decode.strategy = drafter.name
             states.append(self.drafter)
         self.batch = Batch(states, builder.max_batch_size)
         self.logits = self.device.empty((builder.max_batch_size, 1, config.output_vocab_size), np.float32)
@@ -148,7 +162,7 @@ class Pipeline:
         if drafting is not None and self.drafter is not None:
             method = TreeDecoding(
                 self.device,
-                load_tree_kernels(self.device),
+                tree_kernels,
                 drafting,
                 self.batch,
                 self.embedder,
@@ -190,15 +204,6 @@ class Pipeline:
         self.preparer = RequestPreparer(
             config, tokenizer, prompts, self.loras, self.vision, self.audio, self.action
         )
-
-    def _make_drafter(self, drafting: SpecDecodeDraftingConfig | None) -> GuardedDrafter | None:
-        if drafting is None:
-            return None
-        config, cache = self.config, self.runner.kv_cache
-        placeholders = (config.image_token_id, config.video_token_id, config.audio_token_id)
-        drafter = PromptLookup(self.device, load_tree_kernels(self.device), cache, placeholders)
-        self._metrics.spec_decode.strategy = drafter.name
-        return GuardedDrafter(drafter)
 
     def use_decode_method(self, method: DecodeMethod) -> None:
         """Set the decode method for the next batches; the batch must be empty."""
@@ -281,6 +286,8 @@ class Pipeline:
             self.runner.kv_cache.clear()
             if self.runner.recurrent is not None:
                 self.runner.recurrent.clear()
+            if self.drafter is not None:
+                self.drafter.clear()
             self.device.synchronize()
         if isinstance(error, EngineError):
             self.reuse.clear()

@@ -15,35 +15,33 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 
 
 class ScriptedDrafter:
-    """`answers`: request -> tokens of its answer; `right`: share of right tokens of right parents."""
+    """`answers`: request -> tokens of its answer; `right`: share of right tokens of right parents.
+
+    `drafter`: gets all calls too; its proposals are replaced.
+    """
 
     name = "scripted"
 
-    def __init__(self, device, cache, last_tokens, seed: int = 0, right: float = 0.8) -> None:
+    def __init__(self, drafter, device, cache, last_tokens, seed: int = 0, right: float = 0.8) -> None:
+        self.drafter = drafter
         self.answers: Callable[[LLMGenerationRequest], list[int]] = lambda request: []
         self._device, self._cache, self._last_tokens = device, cache, last_tokens
         self._rng, self._right = np.random.default_rng(seed), right
         self._sequences: dict = {}
 
+    def __getattr__(self, name):
+        return getattr(self.drafter, name)
+
     def open(self, row, sequence) -> None:
+        self.drafter.open(row, sequence)
         self._sequences[row] = sequence
 
     def move(self, source, target) -> None:
+        self.drafter.move(source, target)
         self._sequences[target] = self._sequences[source]
 
-    def close(self, row) -> None:
-        pass
-
-    def commit(self, counts) -> None:
-        pass
-
-    def prefilled(self, sequences, rows, embeds) -> None:
-        pass
-
-    def accepted(self, rows, tokens, path, counts) -> None:
-        pass
-
     def propose(self, tree: DraftTree) -> None:
+        self.drafter.propose(tree)
         batch, size = tree.tokens.shape
         lengths = self._device.download(self._cache.lengths(range(batch)))
         tokens, parents, depths = (np.zeros((batch, size), np.int64) for _ in range(3))
@@ -68,11 +66,16 @@ class ScriptedDrafter:
 def draft_by_script(
     runtime: LLMInferenceRuntime, steps: int, size: int, seed: int = 0, right: float = 0.8
 ) -> ScriptedDrafter:
-    """Let a runtime that drafts decode with trees of `size` nodes, of up to steps + 1 tokens per round."""
+    """Let a runtime that drafts decode with trees of `size` nodes, of up to steps + 1 tokens per round.
+
+    A draft head must draft with the same number of steps.
+    """
     pipeline = runtime.pipeline
     config = SpecDecodeDraftingConfig(32, steps, size, falls_back=False)
     cache, last_tokens = pipeline.runner.kv_cache, pipeline.sampling.last_tokens
-    drafter = ScriptedDrafter(pipeline.device, cache, last_tokens, seed, right)
+    inner = pipeline.drafter.drafter
+    inner = inner.drafter if isinstance(inner, ScriptedDrafter) else inner
+    drafter = ScriptedDrafter(inner, pipeline.device, cache, last_tokens, seed, right)
     pipeline.drafter.drafter = drafter
     pipeline.drafter.failed = False
     method = TreeDecoding(

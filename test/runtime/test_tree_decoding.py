@@ -109,20 +109,21 @@ def test_images_and_sounds_in_the_prompt(answers):
 
 def test_an_answer_fills_the_kv_cache_to_its_last_slot(answers, drafting):
     """Trees get smaller where slots get fewer, and the last tokens come from vanilla steps."""
-    seen, move_path = [], drafting.pipeline.runner.kv_cache.move_path
+    runner, sizes = drafting.pipeline.runner, []
+    execute = runner.execute_tree_decoding_step
 
-    def watched(kernels, path, counts):
-        seen.append(path.shape[1])
-        move_path(kernels, path, counts)
+    def watched(embeds, *rest):
+        sizes.append(embeds.shape[1])
+        execute(embeds, *rest)
 
     vanilla = drafting.spec_decode_generation_metrics.vanilla_runs
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafting.pipeline.runner.kv_cache, "move_path", watched)
+        patch.setattr(runner, "execute_tree_decoding_step", watched)
         pair = answers([request(**FILLING)], steps=6, size=24, right=0.0)
     assert_all_same(pair)
     capacity = drafting.config.max_kv_cache_capacity
     assert pair[0][0].prompt_tokens + len(pair[0][0].token_ids) == capacity
-    assert set(seen) >= {7, 6, 3}
+    assert set(sizes) == {24, 12, 6, 3}
     assert drafting.spec_decode_generation_metrics.vanilla_runs > vanilla
 
 

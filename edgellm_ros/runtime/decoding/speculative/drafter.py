@@ -21,6 +21,10 @@ class Drafter(RowState, Protocol):
 
     name: str
 
+    def clear(self) -> None:
+        """Zero what a failed run may have filled with NaN; the batch is empty."""
+        ...
+
     def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
         """Take note of prompts whose new tokens the base model has just run.
 
@@ -32,9 +36,14 @@ class Drafter(RowState, Protocol):
         """Write a tree [B,M] for each row; node 0 is the newest token."""
         ...
 
-    def accepted(self, rows: range, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
+    def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """Take note of the first tokens [b,1] of admitted rows, which have been committed."""
+        ...
+
+    def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Take note of the first counts[b] of tokens [B,n], which have been committed.
 
-        path [B,n]: the row of the base model's last run where each of them was sampled.
+        path [B,n]: the token of the base model's last run whose logits they were sampled from. n is 1 after a
+        vanilla step.
         """
         ...

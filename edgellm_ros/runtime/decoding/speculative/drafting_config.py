@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import VERIFY
 
 MAX_TREE_SIZE = 61  # of the verification profile of an engine without a draft head
 OFF, EAGLE, LOOKUP = "off", "eagle", "lookup"
@@ -54,18 +55,39 @@ class SpecDecodeDraftingConfig:
         return max((self.drafting_step - 1) * self.drafting_top_k, self.tokens_per_round)
 
 
-def base_file(drafting: SpecDecodeDraftingConfig | None) -> str:
-    """Return the language model's file: a draft head needs states of the base model."""
-    return "verify.onnx" if drafting is not None and drafting.strategy == EAGLE else "model.onnx"
+def base_graph(drafting: SpecDecodeDraftingConfig | None) -> str:
+    """Return the graph of the language model: one that outputs states, if a draft head needs them."""
+    return VERIFY if drafting is not None and drafting.strategy == EAGLE else "llm"
+
+
+def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> int:
+    """Return the size of the states that the draft head takes; 0 without a head."""
+    eagle = drafting is not None and drafting.strategy == EAGLE
+    return config.draft.hidden_size if eagle and config.draft is not None else 0
 
 
 def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> None:
     """Raise ValueError unless an engine directory can draft with these settings."""
     if config.llm.recurrent is not None:
         raise ValueError(f"drafting {drafting.strategy}: not supported for models with recurrent layers")
-    most = min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
+    draft = config.draft
+    most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
     if drafting.tree_size > most:
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
+    if drafting.strategy != EAGLE:
+        return
+    if draft is None:
+        raise ValueError("drafting eagle: this engine has no draft head (edgellm export --draft)")
+    if drafting.drafted_rows > draft.max_draft_tree_size:
+        raise ValueError(
+            f"drafting_top_k {drafting.drafting_top_k} and drafting_step {drafting.drafting_step} need "
+            f"{drafting.drafted_rows} rows of drafted tokens; this engine has "
+            f"{draft.max_draft_tree_size} (max_draft_tree_size)"
+        )
+    if drafting.drafting_top_k > draft.vocab_size:
+        raise ValueError(
+            f"drafting_top_k {drafting.drafting_top_k} exceeds the draft's {draft.vocab_size} tokens"
+        )
 
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)

@@ -38,6 +38,10 @@ class GuardedDrafter:
         """End a row; see `RowState`."""
         self.drafter.close(row)
 
+    def clear(self) -> None:
+        """Zero what may be NaN; see `Drafter`."""
+        self.drafter.clear()
+
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
@@ -49,9 +53,13 @@ class GuardedDrafter:
         """Write a tree; see `Drafter`. The tree is undefined after a failure."""
         self._try(lambda: self.drafter.propose(tree))
 
-    def accepted(self, rows: range, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
+    def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """Take note of first tokens; see `Drafter`."""
+        self._try(lambda: self.drafter.started(rows, tokens, counts))
+
+    def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Take note of committed tokens; see `Drafter`."""
-        self._try(lambda: self.drafter.accepted(rows, tokens, path, counts))
+        self._try(lambda: self.drafter.accepted(tokens, path, counts))
 
     def _try(self, call: Callable[[], None]) -> None:
         if self.failed:

@@ -52,6 +52,9 @@ class PromptLookup:
     def close(self, row: int) -> None:
         """Do nothing: no step uses a closed row's tokens."""
 
+    def clear(self) -> None:
+        """Do nothing: token ids have no NaN."""
+
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
@@ -64,7 +67,11 @@ class PromptLookup:
         history, lengths = self._history.rows(0, batch), self._cache.lengths(range(batch))
         self._kernels.find_continuation(history, lengths, MOST_NGRAM, LEAST_NGRAM, tree)
 
-    def accepted(self, rows: range, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
+    def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Append the tokens."""
+        self.started(range(tokens.shape[0]), tokens, counts)
+
+    def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """Append the tokens to the given rows."""
         history = self._history.rows(rows.start, rows.stop)
         self._kernels.append_history(tokens, counts, self._cache.lengths(rows), history)

@@ -88,7 +88,8 @@ class TreeDecoding:
         """Give the first tokens of admitted rows to the drafter."""
         if self._fallback is not None:
             self._fallback.new_text()
-        self._tell_drafter(rows, self._root.rows(0, len(rows)))
+        tokens = self._sampling.begin_step(len(rows), 1)[1]
+        self._drafter.started(rows, tokens, self._sampling.counts(len(rows)))
 
     def begin(self, batch: Batch) -> None:
         """Prepare for steps of these sequences."""
@@ -133,9 +134,8 @@ class TreeDecoding:
     def _verify(self, tree: DraftTree) -> StepResult:
         """Queue the verification of a tree, and the commit of the tokens that it yields."""
         batch, size = tree.tokens.shape
-        width, vocabulary = min(self.tokens_per_step, size), self._logits.shape[2]
-        logits, path = self._logits.view(batch, size, vocabulary), self._path.view(batch, width)
-        path_logits, offered = self._path_logits.view(batch, width, vocabulary), self._offered.rows(0, batch)
+        logits, path = self._logits.view(batch, size, self._logits.shape[2]), self._path.rows(0, batch)
+        path_logits, offered = self._path_logits.rows(0, batch), self._offered.rows(0, batch)
         with self._phase("verify"):
             embeds = self._embedder.embed_tokens(tree.tokens)
             self._runner.execute_tree_decoding_step(embeds, tree, self._kernels, logits, self._adapters)
@@ -144,7 +144,7 @@ class TreeDecoding:
             counts = self._sampling.count(offered=offered)
             self._runner.kv_cache.move_path(self._kernels, path, counts)
             self._batch.commit(counts)
-            self._tell_drafter(range(batch), path)
+            self._tell_drafter(path)
             if self._logprobs:
                 self._kernels.take_rows(logits, path, path_logits)
         return self._sampling.copy_to_host(path_logits, self._logprobs)
@@ -152,13 +152,13 @@ class TreeDecoding:
     def _vanilla_step(self, room: int) -> StepResult:
         result = self._vanilla.queue(room)
         batch = len(self._adapters)
-        self._tell_drafter(range(batch), self._root.rows(0, batch))
+        self._tell_drafter(self._root.rows(0, batch))
         return result
 
-    def _tell_drafter(self, rows: range, path: Tensor) -> None:
+    def _tell_drafter(self, path: Tensor) -> None:
         """Give the tokens that the last step has committed to the drafter."""
         tokens = self._sampling.begin_step(*path.shape)[1]
-        self._drafter.accepted(rows, tokens, path, self._sampling.counts(len(rows)))
+        self._drafter.accepted(tokens, path, self._sampling.counts(path.shape[0]))
 
     def _is_worth_it(self) -> bool:
         return self._fallback is None or self._fallback.drafts()
