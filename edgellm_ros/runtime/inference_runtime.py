@@ -224,7 +224,7 @@ class LLMInferenceRuntime:
         with self._lock:
             pipeline = self.pipeline
             pipeline.drop_removed_adapters()
-            reuse, engine = pipeline.reuse, engine_fingerprint(self.config)
+            reuse, engine = pipeline.reuse, engine_fingerprint(self.config, self.has_draft_model)
             save_prefix_cache(path, reuse.pages, pipeline.device, engine, reuse.states)
 
     def load_prefix_cache(self, path: str | Path) -> int:
@@ -237,7 +237,7 @@ class LLMInferenceRuntime:
         """
         with self._lock:
             pipeline = self.pipeline
-            reuse, engine = pipeline.reuse, engine_fingerprint(self.config)
+            reuse, engine = pipeline.reuse, engine_fingerprint(self.config, self.has_draft_model)
             return load_prefix_cache(path, reuse.pages, pipeline.device, engine, reuse.states)
 
     def clear_prefix_cache(self) -> None:

@@ -175,8 +175,9 @@ class Pipeline:
         self.use_decode_method(method)
 
         # 4. state that outlives a batch: prefixes, hidden states
+        head_cache = self.drafter.kv_cache if self.drafter is not None else None
         self.reuse = PrefixReuse(
-            self.device, kernels, config, cache, recurrent, self.vision, prefix_cache_bytes
+            self.device, kernels, config, cache, recurrent, self.vision, prefix_cache_bytes, head_cache
         )
         self.prefixes = self.reuse.pages
         self.hidden_states = HiddenStates(

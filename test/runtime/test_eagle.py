@@ -2,17 +2,20 @@
 """Drafts with an EAGLE head: candidates against a head that sees the whole text, and answers."""
 
 import dataclasses
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.builder import export
+from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.head_reference import HeadReference, RecordedInputs
 from fixtures.random_head import base_config, write_random_head
-from fixtures.requests_for_tests import IMAGE, SOUND, assert_same_with_drafting, request
+from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
 
 TREE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
 TALKING = {"prompt": "what do you see?", "repetition_penalty": 1.3}
@@ -66,7 +69,13 @@ class Draft:
 @pytest.fixture
 def drafts(drafting):
     """The list of all drafts of the runtime."""
-    found, pipeline = [], drafting.pipeline
+    with watched_drafts(drafting) as found:
+        yield found
+
+
+@contextmanager
+def watched_drafts(runtime):
+    found, pipeline = [], runtime.pipeline
     eagle = pipeline.drafter.drafter
     eagle = getattr(eagle, "drafter", eagle)
     propose, read = eagle.propose, pipeline.device.download
@@ -165,3 +174,70 @@ def test_answers_are_those_of_vanilla_decoding(engine, plain, device, tree, seed
     with LLMInferenceRuntime(engine, device, prefix_cache_bytes=0, drafting=config) as runtime:
         for one, other in zip(runtime.handle_request(batch), map(plain.handle_request, batch), strict=True):
             assert_same_with_drafting(one, other)
+
+
+SYSTEM = "you are a small robot on a floor with coloured solids. " * 2
+SHARED = [  # prompts that branch in the middle of a page, at its end, and in an image
+    request("go to the red box", system_prompt=SYSTEM, max_tokens=5),
+    request("go to the blue box", system_prompt=SYSTEM, max_tokens=5),
+    request("x" * 200, max_tokens=5),
+    request("x" * 210 + "y", max_tokens=5),
+    request("what do you see?", system_prompt=SYSTEM, images=(IMAGE,), max_tokens=5),
+    request("what do you see now?", system_prompt=SYSTEM, images=(IMAGE,), max_tokens=5),
+    request("what do you see?", system_prompt=SYSTEM, images=(OTHER_IMAGE,), max_tokens=5),
+]
+
+
+@pytest.fixture
+def caching(engine, device):
+    with LLMInferenceRuntime(engine, device, drafting=TREE) as runtime:
+        yield runtime
+
+
+class TestPrefixReuse:
+    def test_the_heads_rows_of_a_reused_prefix_are_those_of_its_tokens(self, caching, plain, reference):
+        for one in [*SHARED, *SHARED]:
+            with watched_drafts(caching) as drafts:
+                answer = caching.handle_request(one)
+            assert_same_with_drafting(answer, plain.handle_request(one))
+            for draft in drafts:
+                assert_scores(draft, *reference(one))
+        assert answer.reused_tokens == answer.prompt_tokens - 1
+
+    def test_prompts_that_share_a_page_in_one_batch(self, caching, plain, reference):
+        caching.handle_request(SHARED[0])
+        with watched_drafts(caching) as drafts:
+            answers = caching.handle_request(SHARED[1:5])
+        assert [answer.reused_tokens > 0 for answer in answers] == [True, False, False, True]
+        for one in SHARED[1:5]:
+            for draft in (draft for draft in drafts if draft.request is one):
+                assert_scores(draft, *reference(one))
+
+    def test_a_file_has_the_heads_rows(self, caching, engine, device, reference, tmp_path):
+        caching.handle_request(SHARED[0])
+        caching.save_prefix_cache(tmp_path / "prefixes")
+        with LLMInferenceRuntime(engine, device, drafting=TREE) as other:
+            assert other.load_prefix_cache(tmp_path / "prefixes") > 0
+            with watched_drafts(other) as drafts:
+                assert other.handle_request(SHARED[1]).reused_tokens > 0
+        for draft in drafts:
+            assert_scores(draft, *reference(SHARED[1]))
+
+    def test_a_file_without_the_heads_rows_is_refused(self, caching, engine, device, tmp_path):
+        with LLMInferenceRuntime(engine, device) as other:
+            other.handle_request(SHARED[0])
+            other.save_prefix_cache(tmp_path / "prefixes")
+        with pytest.raises(ValueError, match=r"saved by another engine .*\+draft, format"):
+            caching.load_prefix_cache(tmp_path / "prefixes")
+
+    def test_a_conversation_reuses_the_heads_rows_of_its_answers(self, caching, reference):
+        question = Message("user", "what do you see?")
+        one = LLMGenerationRequest(messages=(question,), sampling=request(max_tokens=9).sampling)
+        answer = caching.handle_request(one).text
+        turns = (question, Message("assistant", answer), Message("user", "and now?"))
+        two = LLMGenerationRequest(messages=turns, sampling=request(max_tokens=9).sampling)
+        with watched_drafts(caching) as drafts:
+            found = caching.handle_request(two)
+        assert found.reused_tokens > len(answer)
+        for draft in drafts:
+            assert_scores(draft, *reference(two))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree
+from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.row_state import RowState
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
@@ -20,6 +21,11 @@ class Drafter(RowState, Protocol):
     """
 
     name: str
+
+    @property
+    def kv_cache(self) -> LinearKVCache | None:
+        """The cache of a draft head, whose rows of a reused prefix are copied too."""
+        ...
 
     def clear(self) -> None:
         """Zero what a failed run may have filled with NaN; the batch is empty."""

@@ -55,7 +55,8 @@ class EagleDrafter:
         self._kernels = kernels
         self._tree_kernels = tree_kernels
         self._base = base
-        self.head = head
+        self._head = head
+        self.kv_cache = head.kv_cache
         self._embedder = embedder
         self._sampling = sampling
         self._embedding = embedding
@@ -92,21 +93,21 @@ class EagleDrafter:
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills the head's rows of the reused prefix."""
-        self.head.kv_cache.open(row, sequence)
+        self.kv_cache.open(row, sequence)
 
     def move(self, source: int, target: int) -> None:
         """Copy a row's pending tokens and head rows to another row."""
-        self.head.kv_cache.move(source, target)
+        self.kv_cache.move(source, target)
         for tensor in (self._tokens, self._states, self._counts):
             self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
 
     def close(self, row: int) -> None:
         """End a row."""
-        self.head.kv_cache.close(row)
+        self.kv_cache.close(row)
 
     def clear(self) -> None:
         """Zero the head's KV rows."""
-        self.head.clear()
+        self._head.clear()
 
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
@@ -123,7 +124,7 @@ class EagleDrafter:
         for index, sequence in enumerate(sequences):
             positions[index, :, : new[index]] = sequence.positions[:, sequence.reused_tokens :]
         following = self._embeds_of_following(sequences, embeds)
-        self.head.execute_prompts(following, states, positions, [count - 1 for count in new], rows)
+        self._head.execute_prompts(following, states, positions, [count - 1 for count in new], rows)
         last, newest = self._last.rows(0, batch), self._newest.rows(0, batch)
         self._device.upload(last, np.array(new, np.int64)[:, None] - 1)
         self._tree_kernels.take_rows(states, last, newest)
@@ -143,7 +144,7 @@ class EagleDrafter:
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Make tokens pending, with the states of the nodes before them."""
         batch, width = tokens.shape
-        size = self.head.hidden_size
+        size = self._head.hidden_size
         if width > 1:  # a round: `propose` has taken all pending tokens
             states = self._base.fused_hidden_states(batch, self._nodes)
             self._tree_kernels.take_rows(states, path, self._states.rows(0, batch))
@@ -164,7 +165,7 @@ class EagleDrafter:
         """Draft a tree for each row from its pending tokens."""
         batch, self._nodes = tree.tokens.shape
         logits, states = self._run_pending(batch)
-        self.head.kv_cache.commit_rows(range(batch), self._counts.rows(0, batch))
+        self.kv_cache.commit_rows(range(batch), self._counts.rows(0, batch))
         newest, table = self._newest.rows(0, batch), self._table.rows(0, batch)
         self._tree_kernels.take_rows(states, self._last.rows(0, batch), newest)
         self._tree_kernels.add_candidates(logits, self._token_of_logit, table, 1)
@@ -174,7 +175,7 @@ class EagleDrafter:
         for level in range(1, self._levels):
             self._tree_kernels.select_nodes(table, level, tokens, parent_rows)
             self._tree_kernels.take_rows(states, parent_rows, parents)
-            logits, states = self.head.execute_level(self._embed(tokens), parents, table, level)
+            logits, states = self._head.execute_level(self._embed(tokens), parents, table, level)
             self._tree_kernels.add_candidates(logits, self._token_of_logit, table, level + 1)
         self._tree_kernels.select_tree(table, self._sampling.last_tokens(range(batch)), tree)
 
@@ -190,13 +191,13 @@ class EagleDrafter:
         indices = self._indices.rows(0, batch)
         self._tree_kernels.take_rows(indices, before.view(batch, 1), last.view(batch, 1, 1))
         embeds = self._embed(self._tokens.rows(0, batch))
-        return self.head.execute_accepted(embeds, self._states.rows(0, batch), last)
+        return self._head.execute_accepted(embeds, self._states.rows(0, batch), last)
 
     def _keep_newest(self, batch: int) -> None:
         """Commit the head's rows of all pending tokens but the newest, which stays pending."""
         self._run_pending(batch)
         last = self._last.rows(0, batch)
-        self.head.kv_cache.commit_rows(range(batch), last.view(batch))
+        self.kv_cache.commit_rows(range(batch), last.view(batch))
         newest, token = self._newest.rows(0, batch), self._newest_token.rows(0, batch)
         tokens = self._tokens.rows(0, batch).view(batch, self._width, 1)
         self._tree_kernels.take_rows(self._states.rows(0, batch), last, newest)
@@ -210,7 +211,7 @@ class EagleDrafter:
     def _embeds_of_following(self, sequences: Sequence[GenerationSequence], embeds: Tensor) -> Tensor:
         """Return the embeddings [B,S,Hd] of the tokens after each of a prompt's new tokens."""
         batch, tokens, _ = embeds.shape
-        out = self._embeds.view(batch, tokens, self.head.hidden_size)
+        out = self._embeds.view(batch, tokens, self._head.hidden_size)
         ids = self._prompt_ids.view(batch, tokens)
         if self._embedding is None:  # encoder rows of the base included
             after = np.minimum(np.arange(tokens) + 1, tokens - 1)
@@ -227,7 +228,7 @@ class EagleDrafter:
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [B,S,Hd] of tokens [B,S]."""
-        out = self._embeds.view(*tokens.shape, self.head.hidden_size)
+        out = self._embeds.view(*tokens.shape, self._head.hidden_size)
         if self._embedding is None:
             self._embedder.embed_into(tokens, out)
         else:

@@ -23,7 +23,7 @@ class GuardedDrafter:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.name = drafter.name
+        self.name, self.kv_cache = drafter.name, drafter.kv_cache
         self.failed = False
 
     def open(self, row: int, sequence: GenerationSequence) -> None:

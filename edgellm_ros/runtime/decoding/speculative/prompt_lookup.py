@@ -27,6 +27,7 @@ class PromptLookup:
     """
 
     name = "lookup"
+    kv_cache = None
 
     def __init__(
         self, device: Device, kernels: TreeKernels, cache: LinearKVCache, placeholders: Collection[int | None]
