@@ -38,10 +38,10 @@ class SpecDecodeGenerationMetrics:
     verified_trees: int = 0  # one per run and sequence
     generated_tokens: int = 0  # of all verifications
     vanilla_runs: int = 0  # decode steps without a draft
-    # host seconds of drafting, verifying and accepting, where the device works while it is called (CPU)
-    phase_seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("draft", "verify", "accept"), 0.0)
-    )
+    # time of each part of a round, on devices that work while they are called (CPU); 0 on others
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
 
     @property
     def tokens_per_verification(self) -> float:

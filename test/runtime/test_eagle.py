@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from doubles.scripted_drafter import draft_by_script
-from edgellm_ros.builder import export
 from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.head_reference import HeadReference, RecordedInputs
-from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
 
 TREE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
@@ -24,11 +22,8 @@ SEEING = {"images": (IMAGE,), "audio": (SOUND,)}
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_checkpoint, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("draft")
-    head = write_random_head(directory / "head", base_config(tiny_checkpoint))
-    export(tiny_checkpoint, directory / "engine", draft=head, max_lora_rank=8)
-    return directory / "engine"
+def engine(draft_engine):
+    return draft_engine
 
 
 @pytest.fixture(scope="module")

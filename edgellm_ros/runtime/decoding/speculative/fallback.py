@@ -32,12 +32,12 @@ class Fallback:
         self._last = 0.0
         self._batch = 0
         self._until_refresh = REFRESH
-        self._vanilla_left = 0  # of a probe or a pause
         self.new_text()
 
     def new_text(self) -> None:
-        """Forget how many tokens rounds have yielded: a prompt has joined the batch."""
+        """Begin a trial: a prompt has joined the batch."""
         self._tokens: deque[float] = deque(maxlen=2 * TRIAL)  # of rounds, for each sequence on average
+        self._vanilla_left = 0  # of a probe or a pause
         self._pause = FIRST_PAUSE
 
     def begin(self, batch: int) -> None:

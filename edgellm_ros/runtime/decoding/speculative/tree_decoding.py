@@ -105,7 +105,7 @@ class TreeDecoding:
         size = next((size for size in self._sizes if size <= room), 1)
         if size > 1 and self._wanted and not self._drafter.failed and self._is_worth_it():
             tree = self._tree_of(len(self._adapters), size)
-            with self._phase("draft"):
+            with self._timed("draft_seconds"):
                 self._drafter.propose(tree)
             if not self._drafter.failed:
                 return self._verify(tree)
@@ -136,10 +136,10 @@ class TreeDecoding:
         batch, size = tree.tokens.shape
         logits, path = self._logits.view(batch, size, self._logits.shape[2]), self._path.rows(0, batch)
         path_logits, offered = self._path_logits.rows(0, batch), self._offered.rows(0, batch)
-        with self._phase("verify"):
+        with self._timed("verify_seconds"):
             embeds = self._embedder.embed_tokens(tree.tokens)
             self._runner.execute_tree_decoding_step(embeds, tree, self._kernels, logits, self._adapters)
-        with self._phase("accept"):
+        with self._timed("accept_seconds"):
             self._sampling.sample_path(self._kernels, logits, tree, path, offered)
             counts = self._sampling.count(offered=offered)
             self._runner.kv_cache.move_path(self._kernels, path, counts)
@@ -168,9 +168,9 @@ class TreeDecoding:
         return DraftTree(*(tensor.view(batch, size) for tensor in (tree.tokens, tree.parents, tree.depths)))
 
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Add the time of a phase to the metrics; on a device that queues work there is nothing to see."""
+    def _timed(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a metric, if the device works while it is called."""
         start = time.perf_counter()
         yield
         if self._is_synchronous:
-            self._metrics.phase_seconds[name] += time.perf_counter() - start
+            setattr(self._metrics, name, getattr(self._metrics, name) + time.perf_counter() - start)
