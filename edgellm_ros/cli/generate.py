@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
         if drafted.strategy:
             print(
                 f"[{drafted.strategy}: {drafted.total_runs} verifications of "
-                f"{drafted.tokens_per_verification:.2f} tokens, {drafted.vanilla_runs} steps without a draft]",
+                f"{drafted.tokens_per_verification:.2f} tokens, {drafted.vanilla_runs} steps without draft]",
                 file=sys.stderr,
             )
     return 0
