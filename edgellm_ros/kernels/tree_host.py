@@ -8,7 +8,14 @@ import numpy as np
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.host import sample_row
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
-from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree, check_level, check_tree_size, entries
+from edgellm_ros.kernels.tree_protocol import (
+    DraftTable,
+    DraftTree,
+    check_candidates,
+    check_level,
+    check_tree_size,
+    entries,
+)
 
 
 class HostTreeKernels:
@@ -17,7 +24,7 @@ class HostTreeKernels:
     def add_candidates(
         self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
     ) -> None:
-        check_level(table, level, logits.shape[1], logits.shape[2])
+        check_candidates(table, level, logits.shape[1], logits.shape[2])
         batch, count, _ = logits.shape
         top_k, start = table.top_k, entries(table.top_k, level - 1)
         if level == 1:
@@ -44,6 +51,7 @@ class HostTreeKernels:
             table.parents.array[row, place] = parent
 
     def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
+        check_level(table, level)
         start, stop = entries(table.top_k, level - 1), entries(table.top_k, level)
         order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, : table.top_k]
         table.nodes.array[:, level - 1] = start + order
@@ -51,6 +59,7 @@ class HostTreeKernels:
         parent_rows.array[...] = order // table.top_k
 
     def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
+        check_level(table, level)
         batch, _, top_k, capacity = out.shape
         committed = lengths.array[:, None]
         mask = out.array[:, 0]
