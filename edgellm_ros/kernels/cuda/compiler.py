@@ -29,6 +29,7 @@ SOURCES = (  # one program, in this order
     "tree.cu",
 )
 SIZES = (
+    "MAX_BLOCKS_PER_ROW",
     "ROW_SCRATCH_BYTES",
     "MOST_LOGPROBS",
     "TOP_SHARE",

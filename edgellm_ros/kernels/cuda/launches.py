@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.cuda.layout import MAX_VOCAB, ROW_SCRATCH_BYTES
+from edgellm_ros.kernels.cuda.layout import MAX_BLOCKS_PER_ROW, MAX_VOCAB, ROW_SCRATCH_BYTES
 
 WIDEST = 16  # bytes that one thread moves with one instruction
 THREADS = 256  # per block, by default
 MAX_BLOCKS = 1 << 20  # per launch; with more work, each block loops
 MAX_PLANES = 1 << 15  # along a grid's second axis
 SHARE = 4096  # tokens of the vocabulary per block in sampling
-MAX_BLOCKS_PER_ROW = 32
 FLOAT32 = np.dtype(np.float32)
 
 

@@ -20,13 +20,15 @@ struct Histogram {
 constexpr int TURNS = 3;  // one is being filled, one may still be read, one is being cleared
 
 struct RowScratch {
-  u64 best[TURNS];        // highest rank; NOT_FINITE if a logit is not finite. One for each token in turn
-  u64 min_p_mass[TURNS];  // of the tokens that min-p keeps
-  u32 arrived;            // arrivals of blocks at all barriers so far
-  u32 left;               // blocks that have finished
-  u32 padding[2];
+  u64 best;                              // highest rank; NOT_FINITE if a logit is not finite
+  u64 block_best[2][MAX_BLOCKS_PER_ROW];  // stamped ranks: see RowSampler::exchange
+  u64 min_p_mass[TURNS];                 // of the tokens that min-p keeps, for each token in turn
+  u32 arrived;                           // arrivals of blocks at all barriers so far
+  u32 left;                              // blocks that have finished
   Histogram histograms[TURNS];
 };
+
+static_assert(MAX_BLOCKS_PER_ROW <= 32, "one warp reads the best ranks of all blocks");
 
 static_assert(sizeof(RowScratch) == ROW_SCRATCH_BYTES, "the host allocates ROW_SCRATCH_BYTES per row");
 
@@ -47,6 +49,7 @@ struct SampleShared {
   u64 warp_masses[WARPS];
   u32 warp_counts[WARPS];
   u64 total_mass;
+  u64 best;
   u32 total_count;
   Found found;
   u32 least_key, greatest_key;
@@ -84,7 +87,8 @@ struct RowSampler {
   int path_length;
   u32 barriers;    // number of barriers that this block has passed
   int histogram;   // index of the next histogram
-  int turn;        // of the sums of the token
+  u32 exchanges;   // number of exchanges so far
+  int turn;        // of min_p_mass
   float top;    // score of the most likely token
   Scale scale;  // of distances from `top`
 
@@ -131,14 +135,44 @@ struct RowSampler {
     next.count[threadIdx.x] = 0;
   }
 
-  __device__ void find_best() {
+  // Returns the highest rank of this block's tokens; NOT_FINITE if a logit is not finite.
+  __device__ u64 block_best() {
     u64 highest = 0;
     visit_scores([&](int id, float of_id) {
       const u64 rank = of_id == of_id ? ranks.rank(of_id, id) : NOT_FINITE;
       highest = rank > highest ? rank : highest;
     });
-    highest = block_maximum(highest, shared.warp_masses);
-    if (threadIdx.x == 0) atomicMax(&scratch.best[turn], highest);
+    return block_maximum(highest, shared.warp_masses);
+  }
+
+  // Returns the highest of the blocks' ranks, in all blocks of the row. Makes writes before it visible if `fence`.
+  //
+  // A rank has 51 bits at most, so that a stamp, the number of the exchange, fits into the same 64 bits: one write
+  // and one read take less time than an atomic maximum and a barrier. A block writes to the same place again in the
+  // exchange after the next, when all have read it.
+  __device__ u64 exchange(u64 best, bool fence) {
+    constexpr int stamp_bits = 13, rank_bits = 64 - stamp_bits;
+    constexpr u64 not_finite = (1ull << rank_bits) - 1;
+    volatile u64* places = scratch.block_best[exchanges++ & 1];
+    if (threadIdx.x == 0) {
+      if (fence) __threadfence();
+      places[blockIdx.x] = (u64)exchanges << rank_bits | (best == NOT_FINITE ? not_finite : best);
+    }
+    if (threadIdx.x < 32) {
+      u64 highest = 0;
+      if (threadIdx.x < gridDim.x) {
+        while ((highest = places[threadIdx.x]) >> rank_bits != exchanges) __nanosleep(16);
+        highest &= not_finite;
+      }
+      for (int step = 16; step > 0; step /= 2) {
+        const u64 other = __shfl_xor_sync(ALL_LANES, highest, step);
+        highest = other > highest ? other : highest;
+      }
+      if (fence) __threadfence();
+      if (threadIdx.x == 0) shared.best = highest == not_finite ? NOT_FINITE : highest;
+    }
+    __syncthreads();
+    return shared.best;
   }
 
   __device__ void clear_bins() {
@@ -276,19 +310,17 @@ struct RowSampler {
     return found.id;
   }
 
-  // Waits until all blocks have found the most likely token; returns its rank.
-  __device__ u64 best() {
-    barrier();
-    return __ldcg(&scratch.best[turn]);
-  }
-
-  // Returns a token sampled by the rules after find_best, in all blocks; -1 if a logit is not finite.
+  // Returns a token sampled by the rules, in all blocks; -1 if a logit is not finite.
   __device__ i64 sample(const Rules& rules, u32 position) {
+    if (rules.greedy()) {
+      const u64 best = exchange(block_best(), false);
+      return best == NOT_FINITE ? -1 : ranks.id(best);
+    }
     clear_next_histogram();
     if (threadIdx.x == 0) shared.scale = make_scale(rules.temperature);
-    const u64 best_rank = best();
-    if (best_rank == NOT_FINITE) return -1;
-    top = ranks.score(best_rank);
+    const u64 best = exchange(block_best(), true);
+    if (best == NOT_FINITE) return -1;
+    top = ranks.score(best);
     scale = shared.scale;
     const bool min_p = rules.min_p > 0.0f;
     if (threadIdx.x == 0 && min_p)  // rounded up to a float, so that no score is in between
@@ -308,7 +340,9 @@ struct RowSampler {
   }
 
   __device__ void reset_scratch() {
-    for (int i = 0; i < TURNS; ++i) scratch.best[i] = scratch.min_p_mass[i] = 0;
+    scratch.best = 0;
+    for (int i = 0; i < 2 * MAX_BLOCKS_PER_ROW; ++i) scratch.block_best[0][i] = 0;
+    for (int i = 0; i < TURNS; ++i) scratch.min_p_mass[i] = 0;
     scratch.arrived = scratch.left = 0;
   }
 };
@@ -334,14 +368,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   RowSampler sampler{shared,              scratch[row], logits + (i64)row * vocab, seen + (i64)sequence * vocab,
                      penalties[sequence], Ranks(vocab), share.begin,               share.end};
 
-  sampler.find_best();
   i64 token = -1;
-  if (!rules.greedy()) {
+  if (rules.greedy()) {
+    const u64 best = sampler.block_best();
+    if (threadIdx.x == 0) atomicMax(&sampler.scratch.best, best);
+  } else {
     const u32 position = (u32)positions[sequence] + (u32)(row - sequence * (int)tokens_per_sequence);
     token = sampler.sample(rules, position);
   }
   if (sampler.is_last()) {  // the best token needs no barrier: the last block to finish has it
-    const u64 best = __ldcg(&sampler.scratch.best[0]);
+    const u64 best = __ldcg(&sampler.scratch.best);
     if (rules.greedy() && best != NOT_FINITE) token = sampler.ranks.id(best);
     tokens[row] = token;
     sampler.reset_scratch();

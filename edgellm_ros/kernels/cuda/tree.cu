@@ -3,6 +3,7 @@
 // Letters as in kernels/tree_protocol.py: K candidates of a node, N levels, T entries of a table, M nodes of a tree.
 
 constexpr int TOP_VALUES = TOP_SHARE / THREADS;  // per thread
+constexpr int FEW = 256;  // values that are ordered by counting without a bound
 #define NO_SCORE __uint_as_float(0xff800000u)  // -inf
 
 struct TopShared {
@@ -18,6 +19,17 @@ static_assert(TOP_SHARE % THREADS == 0, "each thread has as many values");
 static_assert(MOST_CANDIDATES <= WARPS, "so many warps have a maximum that reaches the least of the top");
 static_assert(MOST_CANDIDATES * MOST_CANDIDATES <= TOP_SHARE, "all candidates of a level are values of a block");
 static_assert(MOST_CANDIDATES * ((1 << 19) / TOP_SHARE) <= TOP_SHARE, "the tops of all blocks are values of one");
+
+// Writes the `wanted` greatest of shared.reaching [count] to shared.top in falling order.
+__device__ void order_top(TopShared& shared, int count, int wanted) {
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    const u64 own = shared.reaching[i];
+    int place = 0;
+    for (int other = 0; other < count; ++other) place += shared.reaching[other] > own;
+    if (place < wanted) shared.top[place] = own;
+  }
+  __syncthreads();
+}
 
 // Writes shared.top: the `wanted` greatest values of the block in falling order, then zeros. A value of 0 is none;
 // others are different, but for NOT_FINITE.
@@ -50,14 +62,7 @@ __device__ void find_top(TopShared& shared, const u64 (&values)[TOP_VALUES], int
   for (u64 value : values)
     if (value && value >= least) shared.reaching[atomicAdd(&shared.count, 1u)] = value;
   __syncthreads();
-  const int count = (int)shared.count;
-  for (int i = thread; i < count; i += THREADS) {
-    const u64 own = shared.reaching[i];
-    int place = 0;
-    for (int other = 0; other < count; ++other) place += shared.reaching[other] > own;
-    if (place < wanted) shared.top[place] = own;
-  }
-  __syncthreads();
+  order_top(shared, (int)shared.count, wanted);
 }
 
 // Returns the table entry where a level begins.
@@ -75,6 +80,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const i64 row = blockIdx.y, sequence = row / nodes_per_sequence, node = row % nodes_per_sequence;
   const Ranks ranks(vocab);
   const float* logits = all_logits + row * vocab;
+  const i64 parent = level == 1 ? 0 : nodes[(sequence * (levels - 1) + level - 2) * top_k + node];
+  const double above = level == 1 ? 0.0 : (double)scores[sequence * entries + parent];
   u64 values[TOP_VALUES];
 #pragma unroll
   for (int i = 0; i < TOP_VALUES; ++i) {
@@ -106,33 +113,39 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (!shared.last) return;
 
   found = work + row * blocks * (1 + top_k);
+  const u64* part = found + thread * (1 + top_k);  // of this thread's block
+  const u64 part_mass = thread < blocks ? __ldcg(&part[0]) : 0, part_best = thread < blocks ? __ldcg(&part[1]) : 0;
+  const int count = blocks * wanted;
+  if (count <= FEW) {
+    if (thread < count) shared.reaching[thread] = __ldcg(&found[thread / wanted * (1 + wanted) + 1 + thread % wanted]);
+    if (thread < MOST_CANDIDATES) shared.top[thread] = 0;
+    __syncthreads();
+    order_top(shared, count, wanted);
+  } else {
 #pragma unroll
-  for (int i = 0; i < TOP_VALUES; ++i) {
-    const int place = i * THREADS + thread, block = place / wanted;
-    values[i] = block < blocks ? __ldcg(&found[block * (1 + top_k) + 1 + place % wanted]) : 0;
+    for (int i = 0; i < TOP_VALUES; ++i) {
+      const int place = i * THREADS + thread;
+      values[i] = place < count ? __ldcg(&found[place / wanted * (1 + wanted) + 1 + place % wanted]) : 0;
+    }
+    find_top(shared, values, wanted);
   }
-  find_top(shared, values, wanted);
   best = shared.top[0];
   const double top = ranks.score(best);
   mass = 0;
-  if (thread < blocks && best != NOT_FINITE) {
-    const u64* part = found + thread * (1 + top_k);
-    mass = (u64)((double)__ldcg(&part[0]) * exp((double)ranks.score(__ldcg(&part[1])) - top));
-  }
+  if (thread < blocks && best != NOT_FINITE)
+    mass = (u64)((double)part_mass * exp((double)ranks.score(part_best) - top));
   mass = block_sum(mass, shared.warp_values);
 
   i64* own_tokens = tokens + sequence * entries;
   float* own_scores = scores + sequence * entries;
   i64* own_parents = parents + sequence * entries;
   if (thread < wanted) {
-    const i64 parent = level == 1 ? 0 : nodes[(sequence * (levels - 1) + level - 2) * top_k + node];
     const i64 entry = level_start(level, top_k) + node * top_k + thread;
     const u64 rank = shared.top[thread];
     float score = NO_SCORE;
     i64 id = 0;
     if (best != NOT_FINITE) {
       const double log_mass = log((double)mass / (double)(1ull << WEIGHT_BITS));
-      const double above = level == 1 ? 0.0 : (double)own_scores[parent];
       score = (float)(above + ((double)ranks.score(rank) - top - log_mass));
       id = ranks.id(rank);
     }
@@ -277,38 +290,61 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
 
 FOR_EACH_WIDTH(TREE_KERNELS)
 
-// One block per sequence. An entry is selected if fewer than `size` others are better; its node is the number of
-// selected ones before it.
+// One block per sequence. A radix search finds the key of the last selected entry; of the entries with this key the
+// first ones are selected. An entry's node is the number of selected entries before it.
 extern "C" __global__ void __launch_bounds__(THREADS)
     select_tree(const i64* table_tokens, const float* table_scores, const i64* table_parents, i64 entries, i64 top_k,
                 const i64* last_tokens, i64* tokens, i64* parents, i64* depths, i64 size) {
-  __shared__ u32 keys[MOST_TABLE_ENTRIES];  // then the nodes of the entries
-  __shared__ u32 warp_counts[WARPS];
-  constexpr int MOST_OWN = MOST_TABLE_ENTRIES / THREADS;
+  constexpr int MOST_OWN = MOST_TABLE_ENTRIES / THREADS, KEY_BITS = 32;
+  __shared__ u32 node_of[MOST_TABLE_ENTRIES];
+  __shared__ u32 counts[THREADS], warp_counts[WARPS], digit, before;
   const i64 table = blockIdx.x * entries, tree = blockIdx.x * size;
-  for (int entry = threadIdx.x; entry < entries; entry += THREADS) keys[entry] = order_key(table_scores[table + entry]);
-  __syncthreads();
-  const int own = ((int)entries + THREADS - 1) / THREADS, first = threadIdx.x * own;
-  u32 selected = 0;  // bit i: entry first + i
-  for (int i = 0; i < own && first + i < entries; ++i) {
-    const int entry = first + i;
-    const u32 key = keys[entry];
-    int better = 0;
-    for (int other = 0; other < entries; ++other) better += keys[other] > key - (other < entry);
-    if (better < size) selected |= 1u << i;
+  const int thread = threadIdx.x, own = ((int)entries + THREADS - 1) / THREADS, first = thread * own;
+  u32 keys[MOST_OWN];  // of entries first .. first + own - 1; 0 = none
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i)
+    keys[i] = i < own && first + i < entries ? order_key(table_scores[table + first + i]) : 0;
+
+  u64 known = 0;       // the leading digits of the last selected key
+  u32 wanted = (u32)size;  // number of selected keys with these digits
+  for (int left = KEY_BITS; left > 0;) {
+    const int bits = left < BIN_BITS ? left : BIN_BITS, shift = left - bits;
+    counts[thread] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < MOST_OWN; ++i)
+      if (keys[i] && (u64)keys[i] >> left == known) atomicAdd(&counts[keys[i] >> shift & ((1 << bits) - 1)], 1u);
+    __syncthreads();
+    const u32 count = counts[THREADS - 1 - thread], through = block_sum_through(count, warp_counts);
+    if (through >= wanted && through - count < wanted) {
+      digit = THREADS - 1 - thread;
+      before = through - count;
+    }
+    __syncthreads();
+    known = known << bits | digit;
+    wanted -= before;
+    left = shift;
   }
-  static_assert(MOST_OWN <= 32, "a bit for each entry of a thread");
+
+  u32 equal = 0, selected = 0;
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i) equal += keys[i] == known;
+  u32 equal_before = block_sum_through(equal, warp_counts) - equal;
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i)
+    if (keys[i] > known || (keys[i] == known && equal_before++ < wanted)) selected |= 1u << i;
   const u32 count = __popc(selected);
-  u32 node = block_sum_through(count, warp_counts) - count;
-  for (int i = 0; i < own; ++i)
-    if (selected >> i & 1) keys[first + i] = node++;
+  u32 next = block_sum_through(count, warp_counts) - count;
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i)
+    if (selected >> i & 1) node_of[first + i] = next++;
   __syncthreads();
   for (int i = 0; i < own; ++i) {
     if (!(selected >> i & 1)) continue;
-    const i64 entry = first + i, at = tree + keys[entry];
+    const i64 entry = first + i, at = tree + node_of[entry];
     const bool root = entry == 0;
     tokens[at] = root ? last_tokens[blockIdx.x] : table_tokens[table + entry];
-    parents[at] = root ? -1 : (i64)keys[clamp(table_parents[table + entry], 0, entries - 1)];
+    parents[at] = root ? -1 : (i64)node_of[clamp(table_parents[table + entry], 0, entries - 1)];
     depths[at] = root ? 0 : entry <= top_k ? 1 : 2 + (entry - 1 - top_k) / (top_k * top_k);
   }
 }
@@ -335,6 +371,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 i64* all_tokens, i64* all_path, i64* offered, i64 most, RowScratch* scratch) {
   __shared__ SampleShared shared;
   __shared__ int seen_path[MOST_TREE_NODES];
+  __shared__ u32 child_place[2];  // from the end; 0 = none. For each token in turn
   const int row = blockIdx.y, thread = threadIdx.x;
   const bool writes = blockIdx.x == 0 && thread == 0;
   const float* row_logits = logits + row * size * vocab;
@@ -347,28 +384,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      penalties[row], Ranks(vocab), share.begin, share.end, seen_path};
   i64 node = 0;
   int count = 0;
+  if (thread < 2) child_place[thread] = 0;
   while (true) {
     sampler.turn = count % TURNS;
-    sampler.find_best();
-    i64 index;
-    if (rules.greedy()) {
-      const u64 best = sampler.best();
-      index = best == NOT_FINITE ? -1 : sampler.ranks.id(best);
-    } else {
-      index = sampler.sample(rules, (u32)positions[row] + (u32)count);
-    }
+    const i64 index = sampler.sample(rules, (u32)positions[row] + (u32)count);
     const i64 token = index < 0 || !vocab_map ? index : vocab_map[index];
+    const bool matches = index >= 0 && count + 1 < most && tree_parent == node && tree_token == token;
+    if (matches) atomicMax(&child_place[count % 2], (u32)(size - thread));  // the first child has the highest
+    if (thread == 0) {
+      seen_path[count] = (int)index;
+      child_place[(count + 1) % 2] = 0;
+    }
     if (writes) {
       // All blocks are done with the token before, and none begins the one after the next.
-      sampler.scratch.best[(count + TURNS - 1) % TURNS] = sampler.scratch.min_p_mass[(count + TURNS - 1) % TURNS] = 0;
+      sampler.scratch.min_p_mass[(count + TURNS - 1) % TURNS] = 0;
       sampled[count] = index;
       tokens[count] = token;
       path[count] = node;
     }
-    if (thread == 0) seen_path[count] = (int)index;
+    __syncthreads();
+    const u32 child = child_place[count % 2];
     sampler.path_length = ++count;
-    const bool matches = index >= 0 && count < most && tree_parent == node && tree_token == token;
-    const u64 child = block_maximum(matches ? (u64)(size - thread) : 0, shared.warp_masses);  // the first one
     if (child == 0) break;
     node = size - (i64)child;
     sampler.logits = row_logits + node * vocab;
