@@ -44,4 +44,8 @@ def load_tree_kernels(device: Device) -> TreeKernels:
         from edgellm_ros.kernels.tree_host import HostTreeKernels
 
         return HostTreeKernels()
+    if device.memory == "cuda":
+        from edgellm_ros.kernels.cuda import load_cuda_tree_kernels
+
+        return load_cuda_tree_kernels(device)
     raise EngineError(f"no tree kernels for memory {device.memory!r} (device {device.name!r})")

@@ -154,10 +154,8 @@ def sample_row(
     if temperature == 0.0:
         return int(np.argmax(logits))
     scores = logits.astype(np.float64)
-    order = np.argsort(-scores, kind="stable")
     top_k = int(state.top_k.array[row])
-    if top_k:
-        order = order[:top_k]
+    order = most_likely(logits, top_k) if 0 < top_k < len(scores) else np.argsort(-scores, kind="stable")
     probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()
     kept = len(order)  # both filters below keep the first tokens of this order
@@ -171,3 +169,18 @@ def sample_row(
     uniform = token_uniform(int(state.seed.array[row]), int(state.position.array[row]) + offset)
     place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return int(order[min(place, kept - 1)])
+
+
+def most_likely(logits: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the highest of logits [V], in falling order, the lower index first among equals.
+
+    Of V / width groups, `count` have a maximum that reaches the count-th highest one. So only logits that
+    reach this one can be among the highest, and few do.
+    """
+    size = len(logits)
+    width = max(1, size // (16 * count))
+    groups = size // width
+    maxima = logits[: groups * width].reshape(groups, width).max(axis=-1)
+    least = np.partition(maxima, groups - count)[groups - count]
+    indices = np.flatnonzero(logits >= least)
+    return indices[np.argsort(-logits[indices], kind="stable")[:count]]

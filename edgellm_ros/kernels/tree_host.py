@@ -6,9 +6,16 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.host import sample_row
+from edgellm_ros.kernels.host import most_likely, sample_row
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
-from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree, check_level, check_tree_size, entries
+from edgellm_ros.kernels.tree_protocol import (
+    DraftTable,
+    DraftTree,
+    check_candidates,
+    check_level,
+    check_tree_size,
+    entries,
+)
 
 
 class HostTreeKernels:
@@ -17,7 +24,7 @@ class HostTreeKernels:
     def add_candidates(
         self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
     ) -> None:
-        check_level(table, level, logits.shape[1], logits.shape[2])
+        check_candidates(table, level, logits.shape[1], logits.shape[2])
         batch, count, _ = logits.shape
         top_k, start = table.top_k, entries(table.top_k, level - 1)
         if level == 1:
@@ -31,7 +38,7 @@ class HostTreeKernels:
             above = np.float64(table.scores.array[row, parent])
             values, log_mass = logits.array[row, node], log_masses[row, node]
             if np.isfinite(log_mass):
-                ids = _most_likely(values, top_k)
+                ids = most_likely(values, top_k)
                 own = values[ids].astype(np.float64) - float(values[ids[0]]) - log_mass
                 with np.errstate(over="ignore"):
                     scores = (above + own).astype(np.float32)
@@ -44,6 +51,7 @@ class HostTreeKernels:
             table.parents.array[row, place] = parent
 
     def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
+        check_level(table, level)
         start, stop = entries(table.top_k, level - 1), entries(table.top_k, level)
         order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, : table.top_k]
         table.nodes.array[:, level - 1] = start + order
@@ -51,17 +59,17 @@ class HostTreeKernels:
         parent_rows.array[...] = order // table.top_k
 
     def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
-        batch, _, top_k, capacity = out.shape
-        committed = lengths.array[:, None]
-        mask = out.array[:, 0]
-        mask[...] = np.arange(capacity) < committed[..., None]
-        sequences, own = np.arange(batch)[:, None], np.arange(top_k)[None, :]
-        rows = np.broadcast_to(own, (batch, top_k))
-        for above in range(level, 0, -1):
-            slots = committed + (above - 1) * top_k + rows
-            _mark(mask, sequences, own, slots)
-            nodes = np.take_along_axis(table.nodes.array[:, above - 1], rows, axis=-1)
-            rows = (nodes - entries(top_k, above - 1)) // top_k
+        check_level(table, level)
+        top_k, own = table.top_k, np.arange(table.top_k)
+        for row, length in enumerate(lengths.array.tolist()):
+            mask, places = out.array[row, 0], own
+            mask[:, :length], mask[:, length:] = True, False
+            for above in range(level, 0, -1):
+                slots = length + (above - 1) * top_k + places
+                inside = slots < mask.shape[1]
+                mask[own[inside], slots[inside]] = True
+                nodes = table.nodes.array[row, above - 1, places]
+                places = (nodes - entries(top_k, above - 1)) // top_k
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
         check_tree_size(table, tree)
@@ -80,16 +88,19 @@ class HostTreeKernels:
         tree.depths.array[:, 1:] = np.where(chosen <= top_k, 1, 2 + (chosen - 1 - top_k) // top_k**2)
 
     def tree_mask(self, tree: DraftTree, lengths: Tensor, out: Tensor) -> None:
-        batch, _, size, capacity = out.shape
-        committed = lengths.array[:, None]
-        mask = out.array[:, 0]
-        mask[...] = np.arange(capacity) < committed[..., None]
-        sequences, own = np.arange(batch)[:, None], np.arange(size)[None, :]
-        nodes = np.broadcast_to(own, (batch, size))
-        while (nodes >= 0).any():
-            _mark(mask, sequences, own, np.where(nodes < 0, -1, committed + nodes))
-            above = np.take_along_axis(tree.parents.array, np.maximum(nodes, 0), axis=-1)
-            nodes = np.where(nodes < 0, -1, above)
+        size = tree.size
+        for row, length in enumerate(lengths.array.tolist()):
+            mask = out.array[row, 0]
+            mask[:, :length], mask[:, length:] = True, False
+            # each product doubles the distance up to which ancestors are marked
+            marks = np.eye(size, dtype=np.float32)
+            marks[np.arange(1, size), tree.parents.array[row, 1:]] = 1
+            distance, deepest = 1, int(tree.depths.array[row].max())
+            while distance < deepest:
+                marks = np.minimum(marks @ marks, 1)
+                distance *= 2
+            slots = mask[:, length : length + size]
+            slots[...] = marks[:, : slots.shape[1]]
 
     def tree_rope_rows(
         self, table: RopeTable, lengths: Tensor, deltas: Tensor, depths: Tensor, cos: Tensor, sin: Tensor
@@ -179,30 +190,8 @@ def _log_masses(logits: np.ndarray) -> np.ndarray:
     finite = np.isfinite(highest) & np.isfinite(lowest)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         distances = logits - highest[..., None]
-        masses = np.exp(distances, out=distances).sum(axis=-1, dtype=np.float64)
-        return np.where(finite, np.log(masses), np.nan)
-
-
-def _most_likely(logits: np.ndarray, count: int) -> np.ndarray:
-    """Return the indices of the highest of logits [V], in falling order, the lower index first among equals.
-
-    Of V / width groups, `count` have a maximum that reaches the count-th highest one. So only logits that
-    reach this one can be among the highest, and few do.
-    """
-    size = len(logits)
-    width = max(1, size // (16 * count))
-    groups = size // width
-    maxima = logits[: groups * width].reshape(groups, width).max(axis=-1)
-    least = np.partition(maxima, groups - count)[groups - count]
-    indices = np.flatnonzero(logits >= least)
-    return indices[np.argsort(-logits[indices], kind="stable")[:count]]
-
-
-def _mark(mask: np.ndarray, sequences: np.ndarray, own: np.ndarray, slots: np.ndarray) -> None:
-    """Set mask[sequences, own, slots] [B,S,C]; slots outside 0..C-1 are left out."""
-    inside = (slots >= 0) & (slots < mask.shape[-1])
-    sequences, own = (np.broadcast_to(places, slots.shape)[inside] for places in (sequences, own))
-    mask[sequences, own, slots[inside]] = True
+        masses = np.exp(distances, out=distances).sum(axis=-1)
+        return np.where(finite, np.log(masses.astype(np.float64)), np.nan)
 
 
 def _earlier_occurrence(entry: np.ndarray, most_ngram: int, least_ngram: int) -> int:

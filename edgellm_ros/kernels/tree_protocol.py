@@ -218,7 +218,7 @@ class TreeKernels(Protocol):
         ...
 
 
-def check_level(table: DraftTable, level: int, rows: int, draft_vocab: int) -> None:
+def check_candidates(table: DraftTable, level: int, rows: int, draft_vocab: int) -> None:
     """Raise ValueError unless logits with so many rows and tokens can be added as a level."""
     if not 1 <= level <= table.levels or rows != (1 if level == 1 else table.top_k):
         raise ValueError(
@@ -227,6 +227,12 @@ def check_level(table: DraftTable, level: int, rows: int, draft_vocab: int) -> N
         )
     if not 1 <= table.top_k <= draft_vocab:
         raise ValueError(f"{table.top_k} candidates for each node of a draft with {draft_vocab} tokens")
+
+
+def check_level(table: DraftTable, level: int) -> None:
+    """Raise ValueError unless the draft runs on nodes of a level."""
+    if not 1 <= level < table.levels:
+        raise ValueError(f"a run of the draft on level {level} of {table.levels}")
 
 
 def check_tree_size(table: DraftTable, tree: DraftTree) -> None:

@@ -9,6 +9,17 @@ import pytest
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels import DraftTable, DraftTree, RopeTable, load_tree_kernels
 from fixtures.device_under_test import Side
+from fixtures.random_trees import random_tree
+
+
+@pytest.fixture(params=["device", pytest.param("cuda", marks=pytest.mark.slow)])
+def side(request) -> Side:
+    """The device under test, and the CUDA kernels on the host."""
+    if request.param == "device":
+        return request.getfixturevalue("side")
+    if request.getfixturevalue("device").memory == "cuda":
+        pytest.skip("the device under test is this one")
+    return request.getfixturevalue("cuda_side")
 
 
 @pytest.fixture
@@ -118,18 +129,6 @@ def test_kernels_of_trees_of_an_unknown_device_are_an_error():
 
     with pytest.raises(EngineError, match=r"'beads' \(device 'abacus'\)"):
         load_tree_kernels(Other())
-
-
-def random_tree(rng, size: int, vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return tokens, parents and depths [M] of a tree whose siblings have different tokens."""
-    parents, tokens, depths = [-1], [int(rng.integers(vocabulary))], [0]
-    while len(parents) < size:
-        parent, token = int(rng.integers(len(parents))), int(rng.integers(vocabulary))
-        if (parent, token) not in zip(parents, tokens, strict=True):
-            parents.append(parent)
-            tokens.append(token)
-            depths.append(depths[parent] + 1)
-    return np.array(tokens), np.array(parents), np.array(depths)
 
 
 def put_tree(side: Side, *fields: np.ndarray) -> DraftTree:
