@@ -253,12 +253,19 @@ class GraphBuilder:
                 yield name, value.const_value
 
     def _external(self) -> list[ir.TensorProtocol]:
-        """List the tensors in the graph's own file of weights, in its order."""
+        """List the tensors in the graph's own file of weights, in its order.
+
+        Constants of a graph that shares weights are in the graph's file, whatever their size: most such
+        graphs have no weights of their own, and so no second file.
+        """
         tensors = [value.const_value for value in self.graph.initializers.values()]
         return [
             tensor
             for tensor in tensors
-            if tensor is not None and tensor.nbytes > INLINE_BYTES and tensor.name not in self._shared
+            if tensor is not None
+            and tensor.nbytes > INLINE_BYTES
+            and tensor.name not in self._shared
+            and (self._original is None or isinstance(tensor, Weight))
         ]
 
     def _places(self, name: str) -> dict[str, Place]:

@@ -52,10 +52,8 @@ def make_profiles(
     }
     if draft is not None:
         verified, drafted = up_to(draft.max_verify_tree_size), up_to(draft.max_draft_tree_size)
-        prefill, decode, _ = profiles["llm"]
         profiles[VERIFY] = [
-            prefill,
-            decode,
+            *profiles["llm"][:2],
             Profile("verification", {"B": batch, "S": verified, "N": verified, **rank}),
         ]
         # A run is that of a prompt or of accepted tokens, with one row of logits, or that of a level.

@@ -162,8 +162,8 @@ def _check_alignment(config: EngineConfig) -> None:
         if rows * row_bytes % ALIGNMENT:
             step = ALIGNMENT // math.gcd(ALIGNMENT, row_bytes)
             raise ValueError(
-                f"{name} {rows}: the keys of a layer take {rows * row_bytes} bytes, TensorRT needs a multiple "
-                f"of {ALIGNMENT}; export with a capacity that is a multiple of {step}"
+                f"{name} {rows}: the keys of a layer take {rows * row_bytes} bytes, TensorRT needs a "
+                f"multiple of {ALIGNMENT}; export with a capacity that is a multiple of {step}"
             )
 
 

@@ -84,10 +84,8 @@ def test_an_engine_with_a_draft_head_gets_plans_of_its_own_for_verification_and_
         [NAME],
     ]
     assert choose_plan(engine / "llm" / "verify.onnx", open_device())[1].path == built[1].plan.path
-    sizes = [
-        [profile["inputs_embeds"][2][:2] for profile in json.loads(plan.plan.path.read_bytes()[28:])["profiles"]]
-        for plan in built[1:]
-    ]
+    contents = [json.loads(plan.plan.path.read_bytes()[28:]) for plan in built[1:]]
+    sizes = [[profile["inputs_embeds"][2][:2] for profile in plan["profiles"]] for plan in contents]
     assert sizes == [[[4, 320], [4, 1], [4, 24]], [[4, 320], [4, 32]]]
 
 
