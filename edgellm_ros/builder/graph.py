@@ -199,9 +199,9 @@ class GraphBuilder:
     def save(self, path: Path) -> list[Path]:
         """Write the graph to `path`, and its own weights, if it has any, beside it in `<path>.data`.
 
-        Returns what was written. The graph's file contains the SHA-256 of its files of weights, so that its
-        own SHA-256 identifies all: a TensorRT plan, which contains them too, can be compared with it. A graph
-        whose weights this one shares must have been saved before.
+        Returns what was written. The file of a graph with weights of its own contains the SHA-256 of all its
+        files of weights, so that its own SHA-256 identifies all: a TensorRT plan, which contains them too,
+        can be compared with it. A graph whose weights this one shares must have been saved before.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         data, digest = path.with_name(weights_file(path.name)), hashlib.sha256()
@@ -217,13 +217,13 @@ class GraphBuilder:
                         raise ValueError(f"{path}: {tensor.name!r} has {written} bytes, not {tensor.nbytes}")
         own = (digest.hexdigest(),) if tensors else ()
         self._digests = (self._original._digests if self._original else ()) + own
-        path.write_bytes(self._serialized(self._places(path.name), self._digests))
+        path.write_bytes(self._serialized(self._places(path.name), self._digests if own else ()))
         return [path, data] if tensors else [path]
 
     def saved_sizes(self, path: Path) -> dict[Path, int]:
         """Return the sizes of the files that `save` writes; no weight is read."""
         tensors = self._external()
-        digests = ("0" * 2 * hashlib.sha256().digest_size,) * self._weights_files()
+        digests = ("0" * 2 * hashlib.sha256().digest_size,) * (self._weights_files() if tensors else 0)
         sizes = {path: len(self._serialized(self._places(path.name), digests, sizes_only=True))}
         if tensors:
             sizes[path.with_name(weights_file(path.name))] = sum(tensor.nbytes for tensor in tensors)
@@ -289,7 +289,8 @@ class GraphBuilder:
         With `sizes_only` the weights in the graph's own file are zeros.
         """
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="edgellm_ros")
-        model.metadata_props["weights_sha256"] = ",".join(digests)
+        if digests:
+            model.metadata_props["weights_sha256"] = ",".join(digests)
         values = list(self.graph.initializers.values())
         tensors = [value.const_value for value in values]
         try:
