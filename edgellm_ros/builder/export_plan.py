@@ -18,6 +18,7 @@ from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, MixtureOfExpertsError, read_section
 from edgellm_ros.builder.draft.graph import build_draft, draft_lm_head
+from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.draft.head import DraftHead, read_head
 from edgellm_ros.builder.draft.layout import EMBEDDING
 from edgellm_ros.builder.expert_config import ExpertArchitecture, expert_architecture
@@ -180,7 +181,10 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         parts[VERIFY] = model.build_llm(verifying)
         parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=True)
         capacity = config.draft.cache_capacity(options.max_kv_cache_capacity)
-        parts[DRAFT] = build_draft(draft, draft_lm_head(draft, head), options.precision, capacity)
+        arguments = draft, draft_lm_head(draft, head), options.precision, capacity
+        parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
+        if model.build_cuda_llm is not None:
+            variants[VERIFY] = model.build_cuda_llm(verifying)
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     for part, variant in variants.items():

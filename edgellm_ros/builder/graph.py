@@ -197,36 +197,39 @@ class GraphBuilder:
         return x if self.dtype == FLOAT else self.op("Cast", x, to=int(FLOAT))
 
     def save(self, path: Path) -> list[Path]:
-        """Write the graph to `path`, and its own weights, if it has any, beside it in `<path>.data`.
+        """Write the graph to `path`, and its own weights beside it in `<path>.data`.
 
-        Returns what was written. The graph's file contains the SHA-256 of its files of weights, so that its
-        own SHA-256 identifies all: a TensorRT plan, which contains them too, can be compared with it. A graph
-        whose weights this one shares must have been saved before.
+        Returns both; only the graph if all its weights are another's. The file of a graph with weights of its
+        own contains the SHA-256 of all its files of weights, so that its own SHA-256 identifies all: a
+        TensorRT plan, which contains them too, can be compared with it. A graph whose weights this one shares
+        must have been saved before.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        data, digest = path.with_name(weights_file(path.name)), hashlib.sha256()
-        tensors = self._external()
-        if tensors:
-            with data.open("wb") as file:
-                for tensor in tensors:
-                    written = 0
-                    for block in tensor.strips() if isinstance(tensor, Weight) else [tensor.numpy()]:
-                        digest.update(as_bytes(block))
-                        written += file.write(as_bytes(block))
-                    if written != tensor.nbytes:
-                        raise ValueError(f"{path}: {tensor.name!r} has {written} bytes, not {tensor.nbytes}")
-        own = (digest.hexdigest(),) if tensors else ()
-        self._digests = (self._original._digests if self._original else ()) + own
+        self._digests = self._original._digests if self._original else ()
+        if not self._has_file():
+            path.write_bytes(self._serialized(self._places(path.name), ()))
+            return [path]
+        data = path.with_name(weights_file(path.name))
+        digest = hashlib.sha256()
+        with data.open("wb") as file:
+            for tensor in self._external():
+                written = 0
+                for block in tensor.strips() if isinstance(tensor, Weight) else [tensor.numpy()]:
+                    digest.update(as_bytes(block))
+                    written += file.write(as_bytes(block))
+                if written != tensor.nbytes:
+                    raise ValueError(f"{path}: {tensor.name!r} has {written} bytes, not {tensor.nbytes}")
+        self._digests += (digest.hexdigest(),)
         path.write_bytes(self._serialized(self._places(path.name), self._digests))
-        return [path, data] if tensors else [path]
+        return [path, data]
 
     def saved_sizes(self, path: Path) -> dict[Path, int]:
         """Return the sizes of the files that `save` writes; no weight is read."""
-        tensors = self._external()
-        digests = ("0" * 2 * hashlib.sha256().digest_size,) * self._weights_files()
+        files, own = self._weights_files(), self._has_file()
+        digests = (hashlib.sha256().hexdigest(),) * (files if own else 0)
         sizes = {path: len(self._serialized(self._places(path.name), digests, sizes_only=True))}
-        if tensors:
-            sizes[path.with_name(weights_file(path.name))] = sum(tensor.nbytes for tensor in tensors)
+        if own:
+            sizes[path.with_name(weights_file(path.name))] = sum(each.nbytes for each in self._external())
         return sizes
 
     def share_weights(self, original: GraphBuilder, file: str, own: bool = False) -> None:
@@ -253,12 +256,19 @@ class GraphBuilder:
                 yield name, value.const_value
 
     def _external(self) -> list[ir.TensorProtocol]:
-        """List the tensors in the graph's own file of weights, in its order."""
+        """List the tensors in the graph's own file of weights, in its order.
+
+        Constants of a graph that shares weights are in the graph's file, whatever their size: most such
+        graphs have no weights of their own, and so no second file.
+        """
         tensors = [value.const_value for value in self.graph.initializers.values()]
         return [
             tensor
             for tensor in tensors
-            if tensor is not None and tensor.nbytes > INLINE_BYTES and tensor.name not in self._shared
+            if tensor is not None
+            and tensor.nbytes > INLINE_BYTES
+            and tensor.name not in self._shared
+            and (self._original is None or isinstance(tensor, Weight))
         ]
 
     def _places(self, name: str) -> dict[str, Place]:
@@ -270,9 +280,13 @@ class GraphBuilder:
         }
         return self._shared | own
 
+    def _has_file(self) -> bool:
+        """Tell whether the graph has a file of weights of its own."""
+        return self._original is None or bool(self._external())
+
     def _weights_files(self) -> int:
-        """Count the files of weights that the graph may need: its own and those of its originals."""
-        return bool(self._external()) + (self._original._weights_files() if self._original else 0)
+        """Count the files of weights of the graph: its own and those of the graph whose weights it shares."""
+        return self._has_file() + (self._original._weights_files() if self._original else 0)
 
     def _serialized(
         self, places: Mapping[str, Place], digests: Sequence[str], sizes_only: bool = False
@@ -282,7 +296,8 @@ class GraphBuilder:
         With `sizes_only` the weights in the graph's own file are zeros.
         """
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="edgellm_ros")
-        model.metadata_props["weights_sha256"] = ",".join(digests)
+        if digests:
+            model.metadata_props["weights_sha256"] = ",".join(digests)
         values = list(self.graph.initializers.values())
         tensors = [value.const_value for value in values]
         try:

@@ -50,6 +50,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "no head_dim": {"changed": {"head_dim": None}},
     "RoPE of transformers 5": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
     "the base's LM head": {"vocabulary": None},
+    "narrower than its base": {"hidden_size": 40, "embedding": np.ones((302, 40), np.float16)},
 }
 
 

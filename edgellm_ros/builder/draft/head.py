@@ -20,7 +20,16 @@ from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.decoder import DecoderArchitecture
 from edgellm_ros.builder.draft.fusion import Fusion
-from edgellm_ros.builder.draft.layout import D2T, EMBEDDING, FC, LM_HEAD, MODULE, canonical_names, layer
+from edgellm_ros.builder.draft.layout import (
+    D2T,
+    EMBEDDING,
+    FC,
+    LM_HEAD,
+    MODULE,
+    canonical_names,
+    layer,
+    published_name,
+)
 from edgellm_ros.builder.draft.unsupported import (
     SUPPORTED,
     describe,
@@ -37,7 +46,6 @@ from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 LAYER_LIST = "eagle_aux_hidden_state_layer_ids"
 NESTED_LAYER = "transformer_layer_config"  # of the heads of speculators
-LEAST_BASE_LAYERS = 6  # with fewer, the usual choice of states makes no sense
 
 
 @dataclass(frozen=True)
@@ -198,8 +206,7 @@ def _read_decoder(
 def _head_dim(text: ConfigSection, weights: Weights, name: str, heads: int) -> int:
     """Compute the size of a head from the rows of its queries: configs leave it out, or have a wrong one."""
     if name not in weights:
-        missing = name.removeprefix(f"{MODULE}.")
-        raise ValueError(f"{weights.where}: tensor {missing!r} is missing; {SUPPORTED}")
+        raise ValueError(f"{weights.where}: tensor {published_name(name)} is missing; {SUPPORTED}")
     rows = weights.stored(name).shape[0]
     if rows % heads:
         raise text.fail("num_attention_heads", f"{weights.stored(name).name!r} has {rows} rows, no multiple")
@@ -237,7 +244,7 @@ def read_base_state_layers(config: ConfigSection, layers: int) -> tuple[int, ...
         section = nested if nested.has(LAYER_LIST) else config
     if not section.has(LAYER_LIST):
         usual = (2, layers // 2, layers - 3)
-        if layers < LEAST_BASE_LAYERS or not usual[0] < usual[1] < usual[2]:
+        if not usual[0] < usual[1] < usual[2]:  # of fewer than 7 layers
             raise ValueError(
                 f"{config.where}: key {LAYER_LIST!r} is missing: for a language model of {layers} layers it "
                 "must list the three layers whose states the head takes"
@@ -309,8 +316,8 @@ def _check_tensors(
     claim = f"; {kind}" if (kind := describe(config)) else ""
     missing = sorted(set(expected) - set(names) - optional)
     if missing:
-        plain = missing[0].removeprefix(f"{MODULE}.")
-        raise ValueError(f"{weights.where}: tensor {plain!r} is missing{claim}; {SUPPORTED}")
+        name = published_name(missing[0])
+        raise ValueError(f"{weights.where}: tensor {name} is missing{claim}; {SUPPORTED}")
     unknown = sorted(names[name] for name in set(names) - set(expected))
     if unknown:
         raise ValueError(
@@ -348,7 +355,7 @@ def _check_shared(
     for name in (LM_HEAD, D2T):
         if name not in weights and head.vocab_size != base.vocab_size:
             raise ValueError(
-                f"{weights.where}: tensor {name.removeprefix(f'{MODULE}.')!r} is missing: draft_vocab_size "
+                f"{weights.where}: tensor {published_name(name)} is missing: draft_vocab_size "
                 f"{head.vocab_size} is not the language model's vocab_size {base.vocab_size}"
             )
 

@@ -39,6 +39,14 @@ def canonical_names(stored: Iterable[str], where: object) -> dict[str, str]:
     return found
 
 
+def published_name(name: str) -> str:
+    """Return the name that a tensor has in files, for errors; there are two for those of the first layer."""
+    plain = name.removeprefix(f"{MODULE}.")
+    if plain.startswith("layers.0."):
+        return f"{plain!r} (or {plain.replace('layers.0.', 'midlayer.')!r})"
+    return repr(plain)
+
+
 def layer(index: int) -> str:
     """Return the name of a layer's module."""
     return f"{MODULE}.layers.{index}"
