@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -20,6 +20,8 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.draft_config import DraftConfig
+from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.lora_inputs import lora_inputs
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 from edgellm_ros.multimodal.video_config import AS_TEXT
@@ -29,7 +31,7 @@ from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 EXAMPLE_SIZE = 640, 480  # width and height of a camera's frame in pixels
 TIMESTAMP_TOKENS = 9  # of "<12.5 seconds>", vision_start and vision_end with the tokenizer of Qwen3-VL
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
-PARTS = ("llm", "visual", "audio", "action")
+PARTS = ("llm", VERIFY, "visual", "audio", "action", DRAFT)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class PartReport:
     operators: tuple[str, ...]
     inputs: tuple[BindingReport, ...]
     outputs: tuple[BindingReport, ...]
-    weight_bytes: int
+    weight_bytes: int  # without those of `llm/model.onnx` that the graph shares
     variants: tuple[str, ...]  # graphs for other devices with the same weights
     plans: tuple[PlanReport, ...]
 
@@ -80,6 +82,8 @@ class MemoryReport:
     kv_cache: int  # `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences
     state_per_sequence: int  # of the recurrent layers; 0 if there are none
     states: int  # of `max_batch_size` sequences, before and after a run
+    draft_embedding: int  # the draft head's own table; 0 without
+    draft_kv_cache: int  # of the draft head, for `max_batch_size` sequences; 0 without one
     prefix_cache: int  # by default as large as the KV rows and states of the batch
     total: int
 
@@ -115,7 +119,7 @@ def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
     engine = Path(engine_dir)
     config = EngineConfig.load(engine, verify)
     listed = {entry.path: entry.size for entry in config.files}
-    parts = tuple(_part(engine, name) for name in PARTS if f"{name}/model.onnx" in listed)
+    parts = tuple(_part(engine, name) for name in PARTS if graph_path(name) in listed)
     adapters: tuple[AdapterReport, ...] = ()
     if config.builder.max_lora_rank:
         inputs = {binding.name: binding.shape for binding in parts[0].inputs}
@@ -131,7 +135,7 @@ def render(report: EngineReport) -> str:
     memory = memory_rows(report.parts, report.adapters, report.memory)
     sections = [table(rows), "memory\n" + table(memory)]
     for part in report.parts:
-        title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
+        title = f"{graph_path(part.name)}: opset {part.opset}, {part.nodes} nodes"
         beside = "".join(f"\n  variant {variant}" for variant in part.variants)
         beside += "".join(map(_plan_lines, part.plans))
         bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
@@ -177,6 +181,8 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         space = config.action.action_space
         names = ", ".join(f"{name} [{unit}]" for name, unit in zip(space.names, space.units, strict=True))
         rows.append(("action", f"{names}: {space.horizon} steps of {space.dt} s"))
+    if config.draft is not None:
+        rows.append(("draft head", _draft_head(config.draft)))
     if builder.max_lora_rank:
         names = ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters)
         rows.append(("adapters", f"up to rank {builder.max_lora_rank}; {names or 'none here'}"))
@@ -188,6 +194,18 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         ),
     ]
     return rows
+
+
+def _draft_head(draft: DraftConfig) -> str:
+    """Describe a draft head and the trees that it drafts."""
+    layers = "1 layer" if draft.num_layers == 1 else f"{draft.num_layers} layers"
+    inputs = listed([str(layer) for layer in draft.base_state_layers])
+    table = "" if draft.shares_embedding else ", embeddings of its own"
+    return (
+        f"{layers} of {draft.hidden_size}, vocabulary {draft.vocab_size}{table}, states at the inputs of "
+        f"layers {inputs}; trees of up to {draft.max_draft_tree_size} tokens, "
+        f"{draft.max_verify_tree_size} verified"
+    )
 
 
 def _video_limits(vision: VisionConfig, max_input_len: int) -> str:
@@ -210,19 +228,27 @@ def _video_limits(vision: VisionConfig, max_input_len: int) -> str:
 
 
 def _part(engine: Path, name: str) -> PartReport:
-    path = engine / name / "model.onnx"
+    path = engine / graph_path(name)
+    shared = _load(engine / graph_path("llm")).initializers if name == VERIFY else ()
+    variants = tuple(sorted(variant.name for variant in path.parent.glob(f"{path.stem}.*.onnx")))
+    return part_report(name, _load(path), variants, _plans(path), shared)
+
+
+def _load(path: Path) -> ir.Graph:
     try:
-        model = ir.load(path)
+        return ir.load(path).graph
     except Exception as error:  # protobuf and onnx raise classes of their own
         raise ValueError(f"{path}: not a readable ONNX file: {error}") from None
-    variants = tuple(sorted(variant.name for variant in path.parent.glob("model.*.onnx")))
-    return part_report(name, model.graph, variants, _plans(path))
 
 
 def part_report(
-    name: str, graph: ir.Graph, variants: tuple[str, ...] = (), plans: tuple[PlanReport, ...] = ()
+    name: str,
+    graph: ir.Graph,
+    variants: tuple[str, ...] = (),
+    plans: tuple[PlanReport, ...] = (),
+    shared: Container[str] = (),
 ) -> PartReport:
-    """Describe one graph; variants: names of its variants' files."""
+    """Describe one graph; variants: names of its variants' files; shared: weights of another graph."""
     nodes = list(graph)
     return PartReport(
         name=name,
@@ -232,7 +258,9 @@ def part_report(
         inputs=tuple(_binding(value) for value in graph.inputs),
         outputs=tuple(_binding(value) for value in graph.outputs),
         weight_bytes=sum(
-            value.const_value.nbytes for value in graph.initializers.values() if value.const_value
+            value.const_value.nbytes
+            for initializer, value in graph.initializers.items()
+            if value.const_value and initializer not in shared
         ),
         variants=variants,
         plans=plans,
@@ -291,8 +319,32 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
     cache = per_sequence * builder.max_batch_size
     state = llm.recurrent.bytes_per_sequence if llm.recurrent else 0
     states, prefixes = 2 * builder.max_batch_size * state, cache + builder.max_batch_size * state
-    total = weights + embedding + cache + states + prefixes
-    return MemoryReport(weights, embedding, per_token, per_sequence, cache, state, states, prefixes, total)
+    draft_embedding, draft_cache = _draft_memory(config, itemsize)
+    total = weights + embedding + cache + states + draft_embedding + draft_cache + prefixes
+    return MemoryReport(
+        weights,
+        embedding,
+        per_token,
+        per_sequence,
+        cache,
+        state,
+        states,
+        draft_embedding,
+        draft_cache,
+        prefixes,
+        total,
+    )
+
+
+def _draft_memory(config: EngineConfig, itemsize: int) -> tuple[int, int]:
+    """Compute the bytes of a draft head's own table of embeddings and of its KV cache; 0 without a head."""
+    draft, builder = config.draft, config.builder
+    if draft is None:
+        return 0, 0
+    table = 0 if draft.shares_embedding else config.llm.vocab_size * draft.hidden_size * itemsize
+    rows = builder.max_batch_size * draft.cache_capacity(builder.max_kv_cache_capacity)
+    per_row = 2 * draft.num_layers * draft.num_key_value_heads * draft.head_dim * itemsize
+    return table, rows * per_row
 
 
 def memory_rows(
@@ -312,9 +364,14 @@ def memory_rows(
             ("recurrent state of a sequence", memory.state_per_sequence),
             ("recurrent states, before and after a run", memory.states),
         ]
+    if memory.draft_embedding:
+        rows.append(("embedding table of the draft head", memory.draft_embedding))
+    if memory.draft_kv_cache:
+        rows.append(("KV cache of the draft head", memory.draft_kv_cache))
+    caches = "all caches" if memory.draft_kv_cache else "both caches"
     rows += [
         ("prefix cache", memory.prefix_cache),
-        (f"weights, embedding, {'states, ' if memory.states else ''}both caches", memory.total),
+        (f"weights, embedding, {'states, ' if memory.states else ''}{caches}", memory.total),
     ]
     return size_rows(rows)
 

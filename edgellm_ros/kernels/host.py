@@ -120,7 +120,7 @@ class HostKernels:
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         for row, sampled in enumerate(tokens.array):
             for offset in range(len(sampled)):
-                sampled[offset] = _sample_row(logits.array[row, offset], state, row, offset)
+                sampled[offset] = sample_row(logits.array[row, offset], state, row, offset)
 
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
         np.take(vocab_map.array, tokens.array, out=out.array, mode="clip")
@@ -170,10 +170,12 @@ class HostKernels:
         x.array += np.float32(dt) * velocity.array
 
 
-def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int) -> int:
+def sample_row(
+    logits: np.ndarray, state: SamplingState, row: int, offset: int, path: Sequence[int] = ()
+) -> int:
     """Sample the token `offset` positions after a sequence's next one.
 
-    Returns -1 if the logits are not finite. logits [V] float32.
+    Returns -1 if the logits are not finite. logits [V] float32. path: logit indices that count as seen too.
     """
     if not np.isfinite(logits).all():
         return -1
@@ -181,14 +183,15 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int)
     penalty = float(state.repetition_penalty.array[row])
     if penalty != 1.0:
         seen = state.seen.array[row]
+        if path:
+            seen = seen.copy()
+            seen[list(path)] = True
         logits = np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
     if temperature == 0.0:
         return int(np.argmax(logits))
     scores = logits.astype(np.float64)
-    order = np.argsort(-scores, kind="stable")
     top_k = int(state.top_k.array[row])
-    if top_k:
-        order = order[:top_k]
+    order = most_likely(logits, top_k) if 0 < top_k < len(scores) else np.argsort(-scores, kind="stable")
     probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()
     kept = len(order)  # both filters below keep the first tokens of this order
@@ -202,3 +205,18 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int)
     uniform = token_uniform(int(state.seed.array[row]), int(state.position.array[row]) + offset)
     place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return int(order[min(place, kept - 1)])
+
+
+def most_likely(logits: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the highest of logits [V], in falling order, the lower index first among equals.
+
+    Of V / width groups, `count` have a maximum that reaches the count-th highest one. So only logits that
+    reach this one can be among the highest, and few do.
+    """
+    size = len(logits)
+    width = max(1, size // (16 * count))
+    groups = size // width
+    maxima = logits[: groups * width].reshape(groups, width).max(axis=-1)
+    least = np.partition(maxima, groups - count)[groups - count]
+    indices = np.flatnonzero(logits >= least)
+    return indices[np.argsort(-logits[indices], kind="stable")[:count]]

@@ -20,40 +20,13 @@ MIDDLE, LARGE = (pytest.param(size, marks=pytest.mark.slow) for size in (4097, V
 
 
 @pytest.fixture(scope="session")
-def double(tmp_path_factory):
-    pytest.importorskip("cuda.core", reason="the CUDA wheels are not installed (requirements-test.txt)")
-    from doubles.cuda_double import build
-
-    return build(tmp_path_factory.mktemp("cuda_double"))
-
-
-@pytest.fixture(scope="session")
-def side(request, device) -> Side:
-    """The device under test; on the host the CUDA kernels, with five multiprocessors."""
-    if device.memory == "cuda":
-        return Side(device, request.getfixturevalue("kernels"))
-    from doubles.cuda_double import double_side
-
-    return double_side(request.getfixturevalue("double"), multiprocessors=5)
+def side(cuda_side) -> Side:
+    return cuda_side
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(5)
-
-
-@pytest.fixture
-def agree(side):
-    """Function that checks that run(side) returns the same bits on both sides."""
-
-    def check(run) -> None:
-        expected, found = ([place.read(tensor) for tensor in run(place)] for place in (host_side(), side))
-        for index, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
-            np.testing.assert_array_equal(
-                ours.view(np.uint8), theirs.view(np.uint8), err_msg=f"output {index}"
-            )
-
-    return check
 
 
 @pytest.mark.parametrize(

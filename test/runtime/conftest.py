@@ -51,6 +51,21 @@ def acting_engine(tiny_engine, words, trigger_index, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def draft_engine(tiny_checkpoint, tmp_path_factory) -> Path:
+    """Engine directory with a random draft head, and with the adapters `a` and `b`."""
+    from edgellm_ros.builder import export
+    from fixtures.random_head import base_config, write_random_head
+    from fixtures.tiny_adapter import write_adapter
+
+    directory = tmp_path_factory.mktemp("draft")
+    head = write_random_head(directory / "head", base_config(tiny_checkpoint))
+    export(tiny_checkpoint, directory / "engine", draft=head, max_lora_rank=8)
+    for seed, name in enumerate("ab"):
+        write_adapter(directory / "engine" / "lora" / name, tiny_checkpoint, seed=seed, r=4)
+    return directory / "engine"
+
+
+@pytest.fixture(scope="session")
 def acting_runtime(acting_engine, device):
     with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0) as runtime:
         yield runtime

@@ -21,30 +21,34 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.kernels import Kernels, RopeTable
+from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.kernels import DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
 class AttentionInputs:
-    """Owns the attention inputs of one engine with the inputs `engine_inputs`."""
+    """Owns the attention inputs of one engine with the inputs `engine_inputs`.
+
+    max_tokens: most tokens per sequence of one run.
+    """
 
     def __init__(
         self,
         engine_inputs: Container[str],
-        config: EngineConfig,
+        rope: RopeConfig,
         device: Device,
         kernels: Kernels,
         cache: LinearKVCache,
         rope_table: RopeTable,
+        max_tokens: int,
     ) -> None:
         self._device = device
         self._kernels = kernels
         self._cache = cache
         self._rope_table = rope_table
-        self._rope = config.rope_config
-        self._half = config.rotary_dim // 2
-        batch, tokens = config.max_supported_batch_size, config.max_supported_input_length
+        self._rope = rope
+        self._half = rope.rotary_dim // 2
+        batch, tokens = cache.max_batch_size, max_tokens
         rows = batch * tokens
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
@@ -58,6 +62,11 @@ class AttentionInputs:
             self._filled = device.empty((batch,), np.int64)
             self._row_numbers = device.empty((rows,), np.int64)
             device.upload(self._row_numbers, np.arange(rows))
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the engine has a mask, so that it can run on trees."""
+        return self._has_mask
 
     @property
     def unbatched(self) -> tuple[str, ...]:
@@ -90,7 +99,7 @@ class AttentionInputs:
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
-        angles = (self._cos.view(batch, tokens, self._half), self._sin.view(batch, tokens, self._half))
+        angles = self._angles(batch, tokens)
         section, interleaved = self._rope.mrope_section, self._rope.mrope_interleaved
         self._kernels.mrope_rows(self._rope_table, device_positions, section, interleaved, *angles)
         inputs = self.inputs(rows, tokens)
@@ -99,10 +108,31 @@ class AttentionInputs:
 
     def for_decode(self, inputs: Mapping[str, Tensor], rows: range) -> None:
         """Write `inputs` for one more token of each row."""
+        self.for_continuation(inputs, rows, 1)
+
+    def for_continuation(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
+        """Write `inputs` for so many more text tokens of each row, one after another."""
         lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
-        angles = (self._cos.view(len(rows), 1, self._half), self._sin.view(len(rows), 1, self._half))
-        self._kernels.rope_rows(self._rope_table, lengths, deltas, *angles)
-        self._write_visible(inputs, rows, 1)
+        self._kernels.rope_rows(self._rope_table, lengths, deltas, *self._angles(len(rows), tokens))
+        self._write_visible(inputs, rows, tokens)
+
+    def for_tree(
+        self, inputs: Mapping[str, Tensor], rows: range, tree: DraftTree, kernels: TreeKernels
+    ) -> None:
+        """Write `inputs` for the nodes of a tree; the engine has a mask."""
+        lengths = self._cache.lengths(rows)
+        self.write_depths(rows, tree.depths, kernels)
+        kernels.tree_mask(tree, lengths, inputs[names.ATTENTION_MASK])
+
+    def write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
+        """Write the rotary rows of tokens at depths [B,S] behind each row's committed tokens."""
+        lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
+        angles = self._angles(*depths.shape)
+        kernels.tree_rope_rows(self._rope_table, lengths, deltas, depths, *angles)
+
+    def _angles(self, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
+        shape = (batch, tokens, self._half)
+        return self._cos.view(*shape), self._sin.view(*shape)
 
     def _write_visible(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
         lengths = self._cache.lengths(rows)
