@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import ExportOptions, check, export, inspect, render, render_check
 from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.draft.head import read_base_state_layers
+from edgellm_ros.builder.draft.base_states import read_base_state_layers
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.changed_json import change
 from fixtures.decoder_checkpoint import LLAMA3, write_decoder_checkpoint
