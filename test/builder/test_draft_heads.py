@@ -76,6 +76,7 @@ def assert_refused(base: Path, head: Path, *words: str, **options) -> None:
         ({}, 7, (2, 3, 4)),
         ({"eagle_config": {LIST: [1, 13, 24]}}, 28, (2, 14, 25)),
         ({"eagle_config": {"use_aux_hidden_state": True}}, 36, (2, 18, 33)),
+        ({"eagle_config": {LIST: []}}, 28, (2, 14, 25)),
         ({LIST: [1, 13, 24]}, 28, (2, 14, 25)),
         ({LIST: [2, 14, 25], "speculators_model_type": "eagle3"}, 28, (2, 14, 25)),
         ({"eagle_config": {LIST: [1, 13, 24]}, "speculators_model_type": "eagle3"}, 28, (2, 14, 25)),

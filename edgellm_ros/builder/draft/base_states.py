@@ -19,8 +19,8 @@ def read_base_state_layers(config: ConfigSection, layers: int) -> tuple[int, ...
     if config.has("eagle_config"):
         nested = config.section("eagle_config")
         nested.one_of("use_aux_hidden_state", [True], default=True)
-        section = nested if nested.has(LAYER_LIST) else config
-    if not section.has(LAYER_LIST):
+        section = nested if nested.data.get(LAYER_LIST) else config
+    if section.data.get(LAYER_LIST) in (None, []):  # empty: ModelOpt's default
         usual = (2, layers // 2, layers - 3)
         if not usual[0] < usual[1] < usual[2]:  # of fewer than 7 layers
             raise ValueError(
