@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -56,6 +56,19 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def renamed(self, names: Mapping[str, str]) -> Weights:
+        """Return some of the tensors under other names: new name -> name here."""
+        view = copy.copy(self)
+        view._tensors = {new: self._tensors[old] for new, old in names.items()}
+        return view
+
+    def stored(self, name: str) -> StoredTensor:
+        """Return a tensor as the file has it, of any type."""
+        return self._tensors[name]
+
     @property
     def parameters(self) -> int:
         """Return the number of values of all tensors."""
@@ -71,7 +84,7 @@ class Weights:
         found = {tensor[len(name) + 1 :].partition(".")[0] for tensor in inside}
         return next(number for number in count() if str(number) not in found)
 
-    @cached_property
+    @property
     def largest_dimension(self) -> int:
         """Return the largest dimension of all tensors."""
         return max((size for tensor in self._tensors.values() for size in tensor.shape), default=0)

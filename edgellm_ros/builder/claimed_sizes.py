@@ -35,11 +35,10 @@ def check_layers(
     if section.size(key, default) <= stored:
         return
     if stored:
-        has = f"tensors of {stored} layers, '{modules}.0' to '{modules}.{stored - 1}'"
-    else:
-        longer = weights.longer_name(f"{modules}.0.")
-        has = f"no tensors of '{modules}.0'" + (f", but {longer!r}" if longer else "")
-    raise section.fail(key, f"{weights.where.name} has {has}")
+        raise section.fail(key, f"the last layer in {weights.where.name} is '{modules}.{stored - 1}'")
+    longer = weights.longer_name(f"{modules}.0.")
+    there = f", but {longer!r}" if longer else ""
+    raise section.fail(key, f"{weights.where.name} has no tensors of '{modules}.0'{there}")
 
 
 def check_dimensions(section: ConfigSection, weights: Weights) -> None:

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels before and after the engine in one step: pixels, rotary rows, masks, lengths, stop tokens, Euler steps.
-
-// out, pixels [rows, channels, width]; levels [channels, 256].
-extern "C" __global__ void normalise_pixels(float* out, const float* levels, const unsigned char* pixels, i64 size,
-                                            i64 channels, i64 width) {
-  for (i64 i = first_index(); i < size; i += index_stride()) {
-    out[i] = levels[i / width % channels * 256 + pixels[i]];
-  }
-}
+// Kernels before and after the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
 
 // Cosine and sine of one frequency at a position, from tables [positions, frequencies] of whole positions. Between
 // them both are computed; row 0 has the scaling.
