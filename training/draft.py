@@ -47,10 +47,10 @@ STATE_LAYERS = (2, 4, 5)  # decoder layers whose inputs the head takes; layer 2 
 VOCABULARY_STEP = 16  # the draft vocabulary is a multiple of this
 BASE = "base"
 SETTINGS = (
-    *(Drafting(1, steps, steps + 1) for steps in (2, 3, 4, 5, 6, 7)),
-    *(Drafting(2, steps, rows) for steps, rows in ((4, 6), (4, 8), (5, 8), (6, 8), (6, 10), (7, 12))),
-    *(Drafting(3, steps, rows) for steps, rows in ((4, 8), (5, 10), (6, 12), (7, 16))),
-    *(Drafting(4, steps, rows) for steps, rows in ((4, 12), (6, 16), (7, 24))),
+    *(Drafting(1, steps, steps + 1) for steps in (3, 4, 5, 6, 7)),
+    *(Drafting(2, steps, rows) for steps, rows in ((4, 6), (4, 8), (5, 8), (6, 10))),
+    *(Drafting(3, steps, rows) for steps, rows in ((5, 10), (6, 16))),
+    Drafting(4, 6, 16),
 )
 TEMPERATURES = (0.0, 0.7)
 
@@ -166,11 +166,10 @@ def evaluate_head(
     count: int,
     settings: tuple[Drafting, ...] = SETTINGS,
 ) -> None:
-    """Print the tokens per verification on `count` situations of the test split for each adapter."""
+    """Print tokens per verification on `count` situations of the test split for each adapter."""
     device = head.d2t.device.type
     stops = [tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|traj_future_start|>")]
     writer = SequenceWriter(tokenizer)
-    columns = {}
     for name in (BASE, *STYLES):
         cases = unseen_situations(count, STYLES.get(name, PLAIN))
         chunk, clips = write_situations(cases, writer), write_clips(cases, writer)
@@ -178,13 +177,9 @@ def evaluate_head(
         for way, sounds in (("typed", None), ("spoken", clips)):
             for temperature in TEMPERATURES:
                 source = batches(chunk, sounds, tokenizer, device)
-                columns[f"{name} {way} {temperature}"] = tokens_per_verification(
-                    policy, head, layers, source, stops, temperature, settings
-                )
-    print("tokens per verification: " + ", ".join(columns))
-    for drafting in settings:
-        values = [found[drafting] for found in columns.values()]
-        print(f"{drafting.name:>14}  {'  '.join(f'{value:.2f}' for value in values)}", flush=True)
+                found = tokens_per_verification(policy, head, layers, source, stops, temperature, settings)
+                print(f"{name}, {way}, temperature {temperature}:", flush=True)
+                print("  " + ", ".join(f"{s.name} {value:.2f}" for s, value in found.items()), flush=True)
 
 
 def arguments() -> argparse.Namespace:
