@@ -274,7 +274,8 @@ def main() -> None:
         print(f"written to {out} after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)
     head, layers = load_head(out)  # saved in float16: score the saved values
     head.requires_grad_(False).to(device)
-    evaluate_head(policy, adapters, head, layers, tokenizer, args.eval_scenes)
+    if args.eval_scenes > 0:
+        evaluate_head(policy, adapters, head, layers, tokenizer, args.eval_scenes)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from transformers.models.llama.modeling_llama import (  # noqa: E402
     LlamaRotaryEmbedding,
 )
 
-from training.checkpoint import new_thinker, save_checkpoint, thinker_config  # noqa: E402
+from training.checkpoint import load_policy, thinker_config  # noqa: E402
+from training.data import SequenceWriter  # noqa: E402
+from training.draft import BASE, STATE_LAYERS, Adapters, lesson_of  # noqa: E402
 from training.draft_score import Answered, Candidates, Drafter, Drafting, accepted, rounds_of  # noqa: E402
 from training.eagle import (  # noqa: E402
     DraftDims,
@@ -33,11 +35,8 @@ from training.eagle import (  # noqa: E402
     head_config,
     load_head,
     save_head,
-    take,
 )
-from training.expert import ExpertDims, FlowExpert  # noqa: E402
-from training.lora import put_adapters, save_adapter  # noqa: E402
-from training.spec import ACTION_SPACE  # noqa: E402
+from training.evaluate import batches, unseen_situations, write_situations  # noqa: E402
 from training.styles import STYLES  # noqa: E402
 
 DIMS = DraftDims(
@@ -51,7 +50,8 @@ DIMS = DraftDims(
     draft_vocab_size=16,
 )
 BATCH, LENGTH = 2, 12
-TOKENIZER = REPOSITORY / "models" / "arena" / "tokenizer.json"
+CHECKPOINT = REPOSITORY / "models" / "arena"
+TOKENIZER = CHECKPOINT / "tokenizer.json"
 
 
 def llama_config():
@@ -245,3 +245,68 @@ def test_the_files_are_of_the_published_format(head, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["draft_vocab_size"] == DIMS.draft_vocab_size
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]  # outputs of layers
+
+
+@pytest.fixture(scope="module")
+def arena():
+    """The demo checkpoint with its adapters, and four prompts of the test split."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    policy = load_policy(CHECKPOINT, tokenizer)
+    adapters = Adapters(policy, CHECKPOINT / "lora", list(STYLES))
+    chunk = write_situations(unseen_situations(4), SequenceWriter(tokenizer))
+    (batch,) = batches(chunk, None, tokenizer, "cpu")
+    return policy.requires_grad_(False), adapters, batch
+
+
+@torch.no_grad()
+def test_an_adapter_has_its_effect_until_another_is_used(arena):
+    policy, adapters, batch = arena
+    sequences = policy.encode(batch)
+    found = {}
+    for name in (BASE, "german", "cautious", BASE):
+        adapters.use(name)
+        hidden, _ = policy.thinker(sequences)
+        if name in found:
+            assert torch.equal(hidden, found[name])
+        found[name] = hidden
+    assert not torch.allclose(found[BASE], found["german"], atol=0.1)
+    assert not torch.allclose(found["cautious"], found["german"], atol=0.1)
+
+
+@torch.no_grad()
+def test_a_lesson_asks_for_the_base_models_logits_one_row_later(arena):
+    """The first start of the window learns the second token of the answer."""
+    policy, _, batch = arena
+    base = policy.thinker.thinker.config.text_config
+    dims = DraftDims(base.hidden_size, 8, 4, 2, 64, 1e-6, base.vocab_size, base.vocab_size)
+    head = DraftHead(dims, torch.arange(base.vocab_size))
+    lesson = lesson_of(policy, head, STATE_LAYERS, batch, steps=3)
+    hidden, _ = policy.thinker(policy.encode(batch))
+    logits = policy.thinker.thinker.lm_head(hidden)
+    states = policy.thinker.thinker.model.language_model  # states at the input of layer 0 are its embeddings
+    for i, (prompt, length) in enumerate(zip(batch["prompt_length"], batch["length"], strict=True)):
+        count = int(length) - int(prompt) - 1
+        assert lesson.valid[i].tolist() == [True] * count + [False] * (lesson.valid.shape[1] - count)
+        wanted = logits[i, int(prompt) : int(length) - 1]
+        torch.testing.assert_close(lesson.wanted[i, :count], wanted, atol=1e-4, rtol=1e-4)
+        following = batch["ids"][i, int(prompt)].long()
+        torch.testing.assert_close(
+            lesson.rows.embeddings[i, int(lesson.first[i])], states.embed_tokens(following), atol=0, rtol=0
+        )
+
+
+def test_the_command_writes_a_head(tmp_path):
+    """With a few steps on few samples, for the demo checkpoint."""
+    options = "--minutes 0.02 --batch 4 --first 32 --capacity 64 --clips 700 --workers 2 --eval-scenes 0"
+    options += " --intermediate 16 --steps 3"
+    arguments = ["-m", "training.draft", "--checkpoint", str(CHECKPOINT), "--out", str(tmp_path)]
+    printed = run_python(*arguments, *options.split())
+    assert "situations" in printed
+    head, layers = load_head(tmp_path)
+    assert layers == STATE_LAYERS
+    assert head.dims.intermediate_size == 16
+    words = Tokenizer.from_file(str(TOKENIZER))
+    ids = set(head.token_ids.tolist())
+    for text in (" the", " ich", " carefully", " box"):
+        assert words.encode(text, add_special_tokens=False).ids[0] in ids, text
+    assert words.token_to_id("<|traj_future_start|>") in ids
