@@ -19,12 +19,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from training.buffer import ClipBank, ReplayBuffer, audio_marks
 from training.checkpoint import load_policy
-from training.data import SequenceWriter
+from training.data import FIELDS, SequenceWriter, situation_writers
 from training.draft_score import Drafting, draft_rows, tokens_per_verification
 from training.eagle import (
     DraftDims,
@@ -37,11 +39,13 @@ from training.eagle import (
     take,
 )
 from training.evaluate import batches, unseen_situations, write_clips, write_situations
+from training.hearing import LogMel
 from training.lora import adapter_rank, load_adapter, put_adapters
 from training.policy import ANSWER_WINDOW, Batch, Policy
-from training.ranks import Ranks
-from training.styles import PLAIN, STYLES
-from training.train import Samples, Schedule, samples_of, start_workers
+from training.speech import CLIP_CHUNK, CLIP_FIELDS, clip_writers
+from training.stream import SampleStream
+from training.styles import PLAIN, STYLES, Style
+from training.train import Samples, Schedule
 
 STATE_LAYERS = (2, 4, 5)  # decoder layers whose inputs the head takes; layer 2 is behind the deepstack rows
 VOCABULARY_STEP = 16  # the draft vocabulary is a multiple of this
@@ -79,6 +83,41 @@ class Adapters:
         if self._weights[name][0].device != parameters[0].device:
             self._weights[name] = [value.to(parameters[0].device) for value in self._weights[name]]
         torch._foreach_copy_(parameters, self._weights[name])
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that make situations for the base model and each adapter, and recordings for all."""
+
+    situations: dict[str, SampleStream]
+    clips: SampleStream
+
+    @classmethod
+    def start(cls, count: int, speakers: float, tokenizer: Tokenizer, seed: int) -> Workers:
+        """Start about `count` workers, before any threads exist; a share `speakers` makes recordings."""
+        styles: dict[str, Style | None] = {BASE: None, **STYLES}
+        speaking = max(1, round(count * speakers))
+        drawing = max(1, (count - speaking) // len(styles))
+        clips = SampleStream(CLIP_FIELDS, clip_writers(tokenizer), speaking, CLIP_CHUNK, slots=64, seed=seed)
+        streams = {
+            name: SampleStream(FIELDS, situation_writers(tokenizer, style), drawing, slots=96, seed=seed + i)
+            for i, (name, style) in enumerate(styles.items())
+        }
+        return cls(streams, clips)
+
+    def samples(self, args: argparse.Namespace, tokenizer: Tokenizer, device: str) -> dict[str, Samples]:
+        """Allocate the buffers on the device."""
+        capacity, bank, log_mel = args.capacity, ClipBank(args.clips, device), LogMel().to(device)
+        marks, rng = audio_marks(tokenizer.token_to_id), np.random.default_rng(args.seed)
+        return {
+            name: Samples(stream, self.clips, ReplayBuffer(capacity, device), bank, log_mel, marks, rng)
+            for name, stream in self.situations.items()
+        }
+
+    def close(self) -> None:
+        """Stop the workers."""
+        for stream in (*self.situations.values(), self.clips):
+            stream.close()
 
 
 @dataclass(frozen=True)
@@ -205,15 +244,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--capacity", type=int, default=100_000, help="situations on the device for each adapter"
     )
-    parser.add_argument("--clips", type=int, default=10_000, help="sounds on the device for each adapter")
+    parser.add_argument("--clips", type=int, default=30_000, help="sounds on the device")
     parser.add_argument(
         "--first", type=int, default=8192, help="situations per adapter to wait for before training"
     )
     parser.add_argument(
         "--workers",
         type=int,
-        default=max(2, (os.cpu_count() or 2) // 3),
-        help="worker processes for the base model and for each adapter",
+        default=max(4, (os.cpu_count() or 2) - 1),
+        help="worker processes (default: all cores but one)",
     )
     parser.add_argument("--speakers", type=float, default=0.2, help="share of the workers that make sounds")
     parser.add_argument("--seed", type=int, default=2, help="random seed (default: %(default)s)")
@@ -243,19 +282,15 @@ def main() -> None:
     args = arguments()
     out, begin = args.out or args.checkpoint / "draft", time.monotonic()
     tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
-    ranks = Ranks(0, 1)
-    styles = {BASE: None, **STYLES}
-    streams = {}
-    if not args.score:
-        streams = {name: start_workers(args, ranks, tokenizer, style) for name, style in styles.items()}
-    device = ranks.connect()
+    workers = None if args.score else Workers.start(args.workers, args.speakers, tokenizer, args.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     policy = load_policy(args.checkpoint, tokenizer).requires_grad_(False)
     adapters = Adapters(policy, args.checkpoint / "lora", list(STYLES))
     policy.requires_grad_(False).to(device)
-    if not args.score:
-        samples = {n: samples_of(args, ranks, stream, tokenizer, device) for n, stream in streams.items()}
+    if workers is not None:
+        samples = workers.samples(args, tokenizer, device)
         for source in samples.values():
             source.fill(args.first)
         base = policy.thinker.thinker.config.text_config
@@ -268,8 +303,7 @@ def main() -> None:
             flush=True,
         )
         train_head(args, samples, policy, adapters, head)
-        for source in samples.values():
-            source.close()
+        workers.close()
         save_head(out, head, head_config(head.dims, base.to_dict(), STATE_LAYERS))
         print(f"written to {out} after {(time.monotonic() - begin) / 60:.1f} minutes in all", flush=True)
     head, layers = load_head(out)  # saved in float16: score the saved values
