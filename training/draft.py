@@ -172,8 +172,7 @@ def train_head(
     losses: dict[str, Tensor] = {}
     while (progress := (time.monotonic() - begin) / (60 * args.minutes)) < 1.0:
         name = names[step % len(names)]
-        for source in samples.values():
-            source.refresh()
+        samples[name].refresh(most=1)
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
         batch, _, _ = samples[name].sample(args.batch, spoken)
@@ -232,7 +231,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=4.0, help="wall-clock time of the steps (default: %(default)s)"
     )
-    parser.add_argument("--batch", type=int, default=384, help="batch size (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="batch size (default: %(default)s)")
     parser.add_argument("--spoken", type=float, default=0.4, help="share of the batch that is spoken")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument(
