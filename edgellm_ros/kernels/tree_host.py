@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.host import most_likely, sample_row
+from edgellm_ros.kernels.host import most_likely, sample_row, write_rope
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
     DraftTable,
@@ -105,9 +105,8 @@ class HostTreeKernels:
     def tree_rope_rows(
         self, table: RopeTable, lengths: Tensor, deltas: Tensor, depths: Tensor, cos: Tensor, sin: Tensor
     ) -> None:
-        positions = (lengths.array + deltas.array)[:, None] + depths.array
-        np.take(table.cos.array, positions, axis=0, out=cos.array, mode="clip")
-        np.take(table.sin.array, positions, axis=0, out=sin.array, mode="clip")
+        tokens = lengths.array[:, None] + depths.array
+        write_rope(table, tokens.astype(np.float32) + deltas.array[:, None], cos, sin)
 
     def sample_path(
         self,

@@ -148,7 +148,7 @@ class TreeKernels(Protocol):
     ) -> None:
         """Write cos, sin [B,S,D/2] of nodes at depths [B,S].
 
-        Node s of sequence b has position lengths[b] + deltas[b] + depths[b,s].
+        Node s of sequence b has position lengths[b] + depths[b,s] + deltas[b], deltas [B] f32.
         """
         ...
 

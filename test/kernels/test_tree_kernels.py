@@ -250,10 +250,11 @@ def test_a_node_sees_the_committed_rows_its_ancestors_and_itself(side, rng, size
 
 
 def test_rope_rows_of_a_tree_follow_the_depths(side, rng):
-    table = RopeTable(*(side.tensor(rng.standard_normal((20, 8)), np.float32) for _ in "cs"))
+    cos, sin = (side.tensor(rng.standard_normal((20, 8)), np.float32) for _ in "cs")
+    table = RopeTable(cos, sin, side.tensor(rng.uniform(0, 1, 8), np.float32))
     cos, sin = (side.tensor(np.zeros((2, 4, 8), np.float32)) for _ in "cs")
     depths = side.tensor([[0, 1, 1, 2], [0, 1, 2, 3]])
-    side.trees.tree_rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4]), depths, cos, sin)
+    side.trees.tree_rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4], np.float32), depths, cos, sin)
     positions = [[5, 6, 6, 7], [5, 6, 7, 8]]
     np.testing.assert_array_equal(side.read(cos), side.read(table.cos)[positions])
     np.testing.assert_array_equal(side.read(sin), side.read(table.sin)[positions])

@@ -138,12 +138,14 @@ def test_nodes_and_trees(agree, rng, batch, top_k, levels, distinct):
 def test_masks_and_rotary_rows_of_trees(agree, rng, batch, size, capacity):
     tree_of = [random_tree(rng, size, 3000) for _ in range(batch)]
     fields = [np.stack(rows) for rows in zip(*tree_of, strict=True)]
-    lengths, deltas = rng.integers(0, capacity + 2, batch), rng.integers(-60, 20, batch)
+    lengths = rng.integers(0, capacity + 2, batch)
+    deltas = rng.integers(-60, 20, batch).astype(np.float32)
     rope = rng.standard_normal((2, 2200, 64)).astype(np.float32)
+    frequencies = rng.uniform(0, 1, 64).astype(np.float32)
 
     def run(place: Side):
         tree = DraftTree(*(place.tensor(values) for values in fields))
-        table = RopeTable(*(place.tensor(values) for values in rope))
+        table = RopeTable(*(place.tensor(values) for values in (*rope, frequencies)))
         mask = place.tensor(np.ones((batch, 1, size, capacity), bool))
         rows = [place.tensor(np.zeros((batch, size, 64), np.float32)) for _ in range(2)]
         device_lengths = place.tensor(lengths)

@@ -351,14 +351,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // cos, sin [batch, steps, frequencies] from tables [positions, frequencies]; depths [batch, steps].
 extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
-                                          const i64* lengths, const i64* deltas, const i64* depths, i64 batch,
-                                          i64 steps, i64 positions, i64 frequencies) {
+                                          const float* radians, const i64* lengths, const float* deltas,
+                                          const i64* depths, i64 batch, i64 steps, i64 positions, i64 frequencies) {
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
-    const i64 position = clamp(lengths[sequence] + deltas[sequence] + depths[token], 0, positions - 1);
-    const i64 source = position * frequencies + i % frequencies;
-    cos[i] = cos_table[source];
-    sin[i] = sin_table[source];
+    const float position = (float)(lengths[sequence] + depths[token]) + deltas[sequence];
+    write_angle(cos + i, sin + i, cos_table, sin_table, radians, position, i % frequencies, positions, frequencies);
   }
 }
 

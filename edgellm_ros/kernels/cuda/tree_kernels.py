@@ -97,11 +97,11 @@ class CudaTreeKernels(CudaLaunches):
     def tree_rope_rows(
         self, table: RopeTable, lengths: Tensor, deltas: Tensor, depths: Tensor, cos: Tensor, sin: Tensor
     ) -> None:
-        check_float32(table.cos, table.sin, cos, sin)
+        check_float32(table.cos, table.sin, table.frequencies, deltas, cos, sin)
         self._by_element(
             "tree_rope_rows", cos.size,
-            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, lengths.pointer, deltas.pointer,
-            depths.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
+            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
+            lengths.pointer, deltas.pointer, depths.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
         )  # fmt: skip
 
     def sample_path(

@@ -52,7 +52,7 @@ class AttentionInputs:
         rows = batch * tokens
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
-        self._positions = device.empty((batch, 3, tokens), np.int64)
+        self._positions = device.empty((batch, 3, tokens), np.float32)
         self._has_rope = names.ROPE_COS in engine_inputs
         self._has_mask = names.ATTENTION_MASK in engine_inputs
         self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
@@ -98,7 +98,7 @@ class AttentionInputs:
         return visible
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
-        """Write and return the inputs for prompts with positions [B,3,S] int64."""
+        """Write and return the inputs for prompts with positions [B,3,S] float32."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)

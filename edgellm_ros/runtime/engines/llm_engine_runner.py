@@ -136,7 +136,7 @@ class LLMEngineRunner:
 
         - inputs_embeds, each of deepstack_embeds [B,S,H]: padded at the end to the longest prompt
         - context_lengths: tokens per prompt, 0 for a row that stays as it is
-        - positions [B,3,S] int64
+        - positions [B,3,S] float32
         - output_logits [B,1,V] float32: of each prompt's last token
         - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
         - adapters [B]: empty = the base model for all

@@ -120,7 +120,7 @@ class EagleDrafter:
         batch, tokens, _ = embeds.shape
         states = self._base.fused_hidden_states(batch, tokens)
         new = [len(sequence.token_ids) - sequence.reused_tokens for sequence in sequences]
-        positions = np.zeros((batch, 3, tokens), np.int64)
+        positions = np.zeros((batch, 3, tokens), np.float32)
         for index, sequence in enumerate(sequences):
             positions[index, :, : new[index]] = sequence.positions[:, sequence.reused_tokens :]
         following = self._embeds_of_following(sequences, embeds)
