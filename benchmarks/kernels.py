@@ -9,7 +9,8 @@ host time to queue one launch outside of a graph. Both are medians of 7 runs aft
 Conditions
 ----------
 Vocabulary 151,936, hidden size 2,048 in fp16, 28 layers with 8 heads of 128 for keys and values. Logits are
-normal random numbers times 3.
+normal random numbers times 3. Speculative decoding: a draft of 6 levels with 10 candidates for each node and
+a vocabulary of 32,000, a tree of 60 nodes, paths of 4 tokens.
 
 Examples
 --------
@@ -34,12 +35,24 @@ from benchmarks.common import finish
 from edgellm_ros.cli.arguments import DEVICES
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import Kernels, RopeTable, SamplingState, StopState, load_kernels
+from edgellm_ros.kernels import (
+    DraftTable,
+    DraftTree,
+    Kernels,
+    PatchLayout,
+    RopeTable,
+    SamplingState,
+    StopState,
+    TreeKernels,
+    load_kernels,
+    load_tree_kernels,
+)
 
 VOCABULARY, HIDDEN, FREQUENCIES, POSITIONS = 151_936, 2048, 64, 4096
 LAYERS, HEADS, CAPACITY, HEAD_SIZE = 28, 8, 1024, 128
 PROMPT, PREFIX = 1024, 256  # tokens
-FRAME_PATCHES = 1200  # of a frame of 640x480 pixels, in pairs of frames
+RESIZED = 1280, 960  # height and width
+DRAFT_VOCABULARY, TOP_K, LEVELS, NODES, PATH = 32_000, 10, 6, 60, 4
 GRAPH_LAUNCHES, CALLS, RUNS = 200, 3, 7
 HALF = np.float16
 
@@ -64,11 +77,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 and 8)")
     args = parser.parse_args(arguments)
     device = open_device(args.device)
-    kernels = load_kernels(device)
+    kernels, trees = load_kernels(device), load_tree_kernels(device)
     results: dict[str, dict[str, dict[str, float]]] = {}
     for batch in args.batch:
         rows = results[f"batch {batch}"] = {}
-        for name, call in calls(device, kernels, batch).items():
+        for name, call in (
+            calls(device, kernels, batch) | tree_calls(device, kernels, trees, batch)
+        ).items():
             rows[name] = measure(device, call)
             print(f"batch {batch}  {name:34}" + "".join(f"{k:>10} {v:9.1f}" for k, v in rows[name].items()))
     return finish("kernels", device=args.device, **results)
@@ -132,9 +147,11 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     top_ids, top_values = device.zeros((batch, 1, 6), np.int64), device.zeros((batch, 1, 6), np.float32)
     noise, velocity = (device.zeros((batch, 16, 8), np.float32) for _ in range(2))
     vocab_map = put(np.arange(VOCABULARY))
-    pixels = put(rng.integers(0, 256, (FRAME_PATCHES, 3 * 2 * 16 * 16), np.uint8))
+    image = put(rng.integers(0, 256, (480, 640, 3), np.uint8))
+    resized = device.zeros((1, 3, *RESIZED), np.uint8)
+    layout = PatchLayout(*RESIZED, patch_size=16, block_size=32)
     levels = put(rng.standard_normal((3, 256)).astype(np.float32))
-    pixel_values = device.zeros(pixels.shape, np.float32)
+    pixel_values = device.zeros((RESIZED[0] * RESIZED[1] // 16**2, 3 * 2 * 16**2), np.float32)
     found: dict[str, Call] = {}
     for kind, steps in (("step", 1), ("prompt", PROMPT)):
         ids, embeds = integers(VOCABULARY + 9, batch, steps), device.zeros((batch, steps, HIDDEN), HALF)
@@ -149,7 +166,8 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
             f"causal_mask, {kind}": bind(kernels.causal_mask, lengths, mask),
         }
     found |= {
-        "normalise_pixels, 640x480": bind(kernels.normalise_pixels, levels, pixels, pixel_values),
+        "resize, 640x480 to 960x1280": bind(kernels.resize, image, resized.view(3, *RESIZED)),
+        "cut_patches, 960x1280": bind(kernels.cut_patches, levels, resized, layout, pixel_values),
         "visible_rows": bind(kernels.visible_rows, lengths, 1, visible),
         "map_tokens": bind(kernels.map_tokens, tokens, vocab_map, mapped),
         "count_tokens": bind(kernels.count_tokens, tokens, offered, stops, counts),
@@ -162,6 +180,73 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         state = sampling_state(put, batch, rules)
         found[f"sample, {name}"] = bind(kernels.sample, logits, state, tokens)
     found["log_probabilities, 5"] = bind(kernels.log_probabilities, logits, tokens, top_ids, top_values)
+    return found
+
+
+def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int) -> dict[str, Call]:
+    """Make a call of each kernel of speculative decoding with its own tensors."""
+    rng = np.random.default_rng(0)
+
+    def put(array: np.ndarray) -> Tensor:
+        tensor = device.empty(array.shape, array.dtype)
+        device.upload(tensor, np.ascontiguousarray(array))
+        return tensor
+
+    def whole(*shape: int) -> Tensor:
+        return device.zeros(shape, np.int64)
+
+    def draft_logits(rows: int) -> Tensor:
+        return put((rng.standard_normal((batch, rows, DRAFT_VOCABULARY)) * 3).astype(np.float32))
+
+    table, tree = DraftTable.zeros(device, batch, TOP_K, LEVELS), DraftTree.zeros(device, batch, NODES)
+    first, further = draft_logits(1), draft_logits(TOP_K)
+    token_of_logit = put(rng.permutation(VOCABULARY)[:DRAFT_VOCABULARY])
+    tokens, parent_rows, last_tokens = whole(batch, TOP_K), whole(batch, TOP_K), whole(batch)
+    trees.add_candidates(first, token_of_logit, table, 1)
+    for level in range(1, LEVELS):
+        trees.select_nodes(table, level, tokens, parent_rows)
+        trees.add_candidates(further, token_of_logit, table, level + 1)
+    lengths, deltas, counts = put(rng.integers(0, CAPACITY - NODES, batch)), whole(batch), whole(batch)
+    rope = RopeTable(*(device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2)))
+    cos, sin = (device.zeros((batch, NODES, FREQUENCIES), np.float32) for _ in range(2))
+    draft_mask = device.zeros((batch, 1, TOP_K, CAPACITY), np.bool_)
+    tree_mask = device.zeros((batch, 1, NODES, CAPACITY), np.bool_)
+    cache = device.zeros((2 * LAYERS, batch, HEADS, CAPACITY, HEAD_SIZE), HALF)
+    path = put(np.broadcast_to(3 * np.arange(LEVELS + 1), (batch, LEVELS + 1)))
+    states, taken = (device.zeros((batch, rows, HIDDEN), HALF) for rows in (NODES, LEVELS + 1))
+    history = put(rng.integers(0, 500, (batch, CAPACITY)))
+    chain, appended = DraftTree.zeros(device, batch, NODES), whole(batch, LEVELS + 1)
+    found = {
+        "add_candidates, 1 row": bind(trees.add_candidates, first, token_of_logit, table, 1),
+        "add_candidates, 10 rows": bind(trees.add_candidates, further, token_of_logit, table, LEVELS),
+        "select_nodes": bind(trees.select_nodes, table, LEVELS - 1, tokens, parent_rows),
+        "draft_mask": bind(trees.draft_mask, table, LEVELS - 1, lengths, draft_mask),
+        "select_tree": bind(trees.select_tree, table, last_tokens, tree),
+        "tree_mask": bind(trees.tree_mask, tree, lengths, tree_mask),
+        "tree_rope_rows": bind(trees.tree_rope_rows, rope, lengths, deltas, tree.depths, cos, sin),
+        "move_cache_rows, 4 tokens": bind(
+            trees.move_cache_rows, cache, 0, lengths, path, put(np.full(batch, PATH))
+        ),
+        "take_rows, 7 tokens": bind(trees.take_rows, states, path, taken),
+        "find_continuation": bind(trees.find_continuation, history, lengths, 4, 2, chain),
+        "append_history": bind(trees.append_history, appended, counts, lengths, history),
+    }
+    row = (rng.standard_normal(VOCABULARY) * 3).astype(np.float32)
+    logits = put(np.broadcast_to(row, (batch, NODES, VOCABULARY)))
+    outs = [*(whole(batch, LEVELS + 1) for _ in range(3)), whole(batch)]
+    for name, rules in RULES.items():
+        if rules.get("repetition_penalty", 1.0) == 1.0:
+            state = sampling_state(put, batch, rules)
+            sampled = whole(batch, PATH)
+            kernels.sample(logits.view(batch, PATH, VOCABULARY), state, sampled)
+            expected = device.download(sampled)
+            nodes = np.broadcast_to(np.arange(NODES), (batch, NODES))
+            ids = np.full((batch, NODES), -1)
+            ids[:, 1:PATH] = expected[:, :-1]
+            path_tree = DraftTree(put(ids), put(nodes - 1), put(nodes))
+            found[f"sample_path, {PATH} tokens, {name}"] = bind(
+                trees.sample_path, logits, state, path_tree, None, *outs
+            )
     return found
 
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -53,6 +54,19 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def renamed(self, names: Mapping[str, str]) -> Weights:
+        """Return some of the tensors under other names: new name -> name here."""
+        view = copy.copy(self)
+        view._tensors = {new: self._tensors[old] for new, old in names.items()}
+        return view
+
+    def stored(self, name: str) -> StoredTensor:
+        """Return a tensor as the file has it, of any type."""
+        return self._tensors[name]
 
     @property
     def parameters(self) -> int:

@@ -85,6 +85,7 @@ def build_decoder(architecture: DecoderArchitecture, weights: Weights, options: 
     - present_key_i, present_value_i [B,Hkv,C,D], to be bound to the memory of key_cache_i and value_cache_i
     - hidden_states_i [B,S,H] for each i of `hidden_state_layers`, as transformers counts them: the output
       of layer i (from 1) before deepstack; of the last layer after the final norm
+    - fused_hidden_states [B,S,Hd], if `options.fusion`: of all tokens
     """
     graph = ModelBuilder("llm", weights, options.precision, options.lora)
     runner, epsilon = architecture.runner, architecture.epsilon
@@ -92,15 +93,18 @@ def build_decoder(architecture: DecoderArchitecture, weights: Weights, options: 
     inputs = llm_inputs(graph, runner, options.capacity)
     tokens, last_token_ids = inputs.tokens, inputs.last_token_ids
 
-    presents, hidden_states = [], {}
+    presents, hidden_states, fusion = [], {}, options.fusion
+    layer_inputs: list[ir.Value] = []  # and the last layer's output
     # Whether anything after the last attention needs the rows of all tokens.
     all_rows = layers in options.hidden_state_layers or len(inputs.deepstack) == layers
+    all_rows |= fusion is not None and layers in fusion.base_state_layers
     x = tokens.flatten(inputs.embeds, hidden)
     for i in range(layers):
+        layer_inputs.append(x)
         with graph.module(f"{architecture.prefix}.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
             mask = inputs.windowed_mask(graph, architecture.window(i, options.capacity))
-            attended, present = _attention(graph, architecture, inputs, mask, normed, inputs.caches[i])
+            attended, present = attention(graph, architecture, inputs, mask, normed, inputs.caches[i])
             presents.append(present)
             x = graph.op("Add", x, attended)
             if i == layers - 1 and not all_rows:  # saves 7% of a prefill of 130 tokens
@@ -113,6 +117,7 @@ def build_decoder(architecture: DecoderArchitecture, weights: Weights, options: 
                 hidden_states[i + 1] = tokens.unflatten(x, hidden)
             if i < len(inputs.deepstack):
                 x = graph.op("Add", x, tokens.flatten(inputs.deepstack[i], hidden))
+    layer_inputs.append(x)
     x = tokens.unflatten(x, hidden)
     with graph.module(architecture.prefix, nodes=""):
         hidden_states[layers] = x = graph.rms_norm("norm", x, hidden, epsilon)
@@ -121,6 +126,8 @@ def build_decoder(architecture: DecoderArchitecture, weights: Weights, options: 
     wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
     logits = options.head.logits(graph, x)
     llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
+    if fusion is not None:
+        fusion.add_output(graph, tokens, layer_inputs)
     return graph
 
 
@@ -132,17 +139,19 @@ def build_decoder(architecture: DecoderArchitecture, weights: Weights, options: 
 #                 +-- v --------------------- TensorScatter --+---------|------+  mask
 #                              value_cache ---------+         |         |
 #                                                     present_value  present_key
-def _attention(
+def attention(
     graph: ModelBuilder,
     architecture: DecoderArchitecture,
     inputs: LLMInputs,
     mask: ir.Value,
     x: ir.Value,
     cache: Cache,
+    fan_in: int | None = None,
 ) -> tuple[ir.Value, Cache]:
     """Add grouped-query attention over the cache.
 
-    x and the result are in the layout of the layers. Returns the updated cache too.
+    x and the result are in the layout of the layers; fan_in: width of x, None = the hidden size. Returns the
+    updated cache too.
     """
     runner = architecture.runner
     hidden, head_dim = runner.hidden_size, runner.head_dim
@@ -150,7 +159,7 @@ def _attention(
     with graph.module("self_attn", nodes="attn"):
         counts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
         widths = {name: count * head_dim for name, count in counts.items()}
-        projected = graph.linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
+        projected = graph.linears("qkv_proj", widths, x, fan_in or hidden, architecture.qkv_bias)
         q, k, v = (
             inputs.tokens.split_heads(rows, count, head_dim)
             for rows, count in zip(projected, counts.values(), strict=True)

@@ -16,18 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.cuda_step import CudaStep
 from edgellm_ros.builder.decoder import DecoderArchitecture, rotate_heads
-from edgellm_ros.builder.graph import FLOAT, INT32, INT64
+from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.llm_graph import deepstack_inputs, llm_outputs
 from edgellm_ros.builder.model import LLMOptions
-from edgellm_ros.builder.token_layout import TokenLayout
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.config import LanguageModelConfig
 
 ORT_DOMAIN = "com.microsoft"
 
@@ -45,27 +43,33 @@ def build_cuda_decoder(
       are written, which are the last of these rows; each token attends up to its own
     - B = 1 if S > 1: several tokens of one sequence, or one token of several
     - embedding [V,H] if the LM head is the embedding table, which the runtime holds on the device
+
+    With `options.fusion` it is `llm/verify.cuda.onnx`, whose tokens may be those of a tree: it also takes
+    attention_mask, and position_ids may be any. A token attends to no row behind its own, whatever the mask
+    says.
     """
     graph = ModelBuilder("llm", weights, options.precision, options.lora)
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
-    step = CudaStep(graph, runner, options.capacity)
-    attend = _plain_attention if graph.dtype == FLOAT else _fused_attention
+    fusion = options.fusion
+    step = CudaStep(graph, runner, options.capacity, tree=fusion is not None)
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     caches = graph.caches(range(layers), runner.num_key_value_heads, options.capacity, runner.head_dim)
     deepstack = deepstack_inputs(graph, runner)
 
     presents: list[Cache] = []
     hidden_states: dict[int, ir.Value] = {}
+    layer_inputs: list[ir.Value] = []  # and the last layer's output
     x, update = step.tokens.flatten(step.embeds, hidden), None
     for i in range(layers):
         with graph.module(f"{architecture.prefix}.layers.{i}", nodes=f"layers.{i}"):
-            x, normed = _add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
+            x, normed = add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
+            layer_inputs.append(x)
             window = architecture.window(i, options.capacity)
-            attended, present = attend(architecture, step, window, normed, caches[i])
+            attended, present = attention(architecture, step, window, normed, caches[i])
             presents.append(present)
-            x, normed = _add_norm(graph, "post_attention_layernorm", x, attended, hidden, epsilon)
+            x, normed = add_norm(graph, "post_attention_layernorm", x, attended, hidden, epsilon)
             inner, bias = architecture.intermediate_size, architecture.mlp_bias
             update = graph.swiglu("mlp", normed, hidden, inner, bias)
             if i + 1 in options.hidden_state_layers and i + 1 < layers:
@@ -76,8 +80,11 @@ def build_cuda_decoder(
                     x = graph.op("Add", x, update)
                 update = step.tokens.flatten(deepstack[i], hidden)
     with graph.module(architecture.prefix, nodes=""):
-        _, normed = _add_norm(graph, "norm", x, update, hidden, epsilon)
+        x, normed = add_norm(graph, "norm", x, update, hidden, epsilon)
+    layer_inputs.append(x)
     outputs(step, options, last_token_ids, normed, hidden_states, presents)
+    if fusion is not None:
+        fusion.add_output(graph, step.tokens, layer_inputs)
     return graph
 
 
@@ -101,58 +108,7 @@ def outputs(
     llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
 
 
-class CudaStep:
-    """Values that all layers share: positions, lengths and the layout of tokens.
-
-    `rope`: cos, sin and position ids; empty without RoPE. `last_row` and `longest` are lengths in the form of
-    GroupQueryAttention, `write_index` in that of TensorScatter.
-    """
-
-    def __init__(
-        self, graph: ModelBuilder, runner: LanguageModelConfig, capacity: int, rope: bool = True
-    ) -> None:
-        self.graph, self.runner = graph, runner
-        self.embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", runner.hidden_size])
-        with graph.scope("tokens"):
-            self.tokens = TokenLayout(graph, graph.op("Shape", self.embeds, start=0, end=2))
-        self.rope: tuple[ir.Value, ...] = ()
-        if rope:
-            position_ids = graph.input(names.POSITION_IDS, INT64, ["B", "S"])
-            tables = [
-                graph.input(name, FLOAT, ["P", runner.rope.rotary_dim // 2])
-                for name in (names.ROPE_COS, names.ROPE_SIN)
-            ]
-            with graph.scope("rope"):
-                self.rope = *map(graph.from_fp32, tables), position_ids
-        self.kv_length = graph.input(names.KV_LENGTH, INT64, ["B"])
-        if graph.dtype == FLOAT:
-            self.write_index = graph.input(names.KV_WRITE_INDEX, INT64, ["B"])
-        else:
-            with graph.scope("lengths"):
-                last = graph.op("Sub", self.kv_length, graph.constant(1))
-                self.last_row = graph.op("Cast", last, to=int(INT32))
-            # ONNX Runtime reads this bound on the host, where the lengths are not known: the largest length.
-            self.longest = graph.constant(capacity, INT32)
-        self._capacity = capacity
-        self._masks: dict[int, ir.Value] = {}
-
-    def windowed_mask(self, window: int) -> ir.Value:
-        """Return the mask [B,1,S,C] of a sliding window, for `Attention`, made once for all layers."""
-        if window not in self._masks:
-            graph = self.graph
-            with graph.scope(f"window_{window}"):
-                slots = graph.constant(np.arange(self._capacity))
-                tokens = graph.op("Squeeze", graph.op("Shape", self.embeds, start=1, end=2))
-                rows = graph.op("Range", graph.constant(0), tokens, graph.constant(1))
-                first = graph.op("Sub", self.kv_length, tokens)
-                last = graph.op("Add", graph.reshape(first, [-1, 1, 1, 1]), graph.reshape(rows, [-1, 1]))
-                after = graph.op("Greater", graph.op("Add", slots, graph.constant(window)), last)
-                seen = graph.op("LessOrEqual", slots, last)
-                self._masks[window] = graph.op("And", seen, after)
-        return self._masks[window]
-
-
-def _add_norm(
+def add_norm(
     graph: ModelBuilder, name: str, x: ir.Value, update: ir.Value | None, size: int, epsilon: float
 ) -> tuple[ir.Value, ir.Value]:
     """Add x + update and its RMSNorm, both [B*S,size]."""
@@ -182,19 +138,37 @@ def _head_widths(architecture: DecoderArchitecture) -> dict[str, int]:
     return {"q_proj": runner.num_attention_heads * runner.head_dim, "k_proj": keys, "v_proj": keys}
 
 
+def attention(
+    architecture: DecoderArchitecture,
+    step: CudaStep,
+    window: int | None,
+    x: ir.Value,
+    cache: Cache,
+    fan_in: int | None = None,
+) -> tuple[ir.Value, Cache]:
+    """Add grouped-query attention over the cache.
+
+    x [B*S,fan_in] -> [B*S,H]; fan_in None = the hidden size. Returns the updated cache too.
+    """
+    attend = _plain_attention if step.graph.dtype == FLOAT else _fused_attention
+    return attend(architecture, step, window, x, cache, fan_in or architecture.runner.hidden_size)
+
+
 # x -- qkv_proj -- GroupQueryAttention (norms, RoPE, caches, attention) -- o_proj -->
 def _fused_attention(
-    architecture: DecoderArchitecture, step: CudaStep, window: int | None, x: ir.Value, cache: Cache
+    architecture: DecoderArchitecture,
+    step: CudaStep,
+    window: int | None,
+    x: ir.Value,
+    cache: Cache,
+    fan_in: int,
 ) -> tuple[ir.Value, Cache]:
-    """Add grouped-query attention over the cache in half precision.
-
-    x [B*S,H] -> [B*S,H].
-    """
+    """Add the attention in half precision."""
     graph, runner = step.graph, architecture.runner
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
     norms: list[ir.Value] = []
     with graph.module("self_attn", nodes="attn"):
-        joined = graph.joined_linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
+        joined = graph.joined_linears("qkv_proj", widths, x, fan_in, architecture.qkv_bias)
         joined = step.tokens.unflatten(joined, sum(widths.values()))
         if architecture.head_norms:
             for name in ("q_norm", "k_norm"):
@@ -220,13 +194,16 @@ def fused_attention(
     """
     graph, runner = step.graph, step.runner
     inputs: list[ir.Value | None] = [*qkv, *[None] * (3 - len(qkv)), *cache, step.last_row, step.longest]
-    inputs += step.rope or [None] * 3 * bool(norms)
+    inputs += step.rope or [None] * 3
+    inputs.append(None if step.tree is None else step.bias(window))
     options: dict[str, Any] = {"do_rotary": int(bool(step.rope))}
     if norms:
-        inputs += [None] * 4  # no bias of scores, no sinks, no scales of a quantised cache
+        inputs += [None] * 3  # no sinks, no scales of a quantised cache
         inputs += norms
         options["qk_norm_epsilon"] = epsilon
-    if window is not None:
+    while inputs[-1] is None:
+        inputs.pop()
+    if window is not None and step.tree is None:
         options["local_window_size"] = window
     attended, keys, values = graph.ops(
         "GroupQueryAttention",
@@ -245,13 +222,18 @@ def fused_attention(
 #                 +-- k -- k_norm -- RotaryEmbedding -- TensorScatter -- Attention -- o_proj -->
 #                 +-- v ------------------------------- TensorScatter -----+
 def _plain_attention(
-    architecture: DecoderArchitecture, step: CudaStep, window: int | None, x: ir.Value, cache: Cache
+    architecture: DecoderArchitecture,
+    step: CudaStep,
+    window: int | None,
+    x: ir.Value,
+    cache: Cache,
+    fan_in: int,
 ) -> tuple[ir.Value, Cache]:
-    """Add the same attention in fp32, with ONNX's operators."""
+    """Add the attention in fp32, with ONNX's operators."""
     graph, runner = step.graph, architecture.runner
     hidden, head_dim, widths = runner.hidden_size, runner.head_dim, _head_widths(architecture)
     with graph.module("self_attn", nodes="attn"):
-        projected = graph.linears("qkv_proj", widths, x, hidden, architecture.qkv_bias)
+        projected = graph.linears("qkv_proj", widths, x, fan_in, architecture.qkv_bias)
         q, k, v = (
             step.tokens.split_heads(rows, width // head_dim, head_dim)
             for rows, width in zip(projected, widths.values(), strict=True)
@@ -274,7 +256,9 @@ def plain_attention(
     scale = runner.head_dim**-0.5
     keys = graph.op("TensorScatter", cache[0], k, step.write_index, axis=-2, mode="linear")
     values = graph.op("TensorScatter", cache[1], v, step.write_index, axis=-2, mode="linear")
-    if window is None:
+    if window is None and step.tree is not None:
+        attended = graph.op("Attention", q, keys, values, step.tree, scale=scale)
+    elif window is None:
         seen = [q, keys, values, None, None, None, step.kv_length]
         attended = graph.op("Attention", *seen, is_causal=1, scale=scale)
     else:

@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm_ros.builder.adapters import ADAPTER_FILES
-from edgellm_ros.builder.export_plan import CUDA_VARIANT, GRAPH_FILE, ExportOptions, ExportPlan, plan_export
+from edgellm_ros.builder.export_plan import ExportOptions, ExportPlan, cuda_variant, plan_export
 from edgellm_ros.builder.inspection import (
+    PARTS,
     AdapterReport,
-    MemoryReport,
     PartReport,
     adapter_reports,
-    memory_report,
-    memory_rows,
     model_rows,
     part_report,
-    size_rows,
     table,
 )
+from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows, size_rows
 from edgellm_ros.engine_directory.adapter_folder import FOLDER
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import VERIFY, graph_path
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,7 @@ def check(
     disk of `engine_dir`. Raises the errors of `export`.
     """
     plan = plan_export(Path(checkpoint_dir), options or ExportOptions())
-    parts = tuple(
-        part_report(name, graph.graph, (CUDA_VARIANT,) if name in plan.variants else ())
-        for name, graph in plan.graphs.items()
-    )
+    parts = tuple(_part(plan, name) for name in PARTS if graph_path(name) in plan.graphs)
     inputs = {binding.name: binding.shape for binding in parts[0].inputs}
     files = _file_sizes(plan)
     return ExportReport(
@@ -101,14 +97,19 @@ def render_check(report: ExportReport) -> str:
     return "\n\n".join(sections)
 
 
+def _part(plan: ExportPlan, name: str) -> PartReport:
+    path = graph_path(name)
+    variant = cuda_variant(path)
+    variants = (Path(variant).name,) if variant in plan.graphs else ()
+    shared = plan.graphs[graph_path("llm")].graph.initializers if name == VERIFY else ()
+    return part_report(name, plan.graphs[path].graph, variants, shared=shared)
+
+
 def _file_sizes(plan: ExportPlan) -> dict[str, int]:
     sizes = {name: len(contents) for name, contents in plan.texts.items()}
     sizes |= {name: tensor.size for name, tensor in plan.tensors.items()}
-    for part, graph in plan.graphs.items():
-        saved = graph.saved_sizes(Path(part) / GRAPH_FILE)
-        sizes |= {path.as_posix(): size for path, size in saved.items()}
-    for part, variant in plan.variants.items():
-        sizes[f"{part}/{CUDA_VARIANT}"] = variant.saved_variant_size(Path(part) / GRAPH_FILE)
+    for name, graph in plan.graphs.items():
+        sizes |= {path.as_posix(): size for path, size in graph.saved_sizes(Path(name)).items()}
     for name, folder in plan.adapter_folders.items():
         sizes |= {f"{FOLDER}/{name}/{file}": (folder / file).stat().st_size for file in ADAPTER_FILES}
     return dict(sorted(sizes.items()))

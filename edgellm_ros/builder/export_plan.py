@@ -17,6 +17,10 @@ import numpy as np
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, MixtureOfExpertsError, read_section
+from edgellm_ros.builder.draft.graph import build_draft, draft_lm_head
+from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
+from edgellm_ros.builder.draft.head import DraftHead, read_head
+from edgellm_ros.builder.draft.layout import EMBEDDING
 from edgellm_ros.builder.expert_config import ExpertArchitecture, expert_architecture
 from edgellm_ros.builder.families import Family, find_family
 from edgellm_ros.builder.flow_expert import build_expert
@@ -37,12 +41,14 @@ from edgellm_ros.builder.vocabulary import (
 from edgellm_ros.engine_directory import binding_names
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import FORMAT_VERSION, BuilderConfig, EngineConfig
+from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE, VERIFY, graph_path
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
 EMBEDDING_FILE = "embedding.safetensors"
 LM_HEAD_FILE = "lm_head.safetensors"
 EXPERT_FOLDER = "action_expert"
-GRAPH_FILE, CUDA_VARIANT = "model.onnx", "model.cuda.onnx"
+TOKEN_OF_DRAFT_LOGIT = "token_of_draft_logit"  # the tensor of D2T_FILE
+DRAFT_FOLDER = "draft"  # of a checkpoint: its draft head
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,10 @@ class ExportOptions:
     hidden_state_layers: tuple[int, ...] = ()
     lm_head_input: bool = False
     vocab_map: str | Path | None = None
+    draft: str | Path | None = None  # a draft head; None = the one in the checkpoint's folder `draft`, if any
+    with_draft: bool = True  # whether a draft head is exported
+    max_draft_tree_size: int = 64
+    max_verify_tree_size: int = 64
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
@@ -81,8 +91,7 @@ class ExportPlan:
     config: EngineConfig  # without files
     texts: dict[str, bytes]  # path -> contents of small files
     tensors: dict[str, TensorFile]  # path -> file with one tensor
-    graphs: dict[str, GraphBuilder]  # part ("llm", "visual", ...) -> graph
-    variants: dict[str, GraphBuilder]  # part -> graph for CUDA that uses the weights of the part's graph
+    graphs: dict[str, GraphBuilder]  # path -> graph, after the graph whose weights it shares
     adapter_folders: dict[str, Path]  # name -> folder in the checkpoint
     adapters: dict[str, PeftAdapter]
 
@@ -111,6 +120,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     stops = model.stop_token_ids
     if expert is not None:
         stops = tuple(dict.fromkeys((*stops, expert.future_start_token_id)))
+    draft = _read_draft(checkpoint, options, model, weights)
     answers = None
     if options.vocab_map is not None:
         answers = read_vocab_map(Path(options.vocab_map), model.llm.vocab_size, stops)
@@ -124,6 +134,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         vision=model.vision,
         audio=model.audio,
         action=expert.config(model.llm) if expert else None,
+        draft=draft.config(options.max_draft_tree_size, options.max_verify_tree_size) if draft else None,
         special_tokens=model.special_tokens,
         stop_token_ids=stops,
         generation=generation_defaults(read_generation_config(checkpoint)),
@@ -155,29 +166,44 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if options.max_lora_rank is None:
         rank = max((adapter.rank for adapter in adapters.values()), default=0)
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
-    graphs: dict[str, GraphBuilder] = {"llm": llm}
-    graphs |= {part: build(options.precision) for part, build in model.encoders.items()}
+    parts: dict[str, GraphBuilder] = {"llm": llm}
+    parts |= {part: build(options.precision) for part, build in model.encoders.items()}
     if expert is not None and expert_weights is not None:
-        graphs["action"] = build_expert(
+        parts["action"] = build_expert(
             expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         )
-    for part, graph in graphs.items():
-        check_operators(graph.graph, f"{part}/{GRAPH_FILE}")
     variants: dict[str, GraphBuilder] = {}
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}
+    if draft is not None and config.draft is not None:
+        verifying = dataclasses.replace(llm_options, fusion=draft.fusion)
+        parts[VERIFY] = model.build_llm(verifying)
+        parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=True)
+        capacity = config.draft.cache_capacity(options.max_kv_cache_capacity)
+        arguments = draft, draft_lm_head(draft, head), options.precision, capacity
+        parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
+        if model.build_cuda_llm is not None:
+            variants[VERIFY] = model.build_cuda_llm(verifying)
+    for part, graph in parts.items():
+        check_operators(graph.graph, graph_path(part))
     for part, variant in variants.items():
-        variant.share_weights(graphs[part])
+        variant.share_weights(parts[part], Path(graph_path(part)).name)
+    graphs = {graph_path(part): graph for part, graph in parts.items()}
+    graphs |= {cuda_variant(graph_path(part)): variant for part, variant in variants.items()}
 
     return ExportPlan(
         family=family.name,
-        parameters=weights.parameters + (expert_weights.parameters if expert_weights else 0),
+        parameters=sum(
+            each.parameters
+            for each in (weights, expert_weights, draft.weights if draft else None)
+            if each is not None
+        ),
         config=config,
         texts=texts,
-        tensors=dict(_tensor_files(model, weights, options, head, answers)),
+        tensors=dict(_tensor_files(model, weights, options, head, answers))
+        | dict(_draft_files(draft, options)),
         graphs=graphs,
-        variants=variants,
         adapter_folders=folders,
         adapters=adapters,
     )
@@ -204,6 +230,42 @@ def _size(checkpoint: Path) -> str:
 def _read_expert(checkpoint: Path, model: Model) -> ExpertArchitecture | None:
     folder = checkpoint / EXPERT_FOLDER
     return expert_architecture(folder / "config.json", model.llm) if folder.is_dir() else None
+
+
+def _read_draft(
+    checkpoint: Path, options: ExportOptions, model: Model, weights: Weights
+) -> DraftHead | None:
+    folder = checkpoint / DRAFT_FOLDER if options.draft is None else Path(options.draft)
+    if not options.with_draft or (options.draft is None and not folder.is_dir()):
+        return None
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
+    if not model.verifies_drafts:
+        kind = "a hybrid" if model.llm.recurrent is not None else "of a family of its own"
+        raise ValueError(
+            f"{folder}: a draft head for a language model that is {kind}: supported are dense decoders; "
+            "--no-draft exports the model alone"
+        )
+    dtype = np.dtype(DTYPES[options.precision].numpy())
+    return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)
+
+
+def cuda_variant(path: str) -> str:
+    """Return the path of the graph for CUDA that has the weights of the graph at `path`."""
+    return f"{path.removesuffix('.onnx')}.cuda.onnx"
+
+
+def _draft_files(draft: DraftHead | None, options: ExportOptions) -> Iterator[tuple[str, TensorFile]]:
+    """Yield the files of a draft head's tensors that the runtime reads."""
+    if draft is None:
+        return
+    tokens = draft.token_of_logit
+    if tokens is not None:
+        yield D2T_FILE, TensorFile(TOKEN_OF_DRAFT_LOGIT, tokens.dtype, tokens.shape, lambda: [tokens])
+    if draft.embedding:
+        dtype, shape = np.dtype(DTYPES[options.precision].numpy()), draft.weights.shape(EMBEDDING)
+        blocks: Callable = partial(draft.weights.read_strips, EMBEDDING, dtype)
+        yield DRAFT_EMBEDDING_FILE, TensorFile("embedding", dtype, (shape[0], shape[1]), blocks)
 
 
 def _tensor_files(

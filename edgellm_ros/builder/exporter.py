@@ -13,8 +13,6 @@ from pathlib import Path
 
 from edgellm_ros.builder.adapters import copy_adapters
 from edgellm_ros.builder.export_plan import (
-    CUDA_VARIANT,
-    GRAPH_FILE,
     LM_HEAD_FILE,
     ExportOptions,
     ExportPlan,
@@ -22,7 +20,7 @@ from edgellm_ros.builder.export_plan import (
 )
 from edgellm_ros.builder.vocabulary import VOCAB_MAP
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
-from edgellm_ros.engine_directory.files import list_files
+from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, list_files
 
 
 def export(
@@ -36,6 +34,10 @@ def export(
     hidden_state_layers: Sequence[int] = (),
     lm_head_input: bool = False,
     vocab_map: str | Path | None = None,
+    draft: str | Path | None = None,
+    with_draft: bool = True,
+    max_draft_tree_size: int = 64,
+    max_verify_tree_size: int = 64,
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
@@ -54,6 +56,10 @@ def export(
     LM head becomes an input, so that it can be exchanged (`LLMInferenceRuntime.set_lm_head_weights`).
     vocab_map: file with the only tokens whose logits are computed, see `read_vocab_map`.
 
+    draft: directory of an EAGLE-3 draft head for this model; None = the checkpoint's folder `draft`, if there
+    is one, unless `with_draft` is false. max_draft_tree_size: most drafted tokens of a sequence that the head
+    keeps in its KV cache; max_verify_tree_size: most tokens that the model verifies in one run.
+
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming
     file, key and value, for a checkpoint that is incomplete or not supported.
@@ -67,6 +73,10 @@ def export(
         tuple(hidden_state_layers),
         lm_head_input,
         vocab_map,
+        draft,
+        with_draft,
+        max_draft_tree_size,
+        max_verify_tree_size,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))
 
@@ -77,13 +87,10 @@ def _write(plan: ExportPlan, engine: Path) -> EngineConfig:
     for name, contents in plan.texts.items():
         (engine / name).write_bytes(contents)
     for name, tensor in plan.tensors.items():
+        (engine / name).parent.mkdir(exist_ok=True)
         tensor.write(engine / name)
-    for part, graph in plan.graphs.items():
-        written = graph.save(engine / part / GRAPH_FILE)
-        if part in plan.variants:
-            variant = plan.variants[part].save_variant(engine / part / CUDA_VARIANT, written[0])
-            written.append(variant)
-        files += [str(path.relative_to(engine)) for path in written]
+    for path, graph in plan.graphs.items():
+        files += [written.relative_to(engine).as_posix() for written in graph.save(engine / path)]
     copy_adapters(plan.adapter_folders, engine)
     config = dataclasses.replace(plan.config, files=list_files(engine, files))
     config.save(engine)
@@ -97,7 +104,9 @@ def _clear(engine: Path) -> None:
     """
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
-    optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE)
-    for pattern in ("*/model.onnx", "*/model.*.onnx", "*/model.onnx.data", "*/*.plan*", *optional):
+    optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE)
+    endings = (".onnx", ".*.onnx", ".onnx.data")
+    graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
+    for pattern in (*graphs, "*/*.plan*", *optional):
         for path in engine.glob(pattern):
             path.unlink()

@@ -31,6 +31,12 @@ BOOL = ir.DataType.BOOL
 INLINE_BYTES = 256  # larger tensors are in the file of weights
 
 Dim = int | str
+Place = tuple[str, int]  # name of a file of weights, offset in it
+
+
+def weights_file(graph_file: str) -> str:
+    """Return the name of the file with the weights of a graph, beside the graph's file."""
+    return f"{graph_file}.data"
 
 
 class Weight(ir.LazyTensor):
@@ -64,7 +70,9 @@ class GraphBuilder:
         self._scope: list[str] = []
         self._names: dict[str, int] = {}
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
-        self._shared: dict[str, int] = {}  # weights of another graph: name -> offset in its file of weights
+        self._shared: dict[str, Place] = {}  # weights that are in the files of another graph, by name
+        self._original: GraphBuilder | None = None  # the graph that has them
+        self._digests: tuple[str, ...] = ()  # SHA-256 of the files of weights, once the graph is saved
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dim]) -> ir.Value:
         """Add a graph input.
@@ -189,13 +197,19 @@ class GraphBuilder:
         return x if self.dtype == FLOAT else self.op("Cast", x, to=int(FLOAT))
 
     def save(self, path: Path) -> list[Path]:
-        """Write the graph to `path` and its weights beside it in `<path>.data`.
+        """Write the graph to `path`, and its own weights beside it in `<path>.data`.
 
-        Returns both. The graph's file contains the SHA-256 of the weights, so that its own SHA-256 identifies
-        both: a TensorRT plan, which contains them too, can be compared with it.
+        Returns both; only the graph if all its weights are another's. The file of a graph with weights of its
+        own contains the SHA-256 of all its files of weights, so that its own SHA-256 identifies all: a
+        TensorRT plan, which contains them too, can be compared with it. A graph whose weights this one shares
+        must have been saved before.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = path.with_name(path.name + ".data")
+        self._digests = self._original._digests if self._original else ()
+        if not self._has_file():
+            path.write_bytes(self._serialized(self._places(path.name), ()))
+            return [path]
+        data = path.with_name(weights_file(path.name))
         digest = hashlib.sha256()
         with data.open("wb") as file:
             for tensor in self._external():
@@ -205,36 +219,35 @@ class GraphBuilder:
                     written += file.write(as_bytes(block))
                 if written != tensor.nbytes:
                     raise ValueError(f"{path}: {tensor.name!r} has {written} bytes, not {tensor.nbytes}")
-        path.write_bytes(self._serialized(data.name, self._places(), digest.hexdigest()))
+        self._digests += (digest.hexdigest(),)
+        path.write_bytes(self._serialized(self._places(path.name), self._digests))
         return [path, data]
 
     def saved_sizes(self, path: Path) -> dict[Path, int]:
         """Return the sizes of the files that `save` writes; no weight is read."""
-        data = path.with_name(path.name + ".data")
-        digest = hashlib.sha256().hexdigest()
-        graph = self._serialized(data.name, self._places(), digest, sizes_only=True)
-        return {path: len(graph), data: sum(tensor.nbytes for tensor in self._external())}
+        files, own = self._weights_files(), self._has_file()
+        digests = (hashlib.sha256().hexdigest(),) * (files if own else 0)
+        sizes = {path: len(self._serialized(self._places(path.name), digests, sizes_only=True))}
+        if own:
+            sizes[path.with_name(weights_file(path.name))] = sum(each.nbytes for each in self._external())
+        return sizes
 
-    def share_weights(self, original: GraphBuilder) -> None:
-        """Make this graph a variant of `original`, beside whose file it is saved.
+    def share_weights(self, original: GraphBuilder, file: str, own: bool = False) -> None:
+        """Take weights from the files of `original`, which is saved as `file` in the same folder.
 
-        ValueError for a weight that the original does not have.
+        own: whether the graph may have weights that the original lacks; else they are a ValueError, as are
+        weights of another shape or type.
         """
-        weights = dict(original.weights_by_name())
+        weights, places = dict(original.weights_by_name()), original._places(file)
         for name, weight in self.weights_by_name():
-            if name not in weights or weights[name].shape != weight.shape:
+            given = weights.get(name)
+            if given is None and own:
+                continue
+            if given is None or (given.shape, given.dtype) != (weight.shape, weight.dtype):
                 raise ValueError(f"{original.graph.name} has no weight {name!r}, which its variant needs")
-        places = original._places()
-        self._shared = {name: places[name] for name in weights if name in places}
-
-    def save_variant(self, path: Path, original: Path) -> Path:
-        """Write the graph beside the saved graph `original` whose weights it shares."""
-        path.write_bytes(self._serialized(original.name + ".data", self._shared))
-        return path
-
-    def saved_variant_size(self, original: Path) -> int:
-        """Return the size of the file that `save_variant` writes; no weight is read."""
-        return len(self._serialized(original.name + ".data", self._shared, sizes_only=True))
+            if name in places:
+                self._shared[name] = places[name]
+        self._original = original
 
     def weights_by_name(self) -> Iterator[tuple[str, Weight]]:
         """Yield name and tensor of each weight."""
@@ -243,39 +256,58 @@ class GraphBuilder:
                 yield name, value.const_value
 
     def _external(self) -> list[ir.TensorProtocol]:
-        """List the tensors in the file of weights, in its order."""
-        tensors = [value.const_value for value in self.graph.initializers.values()]
-        return [tensor for tensor in tensors if tensor is not None and tensor.nbytes > INLINE_BYTES]
+        """List the tensors in the graph's own file of weights, in its order.
 
-    def _places(self) -> dict[str, int]:
-        """Return the offset of each tensor in the file of weights."""
-        tensors = self._external()
+        Constants of a graph that shares weights are in the graph's file, whatever their size: most such
+        graphs have no weights of their own, and so no second file.
+        """
+        tensors = [value.const_value for value in self.graph.initializers.values()]
+        return [
+            tensor
+            for tensor in tensors
+            if tensor is not None
+            and tensor.nbytes > INLINE_BYTES
+            and tensor.name not in self._shared
+            and (self._original is None or isinstance(tensor, Weight))
+        ]
+
+    def _places(self, name: str) -> dict[str, Place]:
+        """Return the place of each tensor that is in a file of weights, for a graph saved as `name`."""
+        tensors, file = self._external(), weights_file(name)
         offsets = itertools.accumulate((tensor.nbytes for tensor in tensors), initial=0)
-        return {str(tensor.name): offset for tensor, offset in zip(tensors, offsets, strict=False)}
+        own = {
+            str(tensor.name): (file, offset) for tensor, offset in zip(tensors, offsets, strict=False)
+        }
+        return self._shared | own
+
+    def _has_file(self) -> bool:
+        """Tell whether the graph has a file of weights of its own."""
+        return self._original is None or bool(self._external())
+
+    def _weights_files(self) -> int:
+        """Count the files of weights of the graph: its own and those of the graph whose weights it shares."""
+        return self._has_file() + (self._original._weights_files() if self._original else 0)
 
     def _serialized(
-        self,
-        data: str,
-        places: Mapping[str, int],
-        weights_sha256: str | None = None,
-        sizes_only: bool = False,
+        self, places: Mapping[str, Place], digests: Sequence[str], sizes_only: bool = False
     ) -> bytes:
-        """Serialize the graph; `places` are offsets of tensors in the file `data`.
+        """Serialize the graph; digests: SHA-256 of its files of weights.
 
         With `sizes_only` the weights in the graph's own file are zeros.
         """
         model = ir.Model(self.graph, ir_version=IR_VERSION, producer_name="edgellm_ros")
-        if weights_sha256 is not None:
-            model.metadata_props["weights_sha256"] = weights_sha256
+        if digests:
+            model.metadata_props["weights_sha256"] = ",".join(digests)
         values = list(self.graph.initializers.values())
         tensors = [value.const_value for value in values]
         try:
             for value, tensor in zip(values, tensors, strict=True):
                 name = str(value.name)
                 if tensor is not None and name in places:
+                    file, offset = places[name]
                     shape = ir.Shape(tensor.shape.numpy())
                     value.const_value = ir.ExternalTensor(
-                        data, places[name], tensor.nbytes, tensor.dtype, shape=shape, name=name
+                        file, offset, tensor.nbytes, tensor.dtype, shape=shape, name=name
                     )
                 elif sizes_only and isinstance(tensor, Weight):
                     zeros = np.zeros(tensor.shape.numpy(), tensor.dtype.numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -16,10 +16,13 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.draft_config import DraftConfig
+from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.lora_inputs import lora_inputs
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 from edgellm_ros.multimodal.video_config import AS_TEXT
@@ -29,7 +32,7 @@ from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 EXAMPLE_SIZE = 640, 480  # width and height of a camera's frame in pixels
 TIMESTAMP_TOKENS = 9  # of "<12.5 seconds>", vision_start and vision_end with the tokenizer of Qwen3-VL
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
-PARTS = ("llm", "visual", "audio", "action")
+PARTS = ("llm", VERIFY, "visual", "audio", "action", DRAFT)
 
 
 @dataclass(frozen=True)
@@ -64,24 +67,9 @@ class PartReport:
     operators: tuple[str, ...]
     inputs: tuple[BindingReport, ...]
     outputs: tuple[BindingReport, ...]
-    weight_bytes: int
+    weight_bytes: int  # without those of `llm/model.onnx` that the graph shares
     variants: tuple[str, ...]  # graphs for other devices with the same weights
     plans: tuple[PlanReport, ...]
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Memory in bytes."""
-
-    weights: int
-    embedding: int
-    kv_cache_per_token: int
-    kv_cache_per_sequence: int
-    kv_cache: int  # `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences
-    state_per_sequence: int  # of the recurrent layers; 0 if there are none
-    states: int  # of `max_batch_size` sequences, before and after a run
-    prefix_cache: int  # by default as large as the KV rows and states of the batch
-    total: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +103,7 @@ def inspect(engine_dir: str | Path, verify: bool = False) -> EngineReport:
     engine = Path(engine_dir)
     config = EngineConfig.load(engine, verify)
     listed = {entry.path: entry.size for entry in config.files}
-    parts = tuple(_part(engine, name) for name in PARTS if f"{name}/model.onnx" in listed)
+    parts = tuple(_part(engine, name) for name in PARTS if graph_path(name) in listed)
     adapters: tuple[AdapterReport, ...] = ()
     if config.builder.max_lora_rank:
         inputs = {binding.name: binding.shape for binding in parts[0].inputs}
@@ -131,7 +119,7 @@ def render(report: EngineReport) -> str:
     memory = memory_rows(report.parts, report.adapters, report.memory)
     sections = [table(rows), "memory\n" + table(memory)]
     for part in report.parts:
-        title = f"{part.name}/model.onnx: opset {part.opset}, {part.nodes} nodes"
+        title = f"{graph_path(part.name)}: opset {part.opset}, {part.nodes} nodes"
         beside = "".join(f"\n  variant {variant}" for variant in part.variants)
         beside += "".join(map(_plan_lines, part.plans))
         bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
@@ -177,6 +165,8 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         space = config.action.action_space
         names = ", ".join(f"{name} [{unit}]" for name, unit in zip(space.names, space.units, strict=True))
         rows.append(("action", f"{names}: {space.horizon} steps of {space.dt} s"))
+    if config.draft is not None:
+        rows.append(("draft head", _draft_head(config.draft)))
     if builder.max_lora_rank:
         names = ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters)
         rows.append(("adapters", f"up to rank {builder.max_lora_rank}; {names or 'none here'}"))
@@ -188,6 +178,18 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         ),
     ]
     return rows
+
+
+def _draft_head(draft: DraftConfig) -> str:
+    """Describe a draft head and the trees that it drafts."""
+    layers = "1 layer" if draft.num_layers == 1 else f"{draft.num_layers} layers"
+    inputs = listed([str(layer) for layer in draft.base_state_layers])
+    table = "" if draft.shares_embedding else ", embeddings of its own"
+    return (
+        f"{layers} of {draft.hidden_size}, vocabulary {draft.vocab_size}{table}, states at the inputs of "
+        f"layers {inputs}; trees of up to {draft.max_draft_tree_size} tokens, "
+        f"{draft.max_verify_tree_size} verified"
+    )
 
 
 def _video_limits(vision: VisionConfig, max_input_len: int) -> str:
@@ -210,19 +212,27 @@ def _video_limits(vision: VisionConfig, max_input_len: int) -> str:
 
 
 def _part(engine: Path, name: str) -> PartReport:
-    path = engine / name / "model.onnx"
+    path = engine / graph_path(name)
+    shared = _load(engine / graph_path("llm")).initializers if name == VERIFY else ()
+    variants = tuple(sorted(variant.name for variant in path.parent.glob(f"{path.stem}.*.onnx")))
+    return part_report(name, _load(path), variants, _plans(path), shared)
+
+
+def _load(path: Path) -> ir.Graph:
     try:
-        model = ir.load(path)
+        return ir.load(path).graph
     except Exception as error:  # protobuf and onnx raise classes of their own
         raise ValueError(f"{path}: not a readable ONNX file: {error}") from None
-    variants = tuple(sorted(variant.name for variant in path.parent.glob("model.*.onnx")))
-    return part_report(name, model.graph, variants, _plans(path))
 
 
 def part_report(
-    name: str, graph: ir.Graph, variants: tuple[str, ...] = (), plans: tuple[PlanReport, ...] = ()
+    name: str,
+    graph: ir.Graph,
+    variants: tuple[str, ...] = (),
+    plans: tuple[PlanReport, ...] = (),
+    shared: Container[str] = (),
 ) -> PartReport:
-    """Describe one graph; variants: names of its variants' files."""
+    """Describe one graph; variants: names of its variants' files; shared: weights of another graph."""
     nodes = list(graph)
     return PartReport(
         name=name,
@@ -232,7 +242,9 @@ def part_report(
         inputs=tuple(_binding(value) for value in graph.inputs),
         outputs=tuple(_binding(value) for value in graph.outputs),
         weight_bytes=sum(
-            value.const_value.nbytes for value in graph.initializers.values() if value.const_value
+            value.const_value.nbytes
+            for initializer, value in graph.initializers.items()
+            if value.const_value and initializer not in shared
         ),
         variants=variants,
         plans=plans,
@@ -278,50 +290,6 @@ def adapter_reports(
 def _binding(value: ir.Value) -> BindingReport:
     shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ())
     return BindingReport(str(value.name), str(value.dtype).lower(), shape)
-
-
-def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryReport:
-    """Compute the memory that an engine needs at its limits."""
-    llm, builder = config.llm, config.builder
-    itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
-    weights = sum(part.weight_bytes for part in parts)
-    embedding = llm.vocab_size * llm.hidden_size * itemsize
-    per_token = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim * itemsize
-    per_sequence = per_token * builder.max_kv_cache_capacity
-    cache = per_sequence * builder.max_batch_size
-    state = llm.recurrent.bytes_per_sequence if llm.recurrent else 0
-    states, prefixes = 2 * builder.max_batch_size * state, cache + builder.max_batch_size * state
-    total = weights + embedding + cache + states + prefixes
-    return MemoryReport(weights, embedding, per_token, per_sequence, cache, state, states, prefixes, total)
-
-
-def memory_rows(
-    parts: Sequence[PartReport], adapters: Sequence[AdapterReport], memory: MemoryReport
-) -> list[tuple[str, str]]:
-    """Make the rows of a table about memory."""
-    rows = [(f"weights of {part.name}", part.weight_bytes) for part in parts]
-    rows += [(f"adapter {adapter.name}", adapter.bytes) for adapter in adapters]
-    rows += [
-        ("embedding table", memory.embedding),
-        ("KV cache of a token", memory.kv_cache_per_token),
-        ("KV cache of a sequence", memory.kv_cache_per_sequence),
-        ("KV cache", memory.kv_cache),
-    ]
-    if memory.states:
-        rows += [
-            ("recurrent state of a sequence", memory.state_per_sequence),
-            ("recurrent states, before and after a run", memory.states),
-        ]
-    rows += [
-        ("prefix cache", memory.prefix_cache),
-        (f"weights, embedding, {'states, ' if memory.states else ''}both caches", memory.total),
-    ]
-    return size_rows(rows)
-
-
-def size_rows(rows: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
-    """Format sizes in bytes."""
-    return [(name, f"{size / 2**20:9.3f} MiB") for name, size in rows]
 
 
 def _plan_lines(plan: PlanReport) -> str:

@@ -42,11 +42,18 @@ class ModelBuilder(GraphBuilder):
             yield
         self._prefix.pop()
 
+    @contextmanager
+    def tensors_of(self, weights: Weights) -> Iterator[None]:
+        """Take the tensors of modules inside from another checkpoint."""
+        outer, self.weights = self.weights, weights
+        yield
+        self.weights = outer
+
     def tensor(self, name: str, *shape: int) -> ir.Value:
         """Add the tensor `name` of this module unchanged; it must have this shape."""
-        full = self.full_name(name)
-        self.weights.require(full, shape)
-        return self.weight(full, shape, lambda: self.weights.read(full))
+        full, weights = self.full_name(name), self.weights
+        weights.require(full, shape)
+        return self.weight(full, shape, lambda: weights.read(full))
 
     def linear(self, name: str, x: ir.Value, fan_in: int, fan_out: int, bias: bool = False) -> ir.Value:
         """Add a linear layer, x [..., fan_in] -> [..., fan_out].
@@ -96,19 +103,20 @@ class ModelBuilder(GraphBuilder):
 
         The checkpoint has [fan_out, fan_in], or more dimensions for a convolution whose stride is its size.
         """
-        stored = self.weights.shape(full)
+        weights = self.weights
+        stored = weights.shape(full)
         if (stored[0], int(np.prod(stored[1:]))) != (fan_out, fan_in):
-            self.weights.require(full, (fan_out, fan_in))
-        return lambda: self.weights.read(full).reshape(fan_out, fan_in).T
+            weights.require(full, (fan_out, fan_in))
+        return lambda: weights.read(full).reshape(fan_out, fan_in).T
 
     def _joined_biases(self, name: str, parts: Mapping[str, int]) -> ir.Value:
-        names = [self.full_name(f"{part}.bias") for part in parts]
+        names, weights = [self.full_name(f"{part}.bias") for part in parts], self.weights
         for full, size in zip(names, parts.values(), strict=True):
-            self.weights.require(full, (size,))
+            weights.require(full, (size,))
         return self.weight(
             self.full_name(f"{name}.bias"),
             (sum(parts.values()),),
-            lambda: np.concatenate([self.weights.read(full) for full in names]),
+            lambda: np.concatenate([weights.read(full) for full in names]),
         )
 
     def _with_lora(self, parts: Mapping[str, int], x: ir.Value, y: ir.Value, fan_in: int) -> ir.Value:

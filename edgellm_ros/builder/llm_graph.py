@@ -33,26 +33,31 @@ class LLMInputs:
     capacity: int  # C
     _masks: dict[int, ir.Value] = field(default_factory=dict)  # of sliding windows
 
-    # mask -- Cast -- ReduceSum -- position + 1 --+
-    #   |                   slot + window -- GreaterOrEqual -- And -->
-    #   +-------------------------------------------------------+
     def windowed_mask(self, graph: ModelBuilder, window: int | None) -> ir.Value:
-        """Return the mask of layers with a sliding window [B,1,S,C]; None is the mask as it is.
-
-        A token attends to all tokens before it, so the number of slots that the mask shows to it is its
-        position + 1. The window is exact for committed rows, whose slot is their position. The slot of a
-        drafted row of a tree is its position or a later one: a drafted row is not hidden as long as the
-        window is longer than the tree is deep.
-        """
+        """Return the mask of layers with a sliding window [B,1,S,C]; None is the mask as it is."""
         if window is None:
             return self.mask
         if window not in self._masks:
             with graph.scope(f"window_{window}"):
-                shown = graph.op("Cast", self.mask, to=int(INT32))
-                ends = graph.op("ReduceSum", shown, graph.constant([-1]), keepdims=1)
-                slots = graph.constant(np.arange(self.capacity) + window, INT32)
-                self._masks[window] = graph.op("And", self.mask, graph.op("GreaterOrEqual", slots, ends))
+                self._masks[window] = windowed(graph, self.mask, window, self.capacity)
         return self._masks[window]
+
+
+# mask -- Cast -- ReduceSum -- position + 1 --+
+#   |                   slot + window -- GreaterOrEqual -- And -->
+#   +-------------------------------------------------------+
+def windowed(graph: ModelBuilder, mask: ir.Value, window: int, capacity: int) -> ir.Value:
+    """Add the mask of layers with a sliding window to a mask [B,1,S,C].
+
+    A token attends to all tokens before it, so the number of slots that the mask shows to it is its
+    position + 1. The window is exact for committed rows, whose slot is their position. The slot of a drafted
+    row of a tree is its position or a later one: a drafted row is not hidden as long as the window is longer
+    than the tree is deep.
+    """
+    shown = graph.op("Cast", mask, to=int(INT32))
+    ends = graph.op("ReduceSum", shown, graph.constant([-1]), keepdims=1)
+    slots = graph.constant(np.arange(capacity) + window, INT32)
+    return graph.op("And", mask, graph.op("GreaterOrEqual", slots, ends))
 
 
 def llm_inputs(

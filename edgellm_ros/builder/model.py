@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from edgellm_ros.builder.draft.fusion import Fusion
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.engine_directory.config import LanguageModelConfig, SpecialTokens
@@ -22,6 +23,7 @@ class LLMOptions:
     head: LMHead
     lora: bool = False  # with LoRA inputs
     hidden_state_layers: tuple[int, ...] = ()  # layers (from 1) whose hidden states become outputs
+    fusion: Fusion | None = None  # of a draft head, whose result becomes an output (llm/verify.onnx)
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Model:
     stop_token_ids: tuple[int, ...]
     build_llm: Callable[[LLMOptions], ModelBuilder]  # llm/model.onnx
     build_cuda_llm: Callable[[LLMOptions], ModelBuilder] | None = None  # llm/model.cuda.onnx
+    verifies_drafts: bool = False  # whether `build_llm` and `build_cuda_llm` take the option `fusion`
     position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
     vision: VisionConfig | None = None
     audio: AudioConfig | None = None

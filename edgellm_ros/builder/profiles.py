@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
+from edgellm_ros.engine_directory.files import DRAFT, VERIFY
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 
@@ -27,8 +28,9 @@ def make_profiles(
     """Make the profiles of each graph of an engine directory.
 
     They are in the order in which the runtime numbers them. The language model has three: prefill, decode
-    (tuned for one sequence), verification of up to `verification_tokens` drafted tokens. ValueError if these
-    tokens exceed the KV cache.
+    (tuned for one sequence), verification of up to `verification_tokens` drafted tokens; `llm/verify` has
+    those, with the engine's own limit of verified tokens. A draft head has two: prefill, and levels of a
+    tree, which also serve accepted tokens. ValueError if `verification_tokens` exceed the KV cache.
     """
     builder = config.builder
     if not 1 <= verification_tokens <= builder.max_kv_cache_capacity:
@@ -39,7 +41,7 @@ def make_profiles(
     batch = Range(1, 1, builder.max_batch_size)
     lowest, largest = rank_sizes(1), rank_sizes(builder.max_lora_rank)
     rank = {name: up_to(largest[name], low) for name, low in lowest.items() if builder.max_lora_rank}
-    tree = up_to(verification_tokens)
+    tree, draft = up_to(verification_tokens), config.draft
     prefill = {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1), **rank}
     profiles = {
         "llm": [
@@ -48,6 +50,18 @@ def make_profiles(
             Profile("verification", {"B": batch, "S": tree, "N": tree, **rank}),
         ]
     }
+    if draft is not None:
+        verified, drafted = up_to(draft.max_verify_tree_size), up_to(draft.max_draft_tree_size)
+        profiles[VERIFY] = [
+            *profiles["llm"][:2],
+            Profile("verification", {"B": batch, "S": verified, "N": verified, **rank}),
+        ]
+        # A run is that of a prompt or of accepted tokens, with one row of logits, or that of a level.
+        accepted = {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1)}
+        profiles[DRAFT] = [
+            Profile("prefill", accepted, lengths_vary=True),
+            Profile("levels", {"B": batch, "S": drafted, "N": drafted}),
+        ]
     if config.vision is not None:
         vision = config.vision
         low, high = (

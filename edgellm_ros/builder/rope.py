@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 ORIGINAL = "original_max_position_embeddings"
 

@@ -26,8 +26,9 @@ FLOATS = {
     "BF16": np.dtype(ir.DataType.BFLOAT16.numpy()),
     "F32": np.dtype(np.float32),
 }
-INTEGERS = {"I32": np.dtype(np.int32)}
-NAMES = {dtype: name for name, dtype in (FLOATS | INTEGERS).items()}
+INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
+DTYPES: dict[str, np.dtype[Any]] = {**FLOATS, **INTEGERS}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000  # bytes, as in the safetensors library
 LFS_POINTER = b"version https://git-lfs"
 
@@ -42,9 +43,14 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int  # of its first byte in the file
 
+    @property
+    def rows(self) -> int:
+        """Return the size of the first dimension; 0 for a scalar."""
+        return self.shape[0] if self.shape else 0
+
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read rows `start` to `stop` (all rows by default) of a tensor of floats in its stored type."""
-        dtype = FLOATS[self.dtype]
+        """Read rows `start` to `stop` (all rows by default) of a tensor in its stored type, one of DTYPES."""
+        dtype = DTYPES[self.dtype]
         shape = self.shape
         if shape:
             first, last, _ = slice(start, stop).indices(shape[0])
@@ -103,7 +109,7 @@ def _entry(path: Path, name: str, entry: Any, data: int) -> tuple[StoredTensor, 
         raise TypeError
     if min((*shape, start, stop - start)) < 0:
         raise ValueError
-    if dtype in FLOATS and stop - start != prod(shape) * FLOATS[dtype].itemsize:
+    if dtype in DTYPES and stop - start != prod(shape) * DTYPES[dtype].itemsize:
         raise ValueError
     return StoredTensor(path, name, dtype, shape, data + start), data + stop
 

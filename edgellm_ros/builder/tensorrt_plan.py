@@ -36,6 +36,7 @@ from edgellm_ros.engine.tensorrt_errors import engine_error
 from edgellm_ros.engine.tensorrt_library import Library, library_log, load_library, start, title_of
 from edgellm_ros.engine.tensorrt_rtx import check_gpus, check_precision, set_targets
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import graph_path
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -87,7 +88,7 @@ def build_plans(
         timing_cache.parent.mkdir(parents=True, exist_ok=True)  # fail before the build, which takes minutes
     built = []
     for part, ranges in profiles.items():
-        model = engine / part / "model.onnx"
+        model = engine / graph_path(part)
         progress(f"{part}: building for {listed(gpus)} with {title_of(library)}; this takes a while")
         began = time.perf_counter()
         plan = build_plan(model, ranges, options, library, gpus, timing_cache)
@@ -150,14 +151,20 @@ def _choose_library(
 
 def _check_alignment(config: EngineConfig) -> None:
     """Raise ValueError unless all caches are aligned as TensorRT needs."""
-    llm, capacity = config.llm, config.builder.max_kv_cache_capacity
-    row_bytes = llm.num_key_value_heads * llm.head_dim * (4 if config.precision == "fp32" else 2)
-    if capacity * row_bytes % ALIGNMENT:
-        step = ALIGNMENT // math.gcd(ALIGNMENT, row_bytes)
-        raise ValueError(
-            f"max_kv_cache_capacity {capacity}: the keys of a layer take {capacity * row_bytes} bytes, "
-            f"TensorRT needs a multiple of {ALIGNMENT}; export with a capacity that is a multiple of {step}"
-        )
+    llm, draft, capacity = config.llm, config.draft, config.builder.max_kv_cache_capacity
+    caches = [("max_kv_cache_capacity", capacity, llm.num_key_value_heads * llm.head_dim)]
+    if draft is not None:
+        both = "max_kv_cache_capacity and max_draft_tree_size"
+        rows = draft.cache_capacity(capacity)
+        caches.append((both, rows, draft.num_key_value_heads * draft.head_dim))
+    for name, rows, width in caches:
+        row_bytes = width * (4 if config.precision == "fp32" else 2)
+        if rows * row_bytes % ALIGNMENT:
+            step = ALIGNMENT // math.gcd(ALIGNMENT, row_bytes)
+            raise ValueError(
+                f"{name} {rows}: the keys of a layer take {rows * row_bytes} bytes, TensorRT needs a "
+                f"multiple of {ALIGNMENT}; export with a capacity that is a multiple of {step}"
+            )
 
 
 def _gpu_at_hand(open_device: Callable[[], Device], library: Library) -> str:

@@ -17,7 +17,8 @@ from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR, find_lm_head
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_position_limit
 from edgellm_ros.builder.vocabulary import read_generation_config, special_tokens, stop_token_ids
-from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 
 def read_language_model(
@@ -111,5 +112,6 @@ def make_text_model(
         stop_token_ids=stop_token_ids(text, generation) if stops is None else stops,
         build_llm=partial(build_decoder, decoder, weights),
         build_cuda_llm=partial(build_cuda_decoder, decoder, weights),
+        verifies_drafts=True,
         position_limit=read_position_limit(text)[1],
     )

@@ -7,9 +7,12 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.echo import printable, quoted
+
+if TYPE_CHECKING:
+    from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 
 DEVICES = ("cpu", "cuda", "tensorrt")
 
@@ -65,6 +68,46 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=DEVICES, default="cpu", help="where the engines run (default: %(default)s)"
     )
+
+
+def add_drafting(parser: argparse.ArgumentParser) -> None:
+    """Add the options of speculative decoding."""
+    group = parser.add_argument_group(
+        "speculative decoding", "several tokens per run of the model; the answer is the same"
+    )
+    group.add_argument(
+        "--drafting",
+        choices=("off", "eagle", "lookup"),
+        default="off",
+        help="eagle: drafts of the engine's draft head; lookup: what followed the newest tokens earlier in "
+        "the text (default: %(default)s)",
+    )
+    for name, least, text in (
+        ("--draft-top-k", 1, "candidates of each token of a draft, and tokens of a level that are continued"),
+        ("--draft-steps", 1, "levels of a draft: one round yields at most one token more"),
+        ("--verify-tree-size", 2, "tokens that the model verifies in one run, the newest one included"),
+    ):
+        group.add_argument(name, type=integer(least), metavar="N", help=f"{text} (default: the drafter's)")
+
+
+def drafting(args: argparse.Namespace) -> SpecDecodeDraftingConfig | None:
+    """Return the configuration that the options of `add_drafting` ask for.
+
+    ValueError for an option that has no meaning.
+    """
+    from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
+
+    sizes = {
+        "--draft-top-k": args.draft_top_k,
+        "--draft-steps": args.draft_steps,
+        "--verify-tree-size": args.verify_tree_size,
+    }
+    given = [name for name, value in sizes.items() if value is not None]
+    if args.drafting == "off" and given:
+        raise ValueError(f"{given[0]} needs --drafting eagle or lookup")
+    if args.drafting == "lookup" and args.draft_top_k is not None:
+        raise ValueError("--draft-top-k is for --drafting eagle: lookup drafts a chain")
+    return drafting_config(args.drafting, *sizes.values())
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,10 @@ The time of each stage of a plan. Decoding is reported per token, because answer
 
 Byte model of one decode step: the language model's weights and the whole KV cache (its static capacity) are
 each read once, and the state of recurrent layers is read and written once; activations and the embedding row
-are left out. The limit is this number of bytes divided by
-the bandwidth of a large copy on the same device (read plus written bytes), measured in the same run. The
-share can exceed 1 if the model fits into the device's cache, or if attention reads only the filled rows (the
-engine for CUDA in half precision).
+are left out. The limit is this number of bytes divided by the bandwidth of a large copy on the same device
+(read plus written bytes), measured in the same run. The share can exceed 1 if the model fits into the
+device's cache, if attention reads only the filled rows (the engine for CUDA in half precision), or with
+--drafting, where a verification reads the weights once for several tokens.
 
 Conditions
 ----------
@@ -24,7 +24,7 @@ Examples
     edgellm bench engines/arena --runs 50 --device cuda
 
 Last JSON line: `stages` (median and p90 in seconds), `decode_step_s`, `tokens_per_s`, `decode_bytes`,
-`copy_bandwidth_bytes_per_s`, `share_of_memory_limit`.
+`copy_bandwidth_bytes_per_s`, `share_of_memory_limit`, `drafting`, `tokens_per_verification`.
 
 """
 
@@ -83,6 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="trajectories per plan (default: %(default)s)",
     )
+    arguments.add_drafting(parser)
     arguments.add_device(parser)
     parser.set_defaults(run=run)
 
@@ -104,11 +105,14 @@ def run(args: argparse.Namespace) -> int:
         sampling=SamplingParams(max_tokens=args.max_tokens),
         action_samples=0 if config.action is None else args.action_samples,
     )
-    with LLMInferenceRuntime(args.engine_dir, device=args.device, prefix_cache_bytes=0) as runtime:
+    with LLMInferenceRuntime(
+        args.engine_dir, device=args.device, prefix_cache_bytes=0, drafting=arguments.drafting(args)
+    ) as runtime:
         runtime.capture_decoding_cuda_graph()
         for _ in range(args.warmup):
             runtime.handle_request(request)
         responses = [runtime.handle_request(request) for _ in range(args.runs)]
+        drafted = runtime.spec_decode_generation_metrics
 
     stages = {}
     for stage in STAGES:
@@ -131,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
         "stages": stages,
         "decode_step_s": step_s,
         "tokens_per_s": None if not step_s else 1 / step_s,
+        "drafting": drafted.strategy or "off",
+        "tokens_per_verification": drafted.tokens_per_verification if drafted.strategy else None,
         "decode_bytes": model,
         "copy_bandwidth_bytes_per_s": bandwidth,
         "share_of_memory_limit": None if not step_s else sum(model.values()) / bandwidth / step_s,

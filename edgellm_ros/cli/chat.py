@@ -57,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="LoRA adapter to answer with, as for `edgellm generate` (default: the base model)",
     )
     add_sampling(parser)
+    arguments.add_drafting(parser)
     arguments.add_device(parser)
     parser.set_defaults(run=run)
 
@@ -69,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig.load(args.engine_dir)
     sampling_params(args, config)  # wrong options are refused before the engines load
     adapters = lora_dirs(args.lora, args.engine_dir)
-    with LLMInferenceRuntime(args.engine_dir, device=args.device, lora_dirs=adapters) as runtime:
+    with LLMInferenceRuntime(
+        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args)
+    ) as runtime:
         chat = Chat(runtime, args, config)
         for line in _lines():
             if not chat.take(line):

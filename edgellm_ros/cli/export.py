@@ -78,6 +78,24 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="safetensors file whose tensor vocab_map lists the tokens to generate (default: all)",
     )
+    heads = parser.add_mutually_exclusive_group()
+    heads.add_argument(
+        "--draft",
+        metavar="HEAD_DIR",
+        help="directory of an EAGLE-3 draft head for this checkpoint (default: CHECKPOINT/draft, if any)",
+    )
+    heads.add_argument("--no-draft", action="store_true", help="export no draft head")
+    for option, least, text in (
+        ("--max-draft-tree-size", 1, "drafted tokens of a sequence in the KV cache of the draft head"),
+        ("--max-verify-tree-size", 2, "drafted tokens and the one before them that are verified in one run"),
+    ):
+        parser.add_argument(
+            option,
+            type=arguments.integer(least),
+            default=64,
+            metavar="N",
+            help=f"most {text} (default: %(default)s)",
+        )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -98,6 +116,10 @@ def run(args: argparse.Namespace) -> int:
         "hidden_state_layers": args.hidden_states,
         "lm_head_input": args.lm_head_input,
         "vocab_map": args.vocab_map,
+        "draft": args.draft,
+        "with_draft": not args.no_draft,
+        "max_draft_tree_size": args.max_draft_tree_size,
+        "max_verify_tree_size": args.max_verify_tree_size,
     }
     if args.check:
         return _check(args, options)

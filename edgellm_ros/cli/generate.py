@@ -91,6 +91,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="print the text while it is generated (with --json: on standard error)",
     )
+    arguments.add_drafting(parser)
     arguments.add_device(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -172,16 +173,28 @@ def run(args: argparse.Namespace) -> int:
     streamer = Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None
     request = make_request(args, EngineConfig.load(args.engine_dir), streamer)
     adapters = lora_dirs(args.lora, args.engine_dir)
-    with LLMInferenceRuntime(args.engine_dir, device=args.device, lora_dirs=adapters) as runtime:
+    with LLMInferenceRuntime(
+        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args)
+    ) as runtime:
         response = runtime.handle_request(request)
+        drafted = runtime.spec_decode_generation_metrics
     if streamer is not None:
         streamer.finish(response.text)
     if args.json:
-        arguments.print_json(to_json(response, args.logprobs > 0))
+        answer = to_json(response, args.logprobs > 0)
+        if drafted.strategy:
+            answer["tokens_per_verification"] = drafted.tokens_per_verification
+        arguments.print_json(answer)
     else:
         if streamer is None:
             print(response.text)
         print(describe(response), file=sys.stderr)
+        if drafted.strategy:
+            print(
+                f"[{drafted.strategy}: {drafted.total_runs} verifications of "
+                f"{drafted.tokens_per_verification:.2f} tokens, {drafted.vanilla_runs} steps without draft]",
+                file=sys.stderr,
+            )
     return 0
 
 

@@ -40,14 +40,19 @@ def answer_file(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{args.out}: its folder does not exist")
     answers: dict[int, dict[str, Any]] = {}
     adapters = _adapters(args, requests)
-    with LLMInferenceRuntime(args.engine_dir, device=args.device, lora_dirs=adapters) as runtime:
+    drafting = arguments.drafting(args)
+    with LLMInferenceRuntime(
+        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=drafting
+    ) as runtime:
         for batch in _batches(requests, args, config, answers):
             answers |= _answer(runtime, batch)
     ordered = [answers[index] for index in range(len(requests))]
     text = json.dumps(ordered, allow_nan=False, ensure_ascii=False, indent=1) + "\n"
     write_atomically(Path(args.out), text.encode())
     failed = sum("error" in answer for answer in ordered)
-    summary = {"requests": len(ordered), "failed": failed, "out": args.out}
+    summary: dict[str, Any] = {"requests": len(ordered), "failed": failed, "out": args.out}
+    if drafting is not None:
+        summary["tokens_per_verification"] = runtime.spec_decode_generation_metrics.tokens_per_verification
     if args.json:
         arguments.print_json(summary)
     print(f"[{len(ordered)} requests, {failed} failed; answers in {args.out}]", file=sys.stderr)

@@ -18,6 +18,7 @@ from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
 
+MODEL = "model"  # the name of most graphs
 COMPATIBLE = "-compatible"  # ends the name of a version-compatible plan
 TENSORRT, RTX = "tensorrt", "tensorrt_rtx"  # libraries that make plans; their Python modules
 TITLES = {TENSORRT: "TensorRT", RTX: "TensorRT for RTX"}
@@ -59,9 +60,13 @@ class PlanFile:
 def plan_path(
     model: Path, gpus: Sequence[str], library: str, version: str, version_compatible: bool = False
 ) -> Path:
-    """Return the path of a graph's plan, named after GPUs, library and version."""
+    """Return the path of a graph's plan, named after GPUs, library and version.
+
+    The plan of a graph that is not called `model.onnx` begins with the graph's name and a dot.
+    """
     ending = COMPATIBLE if version_compatible else ""
-    return model.with_name(f"{'+'.join(gpus)}-{TAGS[library]}{version}{ending}.plan")
+    begin = "" if model.stem == MODEL else f"{model.stem}."
+    return model.with_name(f"{begin}{'+'.join(gpus)}-{TAGS[library]}{version}{ending}.plan")
 
 
 def write_plan(plan: PlanFile, contents: memoryview) -> None:
@@ -81,7 +86,14 @@ def read_plans(model: Path) -> list[PlanFile]:
 
     EngineError for a record that is damaged.
     """
-    return [_read(path) for path in sorted(model.parent.glob("*.plan")) if _record_path(path).is_file()]
+    paths = [path for path in sorted(model.parent.glob("*.plan")) if _graph_of(path.name) == model.stem]
+    return [_read(path) for path in paths if _record_path(path).is_file()]
+
+
+def _graph_of(plan: str) -> str:
+    """Return the name of the graph that a plan was made of, from the plan's name."""
+    gpus = plan.partition("-")[0]  # no name of a GPU has a dot
+    return gpus.rpartition(".")[0] or MODEL
 
 
 def graph_sha256(model: Path) -> str:

@@ -20,6 +20,11 @@ LOGITS = "logits"
 POSITION_IDS = "position_ids"
 KV_LENGTH = "kv_length"  # of the action expert too
 EMBEDDING = "embedding"
+# llm/verify.onnx
+FUSED_HIDDEN_STATES = "fused_hidden_states"
+# draft/model.onnx
+HIDDEN_STATES = "hidden_states"
+NEXT_HIDDEN_STATES = "next_hidden_states"
 # visual/model.onnx
 PIXEL_VALUES = "pixel_values"
 POS_EMBED_INDEX = "pos_embed_index"

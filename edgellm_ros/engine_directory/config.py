@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.engine_directory.files import FileEntry, check_files
 from edgellm_ros.engine_directory.recurrent_config import (
     ATTENTION,
@@ -16,49 +16,18 @@ from edgellm_ros.engine_directory.recurrent_config import (
     RECURRENT,
     RecurrentConfig,
 )
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.engine_directory.schema import from_dict, to_dict
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
 # (OnnxRuntimeBackend).
 MIN_PREFILL = 2
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding."""
-
-    theta: float  # the base that the checkpoint gives
-    frequencies: tuple[float, ...]  # radians per position of each rotated pair, float32 values
-    attention_scaling: float  # factor of cos and sin
-    mrope_section: tuple[int, ...]  # pairs of time, height and width; empty = positions 0, 1, 2, ...
-    mrope_interleaved: bool  # pairs alternate (t h w t h w ...) as in Qwen3; else blocks, as in Qwen2-VL
-
-    def __post_init__(self) -> None:
-        if self.theta <= 0:
-            raise ValueError(f"theta must be positive, got {self.theta}")
-        if not self.frequencies or not all(0 <= value < math.inf for value in self.frequencies):
-            raise ValueError(f"frequencies must be finite and not negative, got {self.frequencies}")
-        if not 0 < self.attention_scaling < math.inf:
-            raise ValueError(f"attention_scaling must be positive, got {self.attention_scaling}")
-        if self.mrope_section and len(self.mrope_section) != 3:
-            raise ValueError(
-                f"mrope_section must have 3 values (time, height, width), got {self.mrope_section}"
-            )
-        if self.mrope_section and sum(self.mrope_section) != len(self.frequencies):
-            raise ValueError(
-                f"mrope_section {self.mrope_section} must sum to the {len(self.frequencies)} frequencies"
-            )
-
-    @property
-    def rotary_dim(self) -> int:
-        """Return the number of rotated values of a head, which are its first."""
-        return 2 * len(self.frequencies)
 
 
 @dataclass(frozen=True)
@@ -226,6 +195,7 @@ class EngineConfig:
     vision: VisionConfig | None  # None if the checkpoint has no such part; also below
     audio: AudioConfig | None
     action: ActionConfig | None
+    draft: DraftConfig | None  # the draft head of speculative decoding
     special_tokens: SpecialTokens
     stop_token_ids: tuple[int, ...]
     generation: GenerationDefaults
@@ -323,6 +293,33 @@ class EngineConfig:
                 raise ValueError(
                     f"stop_token_ids must have future_start_token_id {action.future_start_token_id}"
                 )
+        self._check_draft()
+
+    def _check_draft(self) -> None:
+        llm, draft, capacity = self.llm, self.draft, self.builder.max_kv_cache_capacity
+        if draft is None:
+            return
+        if llm.recurrent is not None:
+            raise ValueError("draft: a language model with recurrent layers cannot verify a tree of tokens")
+        if max(draft.base_state_layers) > llm.num_hidden_layers:
+            raise ValueError(
+                f"draft base_state_layers {list(draft.base_state_layers)}: the language model has "
+                f"{llm.num_hidden_layers} layers"
+            )
+        if draft.vocab_size > llm.vocab_size:
+            raise ValueError(
+                f"draft vocab_size {draft.vocab_size} is more than llm vocab_size {llm.vocab_size}"
+            )
+        if draft.shares_embedding and draft.hidden_size != llm.hidden_size:
+            raise ValueError(
+                f"draft hidden_size {draft.hidden_size} is not llm hidden_size {llm.hidden_size}: "
+                "it cannot share the embedding table"
+            )
+        if draft.max_verify_tree_size >= capacity:
+            raise ValueError(
+                f"max_verify_tree_size {draft.max_verify_tree_size} must be less than "
+                f"max_kv_cache_capacity {capacity}"
+            )
 
     def _check_video(self) -> None:
         video = _video(self)

@@ -10,6 +10,15 @@ from pathlib import Path, PurePosixPath
 
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat template: bos_token, eos_token, ...
 
+VERIFY, DRAFT = "llm/verify", "draft"  # graphs of an engine with a draft head
+D2T_FILE = "draft/d2t.safetensors"
+DRAFT_EMBEDDING_FILE = "draft/embedding.safetensors"
+
+
+def graph_path(name: str) -> str:
+    """Return the path of a graph: `llm/verify.onnx`, or `<name>/model.onnx` of the others."""
+    return f"{name}.onnx" if name == VERIFY else f"{name}/model.onnx"
+
 
 @dataclass(frozen=True)
 class FileEntry:

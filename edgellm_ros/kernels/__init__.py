@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels between engines: embedding, rotary rows, masks, sampling, Euler steps.
+"""Kernels between engines: embedding, rotary rows, masks, sampling, trees, Euler steps.
 
 Each kind of device has its own implementation of the same protocol.
 """
@@ -8,9 +8,29 @@ from __future__ import annotations
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState, SequenceCache, StopState
+from edgellm_ros.kernels.protocol import (
+    Kernels,
+    PatchLayout,
+    RopeTable,
+    SamplingState,
+    SequenceCache,
+    StopState,
+)
+from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree, TreeKernels
 
-__all__ = ["Kernels", "RopeTable", "SamplingState", "SequenceCache", "StopState", "load_kernels"]
+__all__ = [
+    "DraftTable",
+    "DraftTree",
+    "Kernels",
+    "PatchLayout",
+    "RopeTable",
+    "SamplingState",
+    "SequenceCache",
+    "StopState",
+    "TreeKernels",
+    "load_kernels",
+    "load_tree_kernels",
+]
 
 
 def load_kernels(device: Device) -> Kernels:
@@ -24,3 +44,16 @@ def load_kernels(device: Device) -> Kernels:
 
         return load_cuda_kernels(device)
     raise EngineError(f"no kernels for memory {device.memory!r} (device {device.name!r})")
+
+
+def load_tree_kernels(device: Device) -> TreeKernels:
+    """Load the kernels of speculative decoding. EngineError for an unsupported kind of memory."""
+    if device.memory == "cpu":
+        from edgellm_ros.kernels.tree_host import HostTreeKernels
+
+        return HostTreeKernels()
+    if device.memory == "cuda":
+        from edgellm_ros.kernels.cuda import load_cuda_tree_kernels
+
+        return load_cuda_tree_kernels(device)
+    raise EngineError(f"no tree kernels for memory {device.memory!r} (device {device.name!r})")

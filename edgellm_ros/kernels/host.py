@@ -4,22 +4,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import cv2
 import numpy as np
+from PIL import Image
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, StopState
 from edgellm_ros.kernels.random import token_uniform
 
 
 class HostKernels:
     """The kernels on a CPU; `Kernels` documents the methods."""
 
-    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
-        channels = levels.shape[0]
-        source, target = (x.array.reshape(-1, channels, x.shape[-1] // channels) for x in (pixels, out))
-        for channel in range(channels):
-            target[:, channel] = levels.array[channel][source[:, channel]]
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(3, thread_name_prefix="pixels")  # one for each channel
+
+    def resize(self, image: Tensor, out: Tensor) -> None:
+        # Pillow uses one thread, so the channels are resized side by side.
+        channels, height, width = out.shape
+        planes = cv2.split(image.array) if channels > 1 else [image.array[..., 0]]
+        same = image.shape[:2] == (height, width)
+
+        def work(channel: int) -> None:
+            plane = planes[channel]
+            if not same:
+                plane = Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
+            out.array[channel] = plane
+
+        list(self._threads.map(work, range(channels)))
+
+    def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
+        count, channels, height, width = frames.shape
+        patch, merge = layout.patch_size, layout.block_size // layout.patch_size
+        rows, columns = height // layout.tile_height, width // layout.tile_width
+        blocks = layout.tile_height // layout.block_size, layout.tile_width // layout.block_size
+        patches = out.array.reshape(rows, columns, *blocks, merge, merge, channels, -1, patch, patch)
+
+        def work(channel: int) -> None:
+            values = levels.array[channel]
+            for place in range(patches.shape[-3]):
+                target = patches[..., channel, place, :, :]
+                if place >= count:
+                    target[...] = patches[..., channel, place - 1, :, :]
+                    continue
+                # lines of pixels are looked up and copied, not single ones
+                lines = frames.array[place, channel].reshape(
+                    rows, blocks[0], merge, patch, columns, blocks[1], merge, patch
+                )
+                target[...] = values[lines.transpose(0, 4, 1, 5, 2, 6, 3, 7)]
+
+        list(self._threads.map(work, range(channels)))
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
         ids, vocab_size = token_ids.array, table.shape[0]
@@ -84,7 +120,7 @@ class HostKernels:
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         for row, sampled in enumerate(tokens.array):
             for offset in range(len(sampled)):
-                sampled[offset] = _sample_row(logits.array[row, offset], state, row, offset)
+                sampled[offset] = sample_row(logits.array[row, offset], state, row, offset)
 
     def map_tokens(self, tokens: Tensor, vocab_map: Tensor, out: Tensor) -> None:
         np.take(vocab_map.array, tokens.array, out=out.array, mode="clip")
@@ -134,10 +170,12 @@ class HostKernels:
         x.array += np.float32(dt) * velocity.array
 
 
-def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int) -> int:
+def sample_row(
+    logits: np.ndarray, state: SamplingState, row: int, offset: int, path: Sequence[int] = ()
+) -> int:
     """Sample the token `offset` positions after a sequence's next one.
 
-    Returns -1 if the logits are not finite. logits [V] float32.
+    Returns -1 if the logits are not finite. logits [V] float32. path: logit indices that count as seen too.
     """
     if not np.isfinite(logits).all():
         return -1
@@ -145,14 +183,15 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int)
     penalty = float(state.repetition_penalty.array[row])
     if penalty != 1.0:
         seen = state.seen.array[row]
+        if path:
+            seen = seen.copy()
+            seen[list(path)] = True
         logits = np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
     if temperature == 0.0:
         return int(np.argmax(logits))
     scores = logits.astype(np.float64)
-    order = np.argsort(-scores, kind="stable")
     top_k = int(state.top_k.array[row])
-    if top_k:
-        order = order[:top_k]
+    order = most_likely(logits, top_k) if 0 < top_k < len(scores) else np.argsort(-scores, kind="stable")
     probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
     probabilities /= probabilities.sum()
     kept = len(order)  # both filters below keep the first tokens of this order
@@ -166,3 +205,18 @@ def _sample_row(logits: np.ndarray, state: SamplingState, row: int, offset: int)
     uniform = token_uniform(int(state.seed.array[row]), int(state.position.array[row]) + offset)
     place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return int(order[min(place, kept - 1)])
+
+
+def most_likely(logits: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the highest of logits [V], in falling order, the lower index first among equals.
+
+    Of V / width groups, `count` have a maximum that reaches the count-th highest one. So only logits that
+    reach this one can be among the highest, and few do.
+    """
+    size = len(logits)
+    width = max(1, size // (16 * count))
+    groups = size // width
+    maxima = logits[: groups * width].reshape(groups, width).max(axis=-1)
+    least = np.partition(maxima, groups - count)[groups - count]
+    indices = np.flatnonzero(logits >= least)
+    return indices[np.argsort(-logits[indices], kind="stable")[:count]]

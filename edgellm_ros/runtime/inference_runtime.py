@@ -19,12 +19,19 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.decoding.speculative.drafting_config import (
+    EAGLE,
+    SpecDecodeDraftingConfig,
+    check_drafting,
+    drafting_config,
+)
 from edgellm_ros.runtime.metrics import (
     ActionMetrics,
     LLMGenerationMetrics,
     LLMPrefillMetrics,
     MultimodalMetrics,
     RuntimeMetrics,
+    SpecDecodeGenerationMetrics,
     StageClock,
 )
 from edgellm_ros.runtime.pipeline import Pipeline
@@ -43,9 +50,11 @@ class LLMInferenceRuntime:
     - lora_dirs: adapters to load, name -> PEFT directory; None = the folder `lora` of the engine directory
     - prefix_cache_bytes: size of the prefix cache; None = same as the batch's state, 0 = off
     - decode_backend: "onnxruntime" or "tensorrt" for decode steps; "" = same as for prefills
+    - drafting: speculative decoding: a configuration, or "eagle", "lookup" with its defaults; None or "off" =
+      one token per step
 
-    FileNotFoundError or ValueError for a damaged engine directory or adapter, EngineError for an unusable
-    device or engine.
+    FileNotFoundError or ValueError for a damaged engine directory or adapter, or for drafting that the engine
+    does not support; EngineError for an unusable device or engine.
     """
 
     def __init__(
@@ -56,9 +65,14 @@ class LLMInferenceRuntime:
         lora_dirs: Mapping[str, str | Path] | None = None,
         prefix_cache_bytes: int | None = None,
         decode_backend: str = "",
+        drafting: SpecDecodeDraftingConfig | str | None = None,
     ) -> None:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
+        if isinstance(drafting, str):
+            drafting = drafting_config(drafting)
+        if drafting is not None:
+            check_drafting(drafting, self.config)
         self._metrics = RuntimeMetrics()
         self._lock = threading.Lock()
         self._noise_seed = 0
@@ -71,6 +85,7 @@ class LLMInferenceRuntime:
             lora_dirs,
             prefix_cache_bytes,
             decode_backend,
+            drafting,
         )
 
     @overload
@@ -91,7 +106,7 @@ class LLMInferenceRuntime:
         """Answer one request, or a batch of different requests.
 
         An answer depends neither on the other requests of the batch nor on earlier requests: to the last bit
-        on a CPU, up to rounding on a GPU and after a reused prefix of a hybrid model.
+        on a CPU, up to rounding on a GPU, with drafting and after a reused prefix of a hybrid model.
         `output_thinker_embeddings`: store the prompts' hidden states for `base_model_hidden_states`.
         ValueError, before any work, for an invalid request; EngineError if an engine fails or its outputs are
         not finite.
@@ -209,7 +224,7 @@ class LLMInferenceRuntime:
         with self._lock:
             pipeline = self.pipeline
             pipeline.drop_removed_adapters()
-            reuse, engine = pipeline.reuse, engine_fingerprint(self.config)
+            reuse, engine = pipeline.reuse, engine_fingerprint(self.config, self.has_draft_model)
             save_prefix_cache(path, reuse.pages, pipeline.device, engine, reuse.states)
 
     def load_prefix_cache(self, path: str | Path) -> int:
@@ -222,7 +237,7 @@ class LLMInferenceRuntime:
         """
         with self._lock:
             pipeline = self.pipeline
-            reuse, engine = pipeline.reuse, engine_fingerprint(self.config)
+            reuse, engine = pipeline.reuse, engine_fingerprint(self.config, self.has_draft_model)
             return load_prefix_cache(path, reuse.pages, pipeline.device, engine, reuse.states)
 
     def clear_prefix_cache(self) -> None:
@@ -261,6 +276,20 @@ class LLMInferenceRuntime:
     @property
     def generation_metrics(self) -> LLMGenerationMetrics:
         return self._metrics.generation
+
+    @property
+    def spec_decode_generation_metrics(self) -> SpecDecodeGenerationMetrics:
+        return self._metrics.spec_decode
+
+    @property
+    def speculative_decoding_strategy_name(self) -> str:
+        """Drafter of speculative decoding, "eagle" or "lookup"; "" without one."""
+        return self._metrics.spec_decode.strategy
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a draft head is loaded."""
+        return self.speculative_decoding_strategy_name == EAGLE
 
     @property
     def multimodal_metrics(self) -> MultimodalMetrics:

@@ -30,6 +30,26 @@ class LLMGenerationMetrics:
 
 
 @dataclass
+class SpecDecodeGenerationMetrics:
+    """Counters of speculative decoding; all 0 while it is off."""
+
+    strategy: str = ""  # "eagle" or "lookup"; "" = off
+    total_runs: int = 0  # verifications of a batch
+    verified_trees: int = 0  # one per run and sequence
+    generated_tokens: int = 0  # of all verifications
+    vanilla_runs: int = 0  # decode steps without a draft
+    # time of each part of a round, on devices that work while they are called (CPU); 0 on others
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
+
+    @property
+    def tokens_per_verification(self) -> float:
+        """Mean number of tokens that a verification yields for a sequence; 0 without one."""
+        return self.generated_tokens / self.verified_trees if self.verified_trees else 0.0
+
+
+@dataclass
 class MultimodalMetrics:
     """Counters of the vision and audio encoders."""
 
@@ -56,6 +76,7 @@ class RuntimeMetrics:
 
     prefill: LLMPrefillMetrics = field(default_factory=LLMPrefillMetrics)
     generation: LLMGenerationMetrics = field(default_factory=LLMGenerationMetrics)
+    spec_decode: SpecDecodeGenerationMetrics = field(default_factory=SpecDecodeGenerationMetrics)
     multimodal: MultimodalMetrics = field(default_factory=MultimodalMetrics)
     action: ActionMetrics = field(default_factory=ActionMetrics)
 

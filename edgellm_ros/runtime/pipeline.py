@@ -20,8 +20,9 @@ from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import graph_path
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
-from edgellm_ros.kernels import load_kernels
+from edgellm_ros.kernels import load_kernels, load_tree_kernels
 from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.batch import Batch
@@ -31,6 +32,14 @@ from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
+from edgellm_ros.runtime.decoding.speculative.drafting_config import (
+    SpecDecodeDraftingConfig,
+    base_graph,
+    fused_size,
+)
+from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
+from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
+from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.hidden_states import HiddenStates
@@ -61,6 +70,7 @@ class Pipeline:
         lora_dirs: Mapping[str, str | Path] | None,
         prefix_cache_bytes: int | None,
         decode_backend: str,
+        drafting: SpecDecodeDraftingConfig | None = None,
     ) -> None:
         # 1. the device and the engines
         self.config = config
@@ -68,13 +78,23 @@ class Pipeline:
         kernels = load_kernels(self.device)
         self._metrics = metrics
 
-        def engine(part: str, backend: str = "") -> EngineExecutor:
-            return EngineExecutor.open(root / part / "model.onnx", self.device, threads, backend)
+        def engine(graph: str, backend: str = "") -> EngineExecutor:
+            return EngineExecutor.open(root / graph_path(graph), self.device, threads, backend)
 
         builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
-        decode_engine = engine("llm", decode_backend) if decode_backend else None
-        self.runner = LLMEngineRunner(engine("llm"), config, self.device, kernels, horizon, decode_engine)
+        llm = base_graph(drafting, config)
+        decode_engine = engine(llm, decode_backend) if decode_backend else None
+        self.runner = LLMEngineRunner(
+            engine(llm),
+            config,
+            self.device,
+            kernels,
+            horizon,
+            decode_engine,
+            max_tree_size=drafting.tree_size if drafting else 0,
+            fused_size=fused_size(drafting, config),
+        )
         self.vision = self.audio = self.action = None
         if config.vision is not None:
             self.vision = VisionRunner(
@@ -115,16 +135,49 @@ class Pipeline:
         states: list[RowState] = [cache, self.sampling]
         if recurrent is not None:
             states.append(recurrent)
+        self.drafter: GuardedDrafter | None = None
+        if drafting is not None:
+            tree_kernels = load_tree_kernels(self.device)
+            drafter = load_drafter(
+                root,
+                config,
+                drafting,
+                self.device,
+                kernels,
+                tree_kernels,
+                engine,
+                self.runner,
+                self.embedder,
+                self.sampling,
+            )
+            self.drafter = GuardedDrafter(drafter)
+            metrics.spec_decode.strategy = drafter.name
+            states.append(self.drafter)
         self.batch = Batch(states, builder.max_batch_size)
         self.logits = self.device.empty((builder.max_batch_size, 1, config.output_vocab_size), np.float32)
-        vanilla = VanillaDecoding(
+        self.vanilla = VanillaDecoding(
             self.device, self.batch, self.embedder, self.runner, self.sampling, self.logits
         )
-        self.use_decode_method(vanilla)
+        method: DecodeMethod = self.vanilla
+        if drafting is not None and self.drafter is not None:
+            method = TreeDecoding(
+                self.device,
+                tree_kernels,
+                drafting,
+                self.batch,
+                self.embedder,
+                self.runner,
+                self.sampling,
+                self.drafter,
+                self.vanilla,
+                metrics.spec_decode,
+            )
+        self.use_decode_method(method)
 
         # 4. state that outlives a batch: prefixes, hidden states
+        head_cache = self.drafter.kv_cache if self.drafter is not None else None
         self.reuse = PrefixReuse(
-            self.device, kernels, config, cache, recurrent, self.vision, prefix_cache_bytes
+            self.device, kernels, config, cache, recurrent, self.vision, prefix_cache_bytes, head_cache
         )
         self.prefixes = self.reuse.pages
         self.hidden_states = HiddenStates(
@@ -136,7 +189,13 @@ class Pipeline:
             dtype=dtype,
         )
         self._prefill = Prefill(
-            config, self.embedder, self.runner, self.reuse, self.hidden_states, self.logits
+            config,
+            self.embedder,
+            self.runner,
+            self.reuse,
+            self.hidden_states,
+            self.logits,
+            self.drafter,
         )
         self.input_token_ids: list[list[int]] = []
 
@@ -151,7 +210,8 @@ class Pipeline:
         """Set the decode method for the next batches; the batch must be empty."""
         self.method = method
         self.sampling.resize(method.tokens_per_step)
-        self._decode_loop = DecodeLoop(self.batch, method, self.device.max_queued_steps)
+        queued, capacity = self.device.max_queued_steps, self.runner.kv_cache.capacity
+        self._decode_loop = DecodeLoop(self.batch, method, queued, capacity)
 
     def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
         """Prepare requests: prompts with placeholders. ValueError for an invalid request."""
@@ -227,6 +287,8 @@ class Pipeline:
             self.runner.kv_cache.clear()
             if self.runner.recurrent is not None:
                 self.runner.recurrent.clear()
+            if self.drafter is not None:
+                self.drafter.clear()
             self.device.synchronize()
         if isinstance(error, EngineError):
             self.reuse.clear()
@@ -298,6 +360,7 @@ class Pipeline:
         self._metrics.prefill.reused_tokens += reused
         self.sampling.sample(logits, rows)
         self.sampling.commit_rows(rows, self.sampling.count(rows))
+        self.method.prefilled(rows)
         logprobs = max(sequence.request.logprobs for sequence in sequences)
         self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
         if keep_hidden_states:

@@ -11,6 +11,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.prefix_reuse import PrefixReuse, prefill_parts
@@ -30,6 +31,7 @@ class Prefill:
         reuse: PrefixReuse,
         hidden_states: HiddenStates,
         logits: Tensor,
+        drafter: Drafter | None = None,
     ) -> None:
         self._placeholders = config.image_token_id, config.video_token_id, config.audio_token_id
         self._embedder = embedder
@@ -37,6 +39,7 @@ class Prefill:
         self._reuse = reuse
         self._hidden_states = hidden_states
         self._logits = logits
+        self._drafter = drafter
 
     def compute(self, sequences: Sequence[GenerationSequence], rows: range) -> tuple[Tensor, Tensor]:
         """Fill the rows of admitted sequences; return inputs_embeds [B,S,H] and logits [B,1,V].
@@ -79,4 +82,6 @@ class Prefill:
             [sequence.adapter for sequence in sequences],
             rows,
         )
+        if self._drafter is not None:
+            self._drafter.prefilled(sequences, rows, embeds)
         return embeds, logits

@@ -12,12 +12,12 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
-from edgellm_ros.kernels import Kernels
+from edgellm_ros.kernels import Kernels, SequenceCache
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
-from edgellm_ros.runtime.prefix.prefix_cache import PrefixCache
+from edgellm_ros.runtime.prefix.prefix_cache import PrefixCache, RowShape
 from edgellm_ros.runtime.prefix.prefix_key import FrameGroup, prefix_keys
 from edgellm_ros.runtime.prefix.state_snapshots import StateSnapshots, save_points
 
@@ -26,7 +26,7 @@ class PrefixReuse:
     """Owns the prefix cache `pages` and, for hybrid models, the `states`.
 
     `capacity_bytes`: of both together; None = as much as the batch's KV rows and states take. It is divided
-    between them as the batch's memory is.
+    between them as the batch's memory is. `head_cache`: of a draft head, whose rows the pages hold too.
     """
 
     def __init__(
@@ -38,17 +38,23 @@ class PrefixReuse:
         recurrent: RecurrentState | None,
         vision: VisionRunner | None,
         capacity_bytes: int | None,
+        head_cache: LinearKVCache | None = None,
     ) -> None:
         self._config = config
         self._videos = vision.videos if vision is not None else None
-        self._cache = cache
+        self._cache, self._head_cache = cache, head_cache
         state_bytes = recurrent.nbytes if recurrent is not None else 0
+        cache_bytes = cache.nbytes + (head_cache.nbytes if head_cache is not None else 0)
         if capacity_bytes is None:
-            capacity_bytes = cache.nbytes + state_bytes
-        snapshot_bytes = capacity_bytes * state_bytes // (cache.nbytes + state_bytes)
+            capacity_bytes = cache_bytes + state_bytes
+        snapshot_bytes = capacity_bytes * state_bytes // (cache_bytes + state_bytes)
         self.states: StateSnapshots | None = None
         if recurrent is not None:
             self.states = StateSnapshots(device, recurrent, snapshot_bytes)
+        head_rows, draft = None, config.draft
+        if head_cache is not None and draft is not None:
+            heads, size = draft.num_key_value_heads, draft.head_dim
+            head_rows = RowShape(draft.num_layers, heads, size, head_cache.dtype)
         self.pages = PrefixCache(
             device,
             kernels,
@@ -57,6 +63,7 @@ class PrefixReuse:
             head_dim=config.head_dim,
             dtype=cache.dtype,
             capacity_bytes=capacity_bytes - snapshot_bytes,
+            head_rows=head_rows,
         )
 
     def match(self, sequences: Sequence[GenerationSequence], reuse: bool = True) -> None:
@@ -97,7 +104,8 @@ class PrefixReuse:
 
     def load(self, sequence: GenerationSequence, row: int) -> None:
         """Copy the reused prefix of a prompt to its row."""
-        self.pages.load(sequence.prefix, self._cache.sequence(row), sequence.reused_tokens)
+        cache, head = self._caches(row)
+        self.pages.load(sequence.prefix, cache, sequence.reused_tokens, head)
         if self.states is not None and sequence.reused_tokens:
             key, keys = sequence.adapter.key, sequence.prefix_keys
             self.states.load(key, keys, sequence.reused_tokens, row)
@@ -112,7 +120,7 @@ class PrefixReuse:
     def store(self, sequence: GenerationSequence, row: int) -> None:
         """Store the KV rows of a prompt."""
         if sequence.prefix_keys:
-            self.pages.insert(sequence.adapter.key, sequence.prefix_keys, self._cache.sequence(row))
+            self.pages.insert(sequence.adapter.key, sequence.prefix_keys, *self._caches(row))
 
     def has_pages(self, sequence: GenerationSequence) -> bool:
         """Return whether all KV rows of a prompt are stored."""
@@ -137,6 +145,11 @@ class PrefixReuse:
         self.pages.clear()
         if self.states is not None:
             self.states.clear()
+
+    def _caches(self, row: int) -> tuple[SequenceCache, SequenceCache | None]:
+        """Return a row of the KV cache, and of the draft head's."""
+        head = self._head_cache
+        return self._cache.sequence(row), head.sequence(row) if head is not None else None
 
     def _frame_groups(self, sequence: GenerationSequence) -> list[FrameGroup]:
         """Return the groups of frames of a prompt's videos."""

@@ -118,6 +118,7 @@ class LLMGenerationRequest:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # its further variables
     continue_final_message: bool = False  # the model continues the last message, which is an answer
     videos: tuple[Video, ...] = ()  # of the short form; placed after the images in the prompt
+    disable_spec_decode: bool = False  # one token per step, for the whole batch
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
@@ -132,6 +133,9 @@ class LLMGenerationRequest:
         self._check_conversation()
         if not isinstance(self.sampling, SamplingParams):
             raise ValueError(f"sampling must be SamplingParams, got {type(self.sampling).__name__}")
+        if not isinstance(self.disable_spec_decode, bool):
+            value = quoted(self.disable_spec_decode)
+            raise ValueError(f"disable_spec_decode must be True or False, got {value}")
         _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_integer("action_samples", self.action_samples, 0, 2**31 - 1)
         if self.noise_seed is not None:

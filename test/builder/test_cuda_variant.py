@@ -12,11 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
-from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.cuda_graphs import compute, variant_inputs
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.exported_graphs import knows_lengths, llm_inputs
-from fixtures.on_device import put
 from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 from fixtures.vision_families import VISION_DECODERS
 
@@ -31,41 +30,6 @@ def tied_checkpoint(tmp_path_factory):
     config = json.loads((checkpoint / "config.json").read_text())
     write_json(checkpoint / "config.json", config | {"tie_word_embeddings": True})
     return checkpoint
-
-
-def variant_inputs(inputs, engine):
-    """Return the mask graph's inputs as inputs of the CUDA variant."""
-    batch, tokens, half = inputs["rope_cos"].shape
-    position_ids = 5 + np.arange(batch * tokens).reshape(batch, tokens)
-    others = {name: array for name, array in inputs.items() if name != "attention_mask"}
-    for name in ("rope_cos", "rope_sin"):
-        others[name] = np.zeros((500, half), np.float32)
-        others[name][position_ids] = inputs[name]
-    others["position_ids"] = position_ids
-    others["kv_length"] = inputs["kv_write_index"] + tokens
-    others["embedding"] = load_file(engine / "embedding.safetensors")["embedding"]
-    return others
-
-
-def compute(path, device, inputs):
-    """Run a graph once; return logits, caches (updated in place) and hidden states."""
-    executor = EngineExecutor.open(path, device)
-    batch, tokens, _ = inputs["inputs_embeds"].shape
-    dims = {"B": batch, "S": tokens, "N": 1, "P": 500}
-    tensors = {}
-    for name, binding in executor.bindings.items():
-        if binding.is_input:
-            tensors[name] = put(device, inputs[name].astype(binding.dtype))
-        elif "present" in name:
-            tensors[name] = tensors[
-                name.replace("present_key", "key_cache").replace("present_value", "value_cache")
-            ]
-        else:
-            shape = [dims.get(dim, dim) for dim in binding.shape]
-            tensors[name] = device.empty(tuple(shape), binding.dtype)
-    executor.prepare(0, dims, tensors, device.stream)
-    executor.execute(device.stream)
-    return {name: device.download(tensors[name]) for name, b in executor.bindings.items() if not b.is_input}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.on_device import put
 

@@ -33,11 +33,13 @@ from edgellm_ros.engine.plan_file import RTX
 from edgellm_ros.engine.tensorrt_library import Library, load_library, start
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import PRECISIONS, EngineConfig
+from edgellm_ros.engine_directory.files import DRAFT, VERIFY, graph_path
 from edgellm_ros.engine_directory.schema import read_json
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.qwen2_5_vl_checkpoint import write_qwen2_5_vl_checkpoint
 from fixtures.qwen3_vl_checkpoint import write_qwen3_vl_checkpoint
+from fixtures.random_head import base_config, write_random_head
 from fixtures.seed_oss_family import SEED_OSS, write_seed_oss_checkpoint
 
 pytestmark = pytest.mark.tensorrt_build
@@ -158,6 +160,25 @@ def graph(request, library) -> Iterator[Graph]:
 
 def serialize(model: Path, config: EngineConfig, library: Library, gpus: tuple[str, ...]) -> memoryview:
     return serialize_plan(model, make_profiles(config)[model.parent.name], PlanOptions(), library, gpus)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_builder_makes_plans_of_a_draft_head_and_of_its_base(tmp_path, library, precision):
+    """The base verifies and fuses its states; the head has a cache that is longer than the base's."""
+    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
+    head = write_random_head(tmp_path / "head", base_config(checkpoint), fc_norm=True, layers=2)
+    config = export(checkpoint, tmp_path / "engine", precision, draft=head)
+    for part, layers in ((VERIFY, config.llm.num_hidden_layers), (DRAFT, 2)):
+        model = tmp_path / "engine" / graph_path(part)
+        network, parser = parse(model, library, start(library, library.Builder))
+        graph = Graph(Case(part, precision), model, config, network, parser, 0.0)
+        counts = {"KV_CACHE_UPDATE": 2 * layers, "ATTENTION_OUTPUT": layers, "ROTARY_EMBEDDING": 2 * layers}
+        assert graph.count() == dict.fromkeys(NATIVE, 0) | counts
+        profiles = make_profiles(config)[part]
+        gpus = GPUS if precision in REFUSED_FOR_TURING else (TURING, *GPUS)
+        plan = serialize_plan(model, profiles, PlanOptions(), library, gpus)
+        weights = [path.stat().st_size for path in model.parent.glob("*.data")]
+        assert plan.nbytes > sum(weights)  # of both files for the base
 
 
 def native_layers(config: EngineConfig, part: str) -> dict[str, int]:

@@ -17,7 +17,10 @@ from edgellm_ros.cli import main
 from edgellm_ros.engine import device as devices
 from edgellm_ros.engine.errors import DeviceMemoryError, EngineError
 from edgellm_ros.engine.optimization_profile import Profile, Range
+from edgellm_ros.engine.plan_choice import choose_plan
 from edgellm_ros.engine_directory.config import EngineConfig
+from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.random_head import base_config, write_random_head
 from fixtures.vision_config import WINDOWS
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own TensorRT")
@@ -65,6 +68,36 @@ def test_the_language_model_has_a_profile_for_prefill_decode_and_verification(en
     assert plan["profiles"][1][lora.format("o_proj")] == [[64, 1], [64, 8], [64, 8]]
     joined = lora.format("q_proj:64+k_proj:32+v_proj:32")
     assert plan["profiles"][1][joined] == [[48, 3], [48, 24], [48, 24]]
+
+
+def test_an_engine_with_a_draft_head_gets_plans_of_its_own_for_verification_and_drafting(tmp_path):
+    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
+    head = write_random_head(tmp_path / "head", base_config(checkpoint))
+    engine = tmp_path / "engine"
+    export(checkpoint, engine, draft=head, max_draft_tree_size=32, max_verify_tree_size=24)
+    built = build_plans(engine, open_device)
+    assert [plan.part for plan in built] == ["llm", "llm/verify", "draft"]
+    assert [plan.plan.path.name for plan in built] == [NAME, f"verify.{NAME}", NAME]
+    assert [[plan.name for plan in part.plans] for part in inspect(engine).parts] == [
+        [NAME],
+        [f"verify.{NAME}"],
+        [NAME],
+    ]
+    assert choose_plan(engine / "llm" / "verify.onnx", open_device())[1].path == built[1].plan.path
+    contents = [json.loads(plan.plan.path.read_bytes()[28:]) for plan in built[1:]]
+    sizes = [[profile["inputs_embeds"][2][:2] for profile in plan["profiles"]] for plan in contents]
+    assert sizes == [[[4, 320], [4, 1], [4, 24]], [[4, 320], [4, 32]]]
+
+
+def test_the_caches_of_a_draft_head_must_be_aligned(tmp_path):
+    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama")
+    head = write_random_head(
+        tmp_path / "head", base_config(checkpoint), num_key_value_heads=1, num_attention_heads=1, head_dim=4
+    )
+    export(checkpoint, tmp_path / "engine", draft=head, max_draft_tree_size=60)
+    message = "max_kv_cache_capacity and max_draft_tree_size 508: .* a multiple of 16"
+    with pytest.raises(ValueError, match=message):
+        build_plans(tmp_path / "engine", open_device)
 
 
 def test_caches_are_updated_in_place(engine):

@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 
 from edgellm_ros.cli import make_parser
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.random_head import base_config, write_random_head
 from fixtures.tiny_adapter import write_adapter
 
 REQUEST = ["--prompt", "go to the red box", "--max-tokens", 8]
@@ -193,6 +195,33 @@ def test_a_checked_export_shows_what_the_export_then_writes(edgellm, tiny_checkp
     assert not (tmp_path / "engine").exists()
     assert checked["files"] == edgellm(*arguments, "--json").json["files"]
     assert checked["memory"] == edgellm("inspect", tmp_path / "engine", "--json").json["memory"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint_and_head(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("draft")
+    checkpoint = write_decoder_checkpoint(folder / "checkpoint", "llama")
+    return checkpoint, write_random_head(folder / "head", base_config(checkpoint))
+
+
+def test_export_takes_a_draft_head_and_inspect_shows_it(edgellm, checkpoint_and_head, tmp_path):
+    checkpoint, head = checkpoint_and_head
+    limits = ("--max-draft-tree-size", 24, "--max-verify-tree-size", 16)
+    arguments = ("export", checkpoint, tmp_path / "engine", "--draft", head, *limits)
+    assert "draft head" in edgellm(*arguments, "--check").out
+    assert edgellm(*arguments).code == 0
+    draft = edgellm("inspect", tmp_path / "engine", "--json").json["config"]["draft"]
+    assert (draft["max_draft_tree_size"], draft["max_verify_tree_size"]) == (24, 16)
+
+
+def test_export_leaves_the_checkpoint_s_draft_head_out_on_request(edgellm, checkpoint_and_head, tmp_path):
+    checkpoint, head = checkpoint_and_head
+    shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    shutil.copytree(head, tmp_path / "checkpoint" / "draft")
+    arguments = ("export", tmp_path / "checkpoint", "--check", "--json")
+    assert "draft/model.onnx" in edgellm(*arguments).json["files"]
+    assert "draft/model.onnx" not in edgellm(*arguments, "--no-draft").json["files"]
+    assert edgellm(*arguments, "--no-draft", "--draft", head).code == 2
 
 
 @pytest.mark.slow

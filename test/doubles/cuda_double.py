@@ -18,8 +18,8 @@ import numpy as np
 
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.cuda import layout
 from edgellm_ros.kernels.cuda.kernels import CudaKernels
+from edgellm_ros.kernels.cuda.tree_kernels import CudaTreeKernels
 from fixtures.device_under_test import Side
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
@@ -88,7 +88,7 @@ class DoubleProgram:
 
 def build(folder: Path) -> DoubleProgram:
     """Compile the kernels in `folder`."""
-    from edgellm_ros.kernels.cuda.compiler import source
+    from edgellm_ros.kernels.cuda.compiler import macros, source
 
     (folder / "kernels.inc").write_text(source())
     library = folder / "kernels.so"
@@ -97,7 +97,7 @@ def build(folder: Path) -> DoubleProgram:
         "-U_FORTIFY_SOURCE",
         "-Wl,-Bsymbolic",
     ]  # for jumps between stacks; for kernels with names of libc functions
-    options += [f"-DROW_SCRATCH_BYTES={layout.ROW_SCRATCH_BYTES}", f"-DMOST_LOGPROBS={layout.MOST_LOGPROBS}"]
+    options += [f"-D{name}={value}" for name, value in macros()]
     files = [f"-I{FOLDER}", f"-I{folder}", str(FOLDER / "launch.cpp"), "-o", str(library)]
     subprocess.run(["g++", *options, *files], check=True)
     return DoubleProgram(library)
@@ -105,7 +105,7 @@ def build(folder: Path) -> DoubleProgram:
 
 def double_side(program: DoubleProgram, multiprocessors: int) -> Side:
     device = DoubleDevice(multiprocessors)
-    return Side(device, CudaKernels(device, program))
+    return Side(device, CudaKernels(device, program), CudaTreeKernels(device, program))
 
 
 def _with_array(tensor: Tensor) -> Tensor:

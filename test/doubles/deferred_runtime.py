@@ -14,7 +14,7 @@ import pytest
 from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredHostCopy, QueuedKernels
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import host
+from edgellm_ros.kernels import host, tree_host
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -74,7 +74,7 @@ class WatchedGraph:
 @contextmanager
 def queueing() -> Iterator[None]:
     """Inside the block, a DeferredDevice queues its engine runs and kernels."""
-    run, host_kernels = OnnxRuntimeBackend.run, host.HostKernels
+    run, host_kernels, tree_kernels = OnnxRuntimeBackend.run, host.HostKernels, tree_host.HostTreeKernels
 
     def queue_run(backend: OnnxRuntimeBackend, bound: Any, stream: Any) -> None:
         if isinstance(backend._device, DeferredDevice):
@@ -85,6 +85,7 @@ def queueing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnnxRuntimeBackend, "run", queue_run)
         patch.setattr(host, "HostKernels", lambda: QueuedKernels(host_kernels()))
+        patch.setattr(tree_host, "HostTreeKernels", lambda: QueuedKernels(tree_kernels()))
         yield
 
 

@@ -11,7 +11,7 @@ import functools
 
 from doubles import tensorrt_double
 from doubles.deferred_device import DeferredDevice, QueuedKernels
-from edgellm_ros.kernels import host
+from edgellm_ros.kernels import host, tree_host
 from fixtures.built_plans import build_on_demand
 
 
@@ -19,7 +19,8 @@ from fixtures.built_plans import build_on_demand
 def open_double() -> DeferredDevice:
     """Return the device; from now on `import tensorrt` in this process imports the double."""
     tensorrt_double.install()
-    host_kernels = host.HostKernels
+    host_kernels, tree_kernels = host.HostKernels, tree_host.HostTreeKernels
     host.HostKernels = lambda: QueuedKernels(host_kernels())
+    tree_host.HostTreeKernels = lambda: QueuedKernels(tree_kernels())
     build_on_demand()
     return DeferredDevice("tensorrt")

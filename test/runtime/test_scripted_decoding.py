@@ -32,7 +32,13 @@ class ScriptedDecoding:
         self.places = [len(one.generated) for one in batch.sequences]
         self.logprobs = max(one.request.logprobs for one in batch.sequences)
 
-    def queue(self):
+    def prefilled(self, rows) -> None:
+        pass
+
+    def delivered(self, result, counts) -> None:
+        pass
+
+    def queue(self, room):
         pipeline, batch = self.pipeline, len(self.places)
         device, sampling = pipeline.device, pipeline.sampling
         tokens = np.full((batch, 4), WRONG)

@@ -8,6 +8,7 @@ from typing import Any
 from edgellm_ros.kernels.cuda.compiler import cached_kernels
 from edgellm_ros.kernels.cuda.kernels import CudaKernels
 from edgellm_ros.kernels.cuda.program import CudaProgram
+from edgellm_ros.kernels.cuda.tree_kernels import CudaTreeKernels
 
 
 def load_cuda_kernels(device: Any) -> CudaKernels:
@@ -15,3 +16,8 @@ def load_cuda_kernels(device: Any) -> CudaKernels:
     program = CudaProgram(device, cached_kernels(device.arch))
     device.fill_kernel = program.function("fill")
     return CudaKernels(device, program)
+
+
+def load_cuda_tree_kernels(device: Any) -> CudaTreeKernels:
+    """Load the kernels of speculative decoding for a `CudaDevice`, compiled or from the cache."""
+    return CudaTreeKernels(device, CudaProgram(device, cached_kernels(device.arch)))

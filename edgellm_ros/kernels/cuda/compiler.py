@@ -24,9 +24,20 @@ SOURCES = (  # one program, in this order
     "random.cuh",
     "rows.cu",
     "steps.cu",
+    "pixels.cu",
     "sampling.cu",
     "log_probabilities.cu",
+    "tree.cu",
 )
+SIZES = (
+    "MAX_BLOCKS_PER_ROW",
+    "ROW_SCRATCH_BYTES",
+    "MOST_LOGPROBS",
+    "TOP_SHARE",
+    "MOST_CANDIDATES",
+    "MOST_TABLE_ENTRIES",
+    "MOST_TREE_NODES",
+)  # of `layout`
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -41,11 +52,12 @@ def options(arch: str) -> ProgramOptions:
 
     Fused multiply-adds are off unless written out, so sums are the same as on the host.
     """
-    macros = [
-        ("ROW_SCRATCH_BYTES", str(layout.ROW_SCRATCH_BYTES)),
-        ("MOST_LOGPROBS", str(layout.MOST_LOGPROBS)),
-    ]
-    return ProgramOptions(arch=arch, std="c++17", fma=False, define_macro=macros)
+    return ProgramOptions(arch=arch, std="c++17", fma=False, define_macro=macros())
+
+
+def macros() -> list[tuple[str, str]]:
+    """Return names and values of the sizes that the kernels share with the host."""
+    return [(name, str(getattr(layout, name))) for name in SIZES]
 
 
 def compile_kernels(arch: str) -> bytes:

@@ -1,50 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels on CUDA tensors: checks, launch sizes, scratch memory."""
+"""The kernels on CUDA tensors: their arguments and launch sizes."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.cuda.layout import MAX_VOCAB, MOST_LOGPROBS, ROW_SCRATCH_BYTES, SAMPLE_THREADS
-from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.cuda.launches import (
+    WIDEST,
+    CudaLaunches,
+    check_float32,
+    check_logits,
+    lowest_bit,
+    row_bytes,
+    widest_unit,
+)
+from edgellm_ros.kernels.cuda.layout import MOST_LOGPROBS, SAMPLE_THREADS
+from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.resampling import bicubic_weights, height_first
 
-WIDEST = 16  # bytes that one thread moves with one instruction
-THREADS = 256  # per block, by default
-MAX_BLOCKS = 1 << 20  # per launch; with more work, each block loops
-MAX_PLANES = 1 << 15  # along a grid's second axis
-SHARE = 4096  # tokens of the vocabulary per block in sampling
-MAX_BLOCKS_PER_ROW = 32
-FLOAT32 = np.dtype(np.float32)
+MAX_CACHED_WEIGHTS = 32
 
 
-class CudaKernels:
-    """The kernels on a GPU; `Kernels` documents the methods.
+@dataclass(frozen=True)
+class ResizeWeights:
+    """Weights of `bicubic_weights` on the device."""
 
-    All work is queued on the device's stream. device: a `CudaDevice`; program: an object with the method
-    `launch` of `CudaProgram`.
-    """
+    first: Tensor
+    weights: Tensor
+
+    @property
+    def taps(self) -> int:
+        """Return the number of weights of a pixel."""
+        return self.weights.shape[1]
+
+
+class CudaKernels(CudaLaunches):
+    """The kernels on a GPU; `Kernels` documents the methods."""
 
     def __init__(self, device: Any, program: Any) -> None:
-        self._device = device
-        self._program = program
-        # Recorded graphs use the scratch memory of their recording, so none of it is freed before self.
-        self._scratch: list[Tensor] = []
+        super().__init__(device, program)
+        self._half_resized = device.empty((0,), np.uint8)  # an image resized in one direction
+        self._resizing: OrderedDict[tuple[int, int], ResizeWeights] = OrderedDict()  # by both sizes
 
-    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
-        _check_float32(levels, out)
-        channels = levels.shape[0]
+    def resize(self, image: Tensor, out: Tensor) -> None:
+        (height, width, channels), (_, out_height, out_width) = image.shape, out.shape
+        across, down = self._weights(width, out_width), self._weights(height, out_height)
+        if height_first((height, width), (out_height, out_width)):
+            between = self._between(out_height * width * channels)
+            self._resize_height(between, image, down, 1, height, out_height, width * channels)
+            self._resize_width(out, between, across, channels, out_height, width, out_width)
+        else:
+            between = self._between(channels * height * out_width)
+            self._resize_width(between, image, across, channels, height, width, out_width)
+            self._resize_height(out, between, down, channels, height, out_height, out_width)
+
+    def _resize_width(
+        self, out: Tensor, image: Tensor, weights: ResizeWeights, channels: int, height: int, *widths: int
+    ) -> None:
         self._by_element(
-            "normalise_pixels", out.size,
-            out.pointer, levels.pointer, pixels.pointer, out.size, channels, out.shape[-1] // channels,
+            "resize_width", channels * height * widths[1],
+            out.pointer, image.pointer, weights.first.pointer, weights.weights.pointer,
+            channels, height, *widths, weights.taps,
+        )  # fmt: skip
+
+    def _resize_height(
+        self, out: Tensor, planes: Tensor, weights: ResizeWeights, count: int, height: int, *sizes: int
+    ) -> None:
+        self._by_element(
+            "resize_height", count * sizes[0] * sizes[1],
+            out.pointer, planes.pointer, weights.first.pointer, weights.weights.pointer,
+            count, height, *sizes, weights.taps,
+        )  # fmt: skip
+
+    def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
+        check_float32(levels, out)
+        count, channels, height, width = frames.shape
+        repeated = out.shape[-1] // (channels * layout.patch_size**2)
+        self._by_element(
+            "cut_patches", out.size,
+            out.pointer, levels.pointer, frames.pointer, out.size, count, repeated, channels, height, width,
+            layout.tile_height, layout.tile_width, layout.patch_size, layout.block_size // layout.patch_size,
         )  # fmt: skip
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
-        row = _row_bytes(out)
-        width = _width(row, table, multimodal_rows, out)
+        row = row_bytes(out)
+        width = widest_unit(row, table, multimodal_rows, out)
         self._by_token(
             f"embed_{width}", token_ids, row // width,
             out.pointer, token_ids.pointer, table.pointer, multimodal_rows.pointer,
@@ -52,8 +98,8 @@ class CudaKernels:
         )  # fmt: skip
 
     def deepstack(self, token_ids: Tensor, vocab_size: int, multimodal_rows: Tensor, out: Tensor) -> None:
-        row = _row_bytes(out)
-        width = _width(row, multimodal_rows, out)
+        row = row_bytes(out)
+        width = widest_unit(row, multimodal_rows, out)
         self._by_token(
             f"deepstack_{width}", token_ids, row // width,
             out.pointer, token_ids.pointer, multimodal_rows.pointer,
@@ -61,7 +107,7 @@ class CudaKernels:
         )  # fmt: skip
 
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
-        _check_float32(table.cos, table.sin, cos, sin)
+        check_float32(table.cos, table.sin, cos, sin)
         self._by_element(
             "rope_rows", cos.size,
             cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, lengths.pointer, deltas.pointer,
@@ -77,7 +123,7 @@ class CudaKernels:
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        _check_float32(table.cos, table.sin, cos, sin)
+        check_float32(table.cos, table.sin, cos, sin)
         time, height, width = mrope_section or (cos.shape[2], 0, 0)
         self._by_element(
             "mrope_rows", cos.size,
@@ -87,7 +133,7 @@ class CudaKernels:
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
         batch, _, steps, capacity = out.shape
-        width = _width(capacity, out)
+        width = widest_unit(capacity, out)
         self._by_element(
             f"causal_mask_{width}", out.size // width,
             out.pointer, lengths.pointer, batch, steps, capacity // width,
@@ -105,13 +151,13 @@ class CudaKernels:
         count: int,
     ) -> None:
         layers, _, heads, _, _ = source.shape
-        row = _row_bytes(source)
+        row = row_bytes(source)
         addresses, strides = [], []
         for cache, (sequence, first) in ((target, target_at), (source, source_at)):
             _, batch, _, capacity, _ = cache.shape
             addresses.append(cache.pointer + (sequence * heads * capacity + first) * row)
             strides += [batch * heads * capacity * row, capacity * row]
-        width = _lowest_bit(WIDEST, row, *addresses)
+        width = lowest_bit(WIDEST, row, *addresses)
         self._by_plane(
             f"copy_cache_rows_{width}", layers * heads, count * row // width,
             *addresses, layers, heads, *(stride // width for stride in strides), count * row // width,
@@ -119,16 +165,15 @@ class CudaKernels:
 
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         rows, vocab = tokens.size, logits.shape[-1]
-        _check_logits(logits, state.seen.shape[-1])
+        check_logits(logits, state.seen.shape[-1])
         if not rows:
             return
-        blocks = min(self._device.multiprocessors // rows, -(-vocab // SHARE), MAX_BLOCKS_PER_ROW)
-        blocks = max(1, blocks)
+        blocks = self._sampling_blocks(rows, vocab)
         self._program.launch(
             "sample", (blocks, rows), SAMPLE_THREADS,
             logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
             state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.position.pointer,
-            state.seen.pointer, tokens.pointer, tokens.shape[1], self._scratch_for(rows),
+            state.seen.pointer, tokens.pointer, tokens.shape[1], self._sampling_scratch(rows),
             cooperative=blocks > 1,
         )  # fmt: skip
 
@@ -159,8 +204,8 @@ class CudaKernels:
 
     def commit_states(self, states: Tensor, next_states: Tensor, first_row: int, counts: Tensor) -> None:
         layers, batch, _ = states.shape
-        row, rows = _row_bytes(states), counts.size
-        width = _width(row, states, next_states)
+        row, rows = row_bytes(states), counts.size
+        width = widest_unit(row, states, next_states)
         self._by_plane(
             f"commit_states_{width}", layers * rows, row // width,
             states.pointer, next_states.pointer, counts.pointer, layers, batch, first_row, rows, row // width,
@@ -168,7 +213,7 @@ class CudaKernels:
 
     def log_probabilities(self, logits: Tensor, tokens: Tensor, top_ids: Tensor, top_values: Tensor) -> None:
         rows, vocab, width = tokens.size, logits.shape[-1], top_ids.shape[-1]
-        _check_logits(logits, vocab)
+        check_logits(logits, vocab)
         most = min(vocab, MOST_LOGPROBS)
         if not 0 <= width - 1 <= most:
             raise ValueError(f"{width - 1} most likely tokens requested, expected at most {most}")
@@ -179,57 +224,25 @@ class CudaKernels:
             )  # fmt: skip
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
-        _check_float32(x, velocity)
+        check_float32(x, velocity)
         self._by_element("euler_step", x.size, x.pointer, velocity.pointer, x.size, float(dt))
 
-    def _by_token(self, name: str, token_ids: Tensor, units: int, *arguments: Any) -> None:
-        """Launch a block per token, with a thread per unit of its row."""
-        if token_ids.size and units:
-            grid = (min(token_ids.size, MAX_BLOCKS),)
-            self._program.launch(name, grid, min(THREADS, -(-units // 32) * 32), *arguments)
+    def _between(self, size: int) -> Tensor:
+        if self._half_resized.size < size:
+            self._half_resized = self._device.empty((size,), np.uint8)
+        return self._half_resized
 
-    def _by_plane(self, name: str, planes: int, units: int, *arguments: Any) -> None:
-        """Launch blocks per plane, with a thread per unit."""
-        if planes and units:
-            grid = (min(-(-units // THREADS), MAX_BLOCKS), min(planes, MAX_PLANES))
-            self._program.launch(name, grid, THREADS, *arguments)
-
-    def _by_element(self, name: str, elements: int, *arguments: Any) -> None:
-        """Launch a thread per element."""
-        if elements:
-            self._program.launch(name, (min(-(-elements // THREADS), MAX_BLOCKS),), THREADS, *arguments)
-
-    def _scratch_for(self, rows: int) -> int:
-        """Return the address of scratch memory for so many rows, zeroed between launches."""
-        if not self._scratch or self._scratch[-1].shape[0] < rows:
-            self._scratch.append(self._device.zeros((max(8, 2 * rows), ROW_SCRATCH_BYTES), np.uint8))
-        return self._scratch[-1].pointer
-
-
-def _row_bytes(tensor: Tensor) -> int:
-    """Return the number of bytes along the last axis."""
-    return tensor.shape[-1] * tensor.dtype.itemsize
-
-
-def _width(row_bytes: int, *tensors: Tensor) -> int:
-    """Return the widest unit in bytes, 1 to 16, that divides row sizes and addresses."""
-    return _lowest_bit(WIDEST, row_bytes, *(tensor.pointer for tensor in tensors))
-
-
-def _lowest_bit(*numbers: int) -> int:
-    union = 0
-    for number in numbers:
-        union |= number
-    return union & -union
-
-
-def _check_float32(*tensors: Tensor) -> None:
-    for tensor in tensors:
-        if tensor.dtype != FLOAT32:
-            raise ValueError(f"the CUDA kernel takes float32, got {tensor!r}")
-
-
-def _check_logits(logits: Tensor, vocab: int) -> None:
-    _check_float32(logits)
-    if logits.shape[-1] != vocab or not 0 < vocab <= MAX_VOCAB:
-        raise ValueError(f"logits must have {vocab} tokens, at most {MAX_VOCAB}, got {logits.shape[-1]}")
+    def _weights(self, size: int, out_size: int) -> ResizeWeights:
+        """Return the weights of a direction on the device; a camera always needs the same."""
+        key = size, out_size
+        if key in self._resizing:
+            self._resizing.move_to_end(key)
+            return self._resizing[key]
+        arrays = bicubic_weights(size, out_size)
+        tensors = [self._device.empty(array.shape, array.dtype) for array in arrays]
+        for tensor, array in zip(tensors, arrays, strict=True):
+            self._device.upload(tensor, array)
+        self._resizing[key] = found = ResizeWeights(*tensors)
+        if len(self._resizing) > MAX_CACHED_WEIGHTS:
+            self._resizing.popitem(last=False)
+        return found

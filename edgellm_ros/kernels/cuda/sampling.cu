@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Samples a token from each row of logits in one cooperative launch: gridDim.x blocks for each of gridDim.y rows.
+// `sample_path` (tree.cu) samples several tokens of a row one after the other.
 //
 // Every filter keeps a prefix of the tokens in falling order. So top-k, top-p and sampling are all prefix-sum
 // searches: find the first token at which the sum of counts, or of masses, exceeds a target. A histogram radix
@@ -16,14 +17,18 @@ struct Histogram {
   u32 id[THREADS];  // of a bin's only token, if its count is 1
 };
 
+constexpr int TURNS = 3;  // one is being filled, one may still be read, one is being cleared
+
 struct RowScratch {
-  u64 best;        // highest rank; NOT_FINITE if a logit is not finite
-  u64 min_p_mass;  // of the tokens that min-p keeps
-  u32 arrived;     // arrivals of blocks at all barriers so far
-  u32 left;        // blocks that have finished
-  u32 padding[2];
-  Histogram histograms[3];  // one is being filled, one may still be read, one is being cleared
+  u64 best;                              // highest rank; NOT_FINITE if a logit is not finite
+  u64 block_best[2][MAX_BLOCKS_PER_ROW];  // stamped ranks: see RowSampler::exchange
+  u64 min_p_mass[TURNS];                 // of the tokens that min-p keeps, for each token in turn
+  u32 arrived;                           // arrivals of blocks at all barriers so far
+  u32 left;                              // blocks that have finished
+  Histogram histograms[TURNS];
 };
+
+static_assert(MAX_BLOCKS_PER_ROW <= 32, "one warp reads the best ranks of all blocks");
 
 static_assert(sizeof(RowScratch) == ROW_SCRATCH_BYTES, "the host allocates ROW_SCRATCH_BYTES per row");
 
@@ -44,6 +49,7 @@ struct SampleShared {
   u64 warp_masses[WARPS];
   u32 warp_counts[WARPS];
   u64 total_mass;
+  u64 best;
   u32 total_count;
   Found found;
   u32 least_key, greatest_key;
@@ -59,6 +65,16 @@ struct Logit {
 enum Measure { COUNT, MASS };
 enum Search { TOP_K, TOP_P, SAMPLE };  // the last token that a filter keeps, and the sampled token
 
+struct Rules {  // of a request
+  float temperature;
+  i64 top_k;
+  float top_p, min_p;
+  u64 seed;
+
+  // Also true for a NaN: the search of the others would not end.
+  __device__ bool greedy() const { return !(temperature > 0.0f); }
+};
+
 struct RowSampler {
   SampleShared& shared;
   RowScratch& scratch;
@@ -67,12 +83,22 @@ struct RowSampler {
   float penalty;
   Ranks ranks;
   int begin, end;  // range of ids of this block
+  const int* path;  // tokens that count as seen, too
+  int path_length;
   u32 barriers;    // number of barriers that this block has passed
   int histogram;   // index of the next histogram
+  u32 exchanges;   // number of exchanges so far
+  int turn;        // of min_p_mass
   float top;    // score of the most likely token
   Scale scale;  // of distances from `top`
 
-  __device__ Logit logit(int id) const { return {logits[id], penalty != 1.0f && seen[id]}; }
+  __device__ Logit logit(int id) const { return {logits[id], penalty != 1.0f && is_seen(id)}; }
+
+  __device__ bool is_seen(int id) const {
+    bool found = seen[id];
+    for (int i = 0; i < path_length; ++i) found |= path[i] == id;
+    return found;
+  }
 
   // Returns the logit with the repetition penalty; NaN if the logit is not finite.
   __device__ float score(Logit logit) const {
@@ -109,14 +135,44 @@ struct RowSampler {
     next.count[threadIdx.x] = 0;
   }
 
-  __device__ void find_best() {
+  // Returns the highest rank of this block's tokens; NOT_FINITE if a logit is not finite.
+  __device__ u64 block_best() {
     u64 highest = 0;
     visit_scores([&](int id, float of_id) {
       const u64 rank = of_id == of_id ? ranks.rank(of_id, id) : NOT_FINITE;
       highest = rank > highest ? rank : highest;
     });
-    highest = block_maximum(highest, shared.warp_masses);
-    if (threadIdx.x == 0) atomicMax(&scratch.best, highest);
+    return block_maximum(highest, shared.warp_masses);
+  }
+
+  // Returns the highest of the blocks' ranks, in all blocks of the row. Makes writes before it visible if `fence`.
+  //
+  // A rank has 51 bits at most, so that a stamp, the number of the exchange, fits into the same 64 bits: one write
+  // and one read take less time than an atomic maximum and a barrier. A block writes to the same place again in the
+  // exchange after the next, when all have read it.
+  __device__ u64 exchange(u64 best, bool fence) {
+    constexpr int stamp_bits = 13, rank_bits = 64 - stamp_bits;
+    constexpr u64 not_finite = (1ull << rank_bits) - 1;
+    volatile u64* places = scratch.block_best[exchanges++ & 1];
+    if (threadIdx.x == 0) {
+      if (fence) __threadfence();
+      places[blockIdx.x] = (u64)exchanges << rank_bits | (best == NOT_FINITE ? not_finite : best);
+    }
+    if (threadIdx.x < 32) {
+      u64 highest = 0;
+      if (threadIdx.x < gridDim.x) {
+        while ((highest = places[threadIdx.x]) >> rank_bits != exchanges) __nanosleep(16);
+        highest &= not_finite;
+      }
+      for (int step = 16; step > 0; step /= 2) {
+        const u64 other = __shfl_xor_sync(ALL_LANES, highest, step);
+        highest = other > highest ? other : highest;
+      }
+      if (fence) __threadfence();
+      if (threadIdx.x == 0) shared.best = highest == not_finite ? NOT_FINITE : highest;
+    }
+    __syncthreads();
+    return shared.best;
   }
 
   __device__ void clear_bins() {
@@ -168,7 +224,7 @@ struct RowSampler {
     });
     if (min_p) {
       kept = block_sum(kept, shared.warp_masses);
-      if (threadIdx.x == 0) atomicAdd(&scratch.min_p_mass, kept);
+      if (threadIdx.x == 0) atomicAdd(&scratch.min_p_mass[turn], kept);
     }
     const Bin bin = sum_bins();
     if (threadIdx.x == THREADS - 1) {
@@ -245,13 +301,59 @@ struct RowSampler {
         if (top_p == 0) continue;
         target = __umul64hi(kept, top_p) + (kept * top_p != 0) - 1;
       } else {
-        const u64 kept_by_min_p = min_p ? __ldcg(&scratch.min_p_mass) : kept;
+        const u64 kept_by_min_p = min_p ? __ldcg(&scratch.min_p_mass[turn]) : kept;
         target = __umul64hi(random_bits << 11, kept_by_min_p < kept ? kept_by_min_p : kept);
       }
       found = find_token(all, target, search == TOP_K ? COUNT : MASS);
       kept = found.mass_before + found.mass;
     }
     return found.id;
+  }
+
+  // Returns a token sampled by the rules, in all blocks; -1 if a logit is not finite.
+  __device__ i64 sample(const Rules& rules, u32 position) {
+    if (rules.greedy()) {
+      const u64 best = exchange(block_best(), false);
+      return best == NOT_FINITE ? -1 : ranks.id(best);
+    }
+    clear_next_histogram();
+    if (threadIdx.x == 0) shared.scale = make_scale(rules.temperature);
+    const u64 best = exchange(block_best(), true);
+    if (best == NOT_FINITE) return -1;
+    top = ranks.score(best);
+    scale = shared.scale;
+    const bool min_p = rules.min_p > 0.0f;
+    if (threadIdx.x == 0 && min_p)  // rounded up to a float, so that no score is in between
+      shared.least_score = __double2float_ru(top + (double)rules.temperature * log((double)rules.min_p));
+    const u64 top_p = rules.top_p < 1.0f ? (u64)fmaxf(rules.top_p * 18446744073709551616.0f, 1.0f) : 0;
+    return choose(rules.top_k, top_p, min_p, token_bits(rules.seed, position));
+  }
+
+  // Returns whether this block is the last one of the row to finish; in its first thread only.
+  __device__ bool is_last() {
+    __syncthreads();
+    if (threadIdx.x > 0) return false;
+    __threadfence();
+    const bool last = atomicAdd(&scratch.left, 1u) == gridDim.x - 1;
+    __threadfence();
+    return last;
+  }
+
+  __device__ void reset_scratch() {
+    scratch.best = 0;
+    for (int i = 0; i < 2 * MAX_BLOCKS_PER_ROW; ++i) scratch.block_best[0][i] = 0;
+    for (int i = 0; i < TURNS; ++i) scratch.min_p_mass[i] = 0;
+    scratch.arrived = scratch.left = 0;
+  }
+};
+
+struct Share {  // range of ids of a block
+  int begin, end;
+
+  __device__ explicit Share(i64 vocab) {
+    const int size = ((int)vocab + gridDim.x - 1) / gridDim.x;
+    begin = blockIdx.x * size;
+    end = begin + size < (int)vocab ? begin + size : (int)vocab;
   }
 };
 
@@ -261,41 +363,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
            i64* tokens, i64 tokens_per_sequence, RowScratch* scratch) {
   __shared__ SampleShared shared;
   const int row = blockIdx.y, sequence = row / (int)tokens_per_sequence;
-  const int share = ((int)vocab + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * share;
-  const int end = begin + share < (int)vocab ? begin + share : (int)vocab;
-  const bool greedy = !(temperatures[sequence] > 0.0f);  // also if it is NaN: the search below would not end
+  const Share share(vocab);
+  const Rules rules{temperatures[sequence], top_ks[sequence], top_ps[sequence], min_ps[sequence], seeds[sequence]};
   RowSampler sampler{shared,              scratch[row], logits + (i64)row * vocab, seen + (i64)sequence * vocab,
-                     penalties[sequence], Ranks(vocab), begin,                end};
+                     penalties[sequence], Ranks(vocab), share.begin,               share.end};
 
-  sampler.find_best();
   i64 token = -1;
-  if (!greedy) {
-    const float temperature = temperatures[sequence], min_p = min_ps[sequence], top_p = top_ps[sequence];
-    sampler.clear_next_histogram();
-    if (threadIdx.x == 0) shared.scale = make_scale(temperature);
-    sampler.barrier();
-    const u64 best = __ldcg(&sampler.scratch.best);
-    if (best != NOT_FINITE) {
-      sampler.top = sampler.ranks.score(best);
-      sampler.scale = shared.scale;
-      if (threadIdx.x == 0 && min_p > 0.0f)  // rounded up to a float, so that no score is in between
-        shared.least_score = __double2float_ru(sampler.top + (double)temperature * log((double)min_p));
-      const u64 top_p_bits = top_p < 1.0f ? (u64)fmaxf(top_p * 18446744073709551616.0f, 1.0f) : 0;
-      const u32 position = (u32)positions[sequence] + (u32)(row - sequence * (int)tokens_per_sequence);
-      token = sampler.choose(top_ks[sequence], top_p_bits, min_p > 0.0f, token_bits(seeds[sequence], position));
-    }
+  if (rules.greedy()) {
+    const u64 best = sampler.block_best();
+    if (threadIdx.x == 0) atomicMax(&sampler.scratch.best, best);
+  } else {
+    const u32 position = (u32)positions[sequence] + (u32)(row - sequence * (int)tokens_per_sequence);
+    token = sampler.sample(rules, position);
   }
-
-  __syncthreads();
-  if (threadIdx.x == 0) {  // the last block to finish writes the token and resets the scratch memory
-    __threadfence();
-    if (atomicAdd(&sampler.scratch.left, 1u) == gridDim.x - 1) {
-      __threadfence();
-      const u64 best = __ldcg(&sampler.scratch.best);
-      if (greedy && best != NOT_FINITE) token = sampler.ranks.id(best);
-      tokens[row] = token;
-      sampler.scratch.best = sampler.scratch.min_p_mass = 0;
-      sampler.scratch.arrived = sampler.scratch.left = 0;
-    }
+  if (sampler.is_last()) {  // the best token needs no barrier: the last block to finish has it
+    const u64 best = __ldcg(&sampler.scratch.best);
+    if (rules.greedy() && best != NOT_FINITE) token = sampler.ranks.id(best);
+    tokens[row] = token;
+    sampler.reset_scratch();
   }
 }

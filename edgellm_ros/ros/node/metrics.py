@@ -123,6 +123,7 @@ def runtime_values(runtime: Any) -> dict[str, float]:
     stages = {
         "prefill": runtime.prefill_metrics,
         "generation": runtime.generation_metrics,
+        "spec_decode": runtime.spec_decode_generation_metrics,
         "multimodal": runtime.multimodal_metrics,
         "action": runtime.action_metrics,
     }
@@ -130,6 +131,7 @@ def runtime_values(runtime: Any) -> dict[str, float]:
         f"{stage}_{name}": float(value)
         for stage, metrics in stages.items()
         for name, value in vars(metrics).items()
+        if not isinstance(value, str)
     }
 
 

@@ -152,6 +152,28 @@ SPECS: dict[str, Spec] = {
     "prefix_cache_file": Spec(
         "", "File that stores the prefix cache between runs; empty = none.", fixed=True
     ),
+    "drafting": Spec(
+        "off",
+        "Speculative decoding: several tokens per run of the model, with the same answers. eagle = drafts of "
+        "the engine's draft head, lookup = what followed the newest tokens earlier in the text, off = none.",
+        choices=("off", "eagle", "lookup"),
+        fixed=True,
+    ),
+    "draft_top_k": Spec(
+        0,
+        "Candidates of each token of a draft, with drafting = eagle; 0 = the drafter's default.",
+        0,
+        1024,
+        fixed=True,
+    ),
+    "draft_steps": Spec(0, "Levels of a draft; 0 = the drafter's default.", 0, 1024, fixed=True),
+    "verify_tree_size": Spec(
+        0,
+        "Tokens that the model verifies in one run, the newest one included; 0 = the drafter's default.",
+        0,
+        1024,
+        fixed=True,
+    ),
     "system_prompt": Spec("", "System prompt of requests without their own."),
     "action_samples": Spec(1, "Trajectories sampled per command; 0 = text only.", 0, 1024),
     "denoise_steps": Spec(
@@ -239,6 +261,10 @@ class Parameters:
     odom_wait: float
     prefix_cache_mb: int
     prefix_cache_file: str
+    drafting: str
+    draft_top_k: int
+    draft_steps: int
+    verify_tree_size: int
     system_prompt: str
     action_samples: int
     denoise_steps: int

@@ -10,6 +10,7 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.node.parameters import Parameters
+from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 
@@ -22,8 +23,17 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     if not parameters.engine_dir:
         raise ValueError("parameter engine_dir is empty: set it to a directory made by `edgellm export`")
     size = parameters.prefix_cache_mb
+    drafting = drafting_config(
+        parameters.drafting,
+        parameters.draft_top_k or None,
+        parameters.draft_steps or None,
+        parameters.verify_tree_size or None,
+    )
     runtime = LLMInferenceRuntime(
-        parameters.engine_dir, parameters.device, prefix_cache_bytes=None if size < 0 else size * 1_000_000
+        parameters.engine_dir,
+        parameters.device,
+        prefix_cache_bytes=None if size < 0 else size * 1_000_000,
+        drafting=drafting,
     )
     path = parameters.prefix_cache_file
     try:

@@ -39,11 +39,16 @@ class InputEmbedder:
             device.zeros((batch * tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
         ]
         self._token_ids = device.empty((batch, tokens), np.int64)
+        self._batch, self._dtype = batch, dtype
         self._embeds = device.empty((batch, tokens, llm.hidden_size), dtype)
-        self._token_embeds = device.empty((batch, 1, llm.hidden_size), dtype)
+        self.resize(tokens_per_run=1)
         self._deepstack = [
             device.empty((batch, tokens, llm.hidden_size), dtype) for _ in range(llm.num_deepstack_features)
         ]
+
+    def resize(self, tokens_per_run: int) -> None:
+        """Allocate the output of `embed_tokens` for so many tokens per sequence."""
+        self._token_embeds = self._device.empty((self._batch, tokens_per_run, self._hidden_size), self._dtype)
 
     def image_rows(self, start: int, count: int) -> tuple[Tensor, list[Tensor]]:
         """Return the output tensors for the vision engine.
@@ -87,12 +92,16 @@ class InputEmbedder:
             self._kernels.deepstack(token_ids, self._vocab_size, rows, out)
         return embeds, deepstack
 
-    def token_embeds(self, batch: int) -> Tensor:
-        """Return the output of `embed_tokens` [batch,1,H]: always the same memory."""
-        return self._token_embeds.rows(0, batch)
+    def token_embeds(self, batch: int, tokens: int = 1) -> Tensor:
+        """Return the output of `embed_tokens` [batch,tokens,H]: always the same memory."""
+        return self._token_embeds.view(batch, tokens, self._hidden_size)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Return inputs_embeds [B,1,H] of sampled tokens [B], on the device."""
-        embeds = self.token_embeds(tokens.shape[0])
-        self._kernels.embed(tokens.view(tokens.shape[0], 1), self.table, self._rows, embeds)
+        """Return inputs_embeds [B,S,H] of sampled or drafted tokens [B,S], on the device."""
+        embeds = self.token_embeds(*tokens.shape)
+        self.embed_into(tokens, embeds)
         return embeds
+
+    def embed_into(self, tokens: Tensor, out: Tensor) -> None:
+        """Write the embeddings of text tokens [B,S] to `out` [B,S,H]."""
+        self._kernels.embed(tokens, self.table, self._rows, out)

@@ -14,7 +14,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.kernels import Kernels, SequenceCache
+from edgellm_ros.kernels import Kernels, SequenceCache, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 
@@ -94,6 +94,13 @@ class LinearKVCache:
     def commit_rows(self, rows: range, counts: Tensor) -> None:
         """Queue `commit` for the given rows."""
         self._kernels.commit_rows(self.lengths(rows), counts)
+
+    def move_path(self, kernels: TreeKernels, path: Tensor, counts: Tensor) -> None:
+        """Queue the move of accepted nodes of a tree to the slots that `commit` commits.
+
+        path [B,D]: nodes, in slots behind the committed ones; the first counts[b] of row b are accepted.
+        """
+        kernels.move_cache_rows(self._slots, 0, self.lengths(range(path.shape[0])), path, counts)
 
     def bindings(self, rows: range) -> dict[str, Tensor]:
         """Return the rows' slots by binding name; each output has the memory of its input."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import Kernels, SamplingState, StopState
+from edgellm_ros.kernels import DraftTree, Kernels, SamplingState, StopState, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.request import MAX_LOGPROBS
@@ -140,6 +140,21 @@ class SamplingRows:
         self._kernels.sample(logits, self._state.rows(rows.start, rows.stop), sampled)
         if self._vocab_map is not None:
             self._kernels.map_tokens(sampled, self._vocab_map, tokens)
+
+    def sample_path(
+        self, kernels: TreeKernels, logits: Tensor, tree: DraftTree, path: Tensor, offered: Tensor
+    ) -> None:
+        """Queue the sampling of a path from each tree's root; see `TreeKernels.sample_path`.
+
+        logits [B,M,V] of the nodes; path [B,D] and offered [B] are written.
+        """
+        sampled, tokens = self.begin_step(*path.shape)
+        state = self._state.rows(0, path.shape[0])
+        kernels.sample_path(logits, state, tree, self._vocab_map, sampled, tokens, path, offered)
+
+    def counts(self, batch: int) -> Tensor:
+        """Return the counts [batch] of the last step."""
+        return self._counts.rows(0, batch)
 
     def count(self, rows: range | None = None, offered: Tensor | None = None) -> Tensor:
         """Queue the counting of the tokens that each row accepts; return counts [B].

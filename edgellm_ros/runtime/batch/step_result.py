@@ -23,6 +23,11 @@ class StepResult:
     logprobs: tuple[HostCopy, HostCopy] | None  # most likely tokens (logit indices) and values [B,N,K+1]
     token_of_logit: np.ndarray  # token id of each logit [V] int64
 
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that a row may get."""
+        return self.shape[1]
+
     def deliver(self, sequences: Sequence[GenerationSequence]) -> list[tuple[GenerationSequence, int]]:
         """Wait for the tokens, and append each row's counted tokens to its sequence.
 

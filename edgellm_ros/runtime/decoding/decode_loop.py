@@ -9,7 +9,10 @@ for the tokens of the previous one (`Device.max_queued_steps`):
 
 The host decides when a sequence has ended, because only the host checks stop strings and cancellation. By
 then one more step may be queued. The step still runs for the other sequences; the tokens of the finished
-sequence are dropped. The host queues no step that would exceed the KV capacity of a sequence.
+sequence are dropped.
+
+A step may yield several tokens. How many is not known when the next step is queued, so a step gets the room
+that remains if every queued step yields its most tokens. The host queues no step without room.
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ from edgellm_ros.runtime.decoding.method import DecodeMethod
 class DecodeLoop:
     """Runs the steps of a decode method; `steps`: number of delivered steps."""
 
-    def __init__(self, batch: Batch, method: DecodeMethod, max_queued_steps: int) -> None:
+    def __init__(self, batch: Batch, method: DecodeMethod, max_queued_steps: int, capacity: int) -> None:
         self._batch = batch
         self._method = method
         self._max_queued_steps = max_queued_steps
+        self._capacity = capacity
         self.steps = 0
 
     def run_until_one_ends(self) -> list[GenerationSequence]:
@@ -44,12 +48,22 @@ class DecodeLoop:
             # A step yields at least one token per sequence.
             wanted = min(1 + self._max_queued_steps, *(sequence.tokens_left for sequence in sequences))
             while len(queued) < wanted:
-                queued.append(self._method.queue())
+                room = self._room(sequences) - sum(step.most_tokens for step in queued)
+                if queued and room < 1:
+                    break
+                queued.append(self._method.queue(room))
             if not queued:
                 return [sequence for sequence in sequences if not sequence.decoding]
-            served = queued.popleft().deliver(sequences)
+            result = queued.popleft()
+            served = result.deliver(sequences)
             self.steps += 1
             for sequence, count in served:
                 sequence.kv_length += count
                 sequence.steps += 1
                 sequence.report("decode", sequence.steps)
+            self._method.delivered(result, [count for _, count in served])
+
+    def _room(self, sequences: list[GenerationSequence]) -> int:
+        """Return how many more KV rows every row has slots and positions for."""
+        used = (sequence.kv_length + max(sequence.rope_delta, 0) for sequence in sequences)
+        return self._capacity - max(used)

@@ -21,12 +21,24 @@ class DecodeMethod(Protocol):
 
     tokens_per_step: int
 
+    def prefilled(self, rows: range) -> None:
+        """Take note of the first tokens of admitted rows, which have been sampled and committed."""
+        ...
+
     def begin(self, batch: Batch) -> None:
         """Prepare for steps of these sequences; called after each change of the batch."""
         ...
 
-    def queue(self) -> StepResult:
-        """Queue one step of the batch; return its result."""
+    def queue(self, room: int) -> StepResult:
+        """Queue one step of the batch; return its result.
+
+        room: slots of each row after those that queued steps may commit, at least 1. The step writes at most
+        so many KV rows.
+        """
+        ...
+
+    def delivered(self, result: StepResult, counts: Sequence[int]) -> None:
+        """Take note of a delivered step; counts: tokens of each sequence that was still decoding."""
         ...
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:

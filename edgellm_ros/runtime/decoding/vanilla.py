@@ -51,10 +51,16 @@ class VanillaDecoding:
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
         self._step = self.recorded.select([sequence.adapter for sequence in batch.sequences], self._make_step)
 
-    def queue(self) -> StepResult:
+    def prefilled(self, rows: range) -> None:
+        """Do nothing: the tokens are on the device."""
+
+    def queue(self, room: int) -> StepResult:
         """Queue one step; see `DecodeMethod`."""
         self.recorded.queue()
         return self._sampling.copy_to_host(self._step.logits, self._logprobs)
+
+    def delivered(self, result: StepResult, counts: Sequence[int]) -> None:
+        """Do nothing."""
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
         """Record steps as graphs; see `DecodeMethod`."""
@@ -87,7 +93,7 @@ class VanillaStep(Step):
         self._runner = runner
         self._sampling = sampling
         self._adapters = adapters
-        self._tokens = sampling.last_tokens(range(len(adapters)))
+        self._tokens = sampling.last_tokens(range(len(adapters))).view(len(adapters), 1)
 
     def run(self) -> None:
         """Queue the step."""

@@ -3,10 +3,10 @@
 
 There are two kinds of engines:
 
-- with a mask: rope_cos, rope_sin [B,S,R/2], a row per token; attention_mask [B,1,S,C]
+- without lengths: rope_cos, rope_sin [B,S,R/2], a row per token; attention_mask [B,1,S,C]; kv_write_index [B]
 - with lengths: rope_cos, rope_sin [P,R/2], a table; position_ids [B,S], each token's row of the table;
   kv_length [B], the number of KV rows including the new tokens. One run of such an engine reads several
-  tokens of one sequence, or one token of several sequences.
+  tokens of one sequence, or one token of several sequences. Engines that run on trees have a mask too.
 
 R is the number of rotated values of a head. The table holds the rows of the first kind, one after another, so
 both kinds get the same values.
@@ -21,30 +21,34 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.kernels import Kernels, RopeTable
+from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
 class AttentionInputs:
-    """Owns the attention inputs of one engine with the inputs `engine_inputs`."""
+    """Owns the attention inputs of one engine with the inputs `engine_inputs`.
+
+    max_tokens: most tokens per sequence of one run.
+    """
 
     def __init__(
         self,
         engine_inputs: Container[str],
-        config: EngineConfig,
+        rope: RopeConfig,
         device: Device,
         kernels: Kernels,
         cache: LinearKVCache,
         rope_table: RopeTable,
+        max_tokens: int,
     ) -> None:
         self._device = device
         self._kernels = kernels
         self._cache = cache
         self._rope_table = rope_table
-        self._rope = config.rope_config
-        self._half = config.rotary_dim // 2
-        batch, tokens = config.max_supported_batch_size, config.max_supported_input_length
+        self._rope = rope
+        self._half = rope.rotary_dim // 2
+        batch, tokens = cache.max_batch_size, max_tokens
         rows = batch * tokens
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
@@ -52,31 +56,39 @@ class AttentionInputs:
         self._has_rope = names.ROPE_COS in engine_inputs
         self._has_mask = names.ATTENTION_MASK in engine_inputs
         self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
+        self._has_lengths = names.KV_LENGTH in engine_inputs
+        self._write_index = device.empty((batch,), np.int64)  # of drafted tokens
         if self._has_mask:
             self._mask = device.empty((batch, 1, tokens, cache.capacity), np.bool_)
-        else:
+        if self._has_lengths:
             self._filled = device.empty((batch,), np.int64)
             self._row_numbers = device.empty((rows,), np.int64)
             device.upload(self._row_numbers, np.arange(rows))
 
     @property
+    def has_mask(self) -> bool:
+        """Whether the engine has a mask, so that it can run on trees."""
+        return self._has_mask
+
+    @property
     def unbatched(self) -> tuple[str, ...]:
         """Names of the inputs without a batch axis, which are never sliced by rows."""
-        return () if self._has_mask else (names.ROPE_COS, names.ROPE_SIN)
+        return (names.ROPE_COS, names.ROPE_SIN) if self._has_lengths else ()
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
         """Return whether runs of so many tokens per sequence take one sequence only."""
-        return not self._has_mask and tokens > 1
+        return self._has_lengths and tokens > 1
 
     def inputs(self, rows: range, tokens: int) -> dict[str, Tensor]:
         """Return views of the buffers for a run over these rows: always the same memory."""
         batch = len(rows)
+        shape: tuple[int, ...] = (batch, tokens, self._half)
+        visible = {}
         if self._has_mask:
-            shape: tuple[int, ...] = (batch, tokens, self._half)
-            visible = {names.ATTENTION_MASK: self._mask.view(batch, 1, tokens, self._cache.capacity)}
-        else:
+            visible[names.ATTENTION_MASK] = self._mask.view(batch, 1, tokens, self._cache.capacity)
+        if self._has_lengths:
             shape = (max(batch * tokens, self._cache.capacity), self._half)
-            visible = {names.KV_LENGTH: self._filled.rows(0, batch)}
+            visible[names.KV_LENGTH] = self._filled.rows(0, batch)
             if self._has_rope:
                 visible[names.POSITION_IDS] = self._row_numbers.view(batch, tokens)
         if self._has_write_index:
@@ -90,7 +102,7 @@ class AttentionInputs:
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
-        angles = (self._cos.view(batch, tokens, self._half), self._sin.view(batch, tokens, self._half))
+        angles = self._angles(batch, tokens)
         section, interleaved = self._rope.mrope_section, self._rope.mrope_interleaved
         self._kernels.mrope_rows(self._rope_table, device_positions, section, interleaved, *angles)
         inputs = self.inputs(rows, tokens)
@@ -99,14 +111,56 @@ class AttentionInputs:
 
     def for_decode(self, inputs: Mapping[str, Tensor], rows: range) -> None:
         """Write `inputs` for one more token of each row."""
+        self.for_continuation(inputs, rows, 1)
+
+    def for_continuation(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
+        """Write `inputs` for so many more text tokens of each row, one after another."""
         lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
-        angles = (self._cos.view(len(rows), 1, self._half), self._sin.view(len(rows), 1, self._half))
-        self._kernels.rope_rows(self._rope_table, lengths, deltas, *angles)
-        self._write_visible(inputs, rows, 1)
+        self._kernels.rope_rows(self._rope_table, lengths, deltas, *self._angles(len(rows), tokens))
+        self._write_visible(inputs, rows, tokens)
+
+    def for_tree(
+        self, inputs: Mapping[str, Tensor], rows: range, tree: DraftTree, kernels: TreeKernels
+    ) -> None:
+        """Write `inputs` for the nodes of a tree; the engine has a mask."""
+        lengths, size = self._cache.lengths(rows), tree.size
+        self._write_depths(rows, tree.depths, kernels)
+        kernels.tree_mask(tree, lengths, inputs[names.ATTENTION_MASK])
+        if self._has_lengths:
+            self._kernels.visible_rows(lengths, size, inputs[names.KV_LENGTH])
+
+    def for_level(
+        self, rows: range, table: DraftTable, level: int, depths: Tensor, kernels: TreeKernels
+    ) -> dict[str, Tensor]:
+        """Write and return the inputs for a draft's run on the nodes of a level.
+
+        depths [B,K]: of the rows that the nodes continue. The nodes' KV rows are behind those of the levels
+        before, which are not committed.
+        """
+        batch, nodes = depths.shape
+        inputs, lengths = self.inputs(rows, nodes), self._cache.lengths(rows)
+        self._write_depths(rows, depths, kernels)
+        kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
+        if self._has_write_index:
+            inputs[names.KV_WRITE_INDEX] = self._write_index.rows(0, batch)
+            self._kernels.visible_rows(lengths, (level - 1) * nodes, inputs[names.KV_WRITE_INDEX])
+        if self._has_lengths:
+            self._kernels.visible_rows(lengths, level * nodes, inputs[names.KV_LENGTH])
+        return inputs
+
+    def _write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
+        """Write the rotary rows of tokens at depths [B,S] behind each row's committed tokens."""
+        lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
+        angles = self._angles(*depths.shape)
+        kernels.tree_rope_rows(self._rope_table, lengths, deltas, depths, *angles)
+
+    def _angles(self, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
+        shape = (batch, tokens, self._half)
+        return self._cos.view(*shape), self._sin.view(*shape)
 
     def _write_visible(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
         lengths = self._cache.lengths(rows)
         if self._has_mask:
             self._kernels.causal_mask(lengths, inputs[names.ATTENTION_MASK])
-        else:
+        if self._has_lengths:
             self._kernels.visible_rows(lengths, tokens, inputs[names.KV_LENGTH])

@@ -20,7 +20,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
-from edgellm_ros.kernels import Kernels
+from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
@@ -31,6 +31,7 @@ LLMEngineRunnerConfig = EngineConfig  # the name in TensorRT Edge-LLM
 
 PREFILL_PROFILE = 0
 DECODE_PROFILE = 1
+VERIFICATION_PROFILE = 2
 
 
 class LLMEngineRunner:
@@ -41,8 +42,11 @@ class LLMEngineRunner:
 
     - positions_beyond: number of positions of `rope_table` after the cache's last one, for the action head
     - decode_executor: executes decode steps; None = the same executor as for prefills
+    - max_tree_size: most nodes of a tree of drafted tokens, which the executor of decode steps runs on; 0 =
+      none
+    - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
 
-    EngineError if the two executors cannot share a KV cache.
+    EngineError if the two executors cannot share a KV cache, or for trees on an engine without a mask.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class LLMEngineRunner:
         kernels: Kernels,
         positions_beyond: int = 0,
         decode_executor: EngineExecutor | None = None,
+        max_tree_size: int = 0,
+        fused_size: int = 0,
     ) -> None:
         self.config = config
         self._prefill, self._decode = executor, decode_executor or executor
@@ -82,20 +88,26 @@ class LLMEngineRunner:
         self.rope_table = make_rope_table(
             config.rope_config, capacity + positions_beyond, device
         )
+        tokens = max(config.max_supported_input_length, max_tree_size)
         self._prefill_inputs = self._decode_inputs = AttentionInputs(
-            executor.bindings, config, device, kernels, self.kv_cache, self.rope_table
+            executor.bindings, config.rope_config, device, kernels, self.kv_cache, self.rope_table, tokens
         )
         if self._decode is not self._prefill:
+            bindings = self._decode.bindings
             self._decode_inputs = AttentionInputs(
-                self._decode.bindings, config, device, kernels, self.kv_cache, self.rope_table
+                bindings, config.rope_config, device, kernels, self.kv_cache, self.rope_table, tokens
             )
+        if max_tree_size and not self._decode_inputs.has_mask:
+            raise EngineError(f"{self._decode.name}: drafting needs an engine with an attention mask")
         batch = config.max_supported_batch_size
         self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: indices of the last tokens
         self._prompt_lengths = device.empty((batch,), np.int64)
         self._first_token_ids = device.zeros((batch, 1), np.int64)  # of a decode step: index 0
         self._one_token = device.empty((batch,), np.int64)
         device.upload(self._one_token, np.ones(batch, np.int64))
-        shape = (batch, 1, config.hidden_size)
+        shape = (batch, max(1, max_tree_size), config.hidden_size)
+        self._node_indices: dict[int, Tensor] = {}  # of the nodes of trees, by size of the tree
+        self._fused = device.empty((batch * tokens if fused_size else 0, fused_size), self.embeds_dtype)
         self._no_deepstack = device.zeros(shape, self.embeds_dtype)
         self._decode_hidden_states = {  # an engine with these outputs also writes them in decode steps
             names.hidden_states(i): device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
@@ -158,6 +170,7 @@ class LLMEngineRunner:
                     self.config.hidden_state_layers, output_hidden_states, strict=True
                 )
             },
+            **self._fused_bindings(batch, tokens),
         }
         self._execute(self._prefill, self._prefill_inputs, PREFILL_PROFILE, tensors, adapters)
         cache.commit_rows(rows, new_tokens)
@@ -176,6 +189,30 @@ class LLMEngineRunner:
         inputs = self._decode_tensors(inputs_embeds, output_logits)
         self._decode_inputs.for_decode(inputs, range(inputs_embeds.shape[0]))
         self._execute(self._decode, self._decode_inputs, DECODE_PROFILE, inputs, adapters)
+
+    def execute_tree_decoding_step(
+        self,
+        inputs_embeds: Tensor,
+        tree: DraftTree,
+        kernels: TreeKernels,
+        output_logits: Tensor,
+        adapters: Sequence[LoraAdapter] = (),
+    ) -> None:
+        """Run the nodes of one tree for each of the first B rows, with logits of every node.
+
+        Node m is a token at position length + depth, which attends to the committed KV rows, to the nodes
+        above and to itself. Its KV row is written to slot length + m, and not committed. inputs_embeds
+        [B,M,H]; output_logits [B,M,V] float32. Only queues work on the device.
+        """
+        batch, nodes, _ = inputs_embeds.shape
+        tensors = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
+        self._decode_inputs.for_tree(tensors, range(batch), tree, kernels)
+        tensors |= {names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
+        self._execute(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
+
+    def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
+        """Return the states of the last run's tokens that a draft head takes, [batch,tokens,Hd]."""
+        return self._fused.view(batch, tokens, self._fused.shape[1])
 
     def bind_vanilla_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
@@ -222,17 +259,38 @@ class LLMEngineRunner:
         """Return views of the buffers of decode steps of this batch size."""
         batch = len(rows)
         self._decode_windows[batch] = {
-            **self._decode_inputs.inputs(rows, 1),
-            names.LAST_TOKEN_IDS: self._first_token_ids.rows(0, batch),
-            **self.kv_cache.bindings(rows),
+            **self._step_tensors(rows, 1, self._first_token_ids.rows(0, batch)),
             **self._recurrent_bindings(rows, self._one_token.rows(0, batch)),
-            **{
-                names.deepstack_embeds(i): self._no_deepstack.rows(0, batch)
-                for i in range(self.config.num_deepstack_features)
-            },
-            **{name: buffer.rows(0, batch) for name, buffer in self._decode_hidden_states.items()},
         }
         return self._decode_windows[batch]
+
+    def _step_tensors(self, rows: range, tokens: int, last_token_ids: Tensor) -> dict[str, Tensor]:
+        """Return views of the buffers of a step of so many text tokens per row."""
+        shape = (len(rows), tokens, self.config.hidden_size)
+        return {
+            **self._decode_inputs.inputs(rows, tokens),
+            names.LAST_TOKEN_IDS: last_token_ids,
+            **self.kv_cache.bindings(rows),
+            **{
+                names.deepstack_embeds(i): self._no_deepstack.view(*shape)
+                for i in range(self.config.num_deepstack_features)
+            },
+            **{name: buffer.view(*shape) for name, buffer in self._decode_hidden_states.items()},
+            **self._fused_bindings(len(rows), tokens),
+        }
+
+    def _nodes_of(self, batch: int, nodes: int) -> Tensor:
+        """Return the indices of the nodes of trees [batch,nodes]."""
+        if nodes not in self._node_indices:
+            indices = np.tile(np.arange(nodes), (self.config.max_supported_batch_size, 1))
+            self._node_indices[nodes] = self._device.empty(indices.shape, np.int64)
+            self._device.upload(self._node_indices[nodes], indices)
+        return self._node_indices[nodes].rows(0, batch)
+
+    def _fused_bindings(self, batch: int, tokens: int) -> dict[str, Tensor]:
+        if not self._fused.shape[1]:
+            return {}
+        return {names.FUSED_HIDDEN_STATES: self.fused_hidden_states(batch, tokens)}
 
     def _recurrent_bindings(self, rows: range, valid_tokens: Tensor) -> dict[str, Tensor]:
         if self.recurrent is None:

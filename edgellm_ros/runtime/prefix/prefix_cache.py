@@ -15,6 +15,10 @@ Bits: on a CPU, the keys and values of a token depend only on this token and the
 later tokens nor the number of tokens per run change them (OnnxRuntimeBackend). So a prompt gets the same bits
 with reused rows as with computed rows; on a GPU the rounding may differ. The cache never stores rows of
 generated tokens: their last bits differ between a decode step and a prefill.
+
+A draft head has KV rows of its own, which a page holds too. The head's row p is of the tokens p and p + 1, so
+that it is stored with token p + 1: then all that a page holds depends on its tokens and those before only.
+For the same reason a prefix of n stored tokens gives n - 1 rows of both caches.
 """
 
 from __future__ import annotations
@@ -25,12 +29,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels, SequenceCache
 from edgellm_ros.runtime.prefix.prefix_key import Key
 
 PAGE = 32  # tokens; smaller pages need more calls, larger ones more copies of partly shared pages
-
-NO_KEY = -1  # the key of no token
 
 
 @dataclass(eq=False)
@@ -61,11 +64,31 @@ class Prefix:
     length: int = 0  # tokens of the prompt that the pages hold
 
 
+@dataclass(frozen=True)
+class RowShape:
+    """The KV rows of a token."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: np.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a page in bytes."""
+        return 2 * self.layers * self.kv_heads * PAGE * self.head_dim * np.dtype(self.dtype).itemsize
+
+    def pool(self, device: Device, pages: int) -> Tensor:
+        """Allocate a pool [L, pages, Hkv, PAGE, D]."""
+        return device.zeros((2 * self.layers, pages, self.kv_heads, PAGE, self.head_dim), self.dtype)
+
+
 class PrefixCache:
     """Owns the trees and the `pool` of pages.
 
     The pool [L, pages, Hkv, PAGE, D] has the layout of the KV cache. `capacity_bytes`: upper limit of the
-    pool's size; 0 = store nothing. ValueError if `capacity_bytes` is negative or smaller than one page.
+    pool's size; 0 = store nothing. `head_rows`: of a draft head; then there is a `head_pool` too. ValueError
+    if `capacity_bytes` is negative or smaller than one page.
     """
 
     def __init__(
@@ -78,15 +101,18 @@ class PrefixCache:
         head_dim: int,
         dtype: np.dtype,
         capacity_bytes: int,
+        head_rows: RowShape | None = None,
     ) -> None:
-        self.page_bytes = 2 * layers * kv_heads * PAGE * head_dim * np.dtype(dtype).itemsize
+        rows = RowShape(layers, kv_heads, head_dim, np.dtype(dtype))
+        self.page_bytes = rows.page_bytes + (head_rows.page_bytes if head_rows is not None else 0)
         if capacity_bytes < 0 or 0 < capacity_bytes < self.page_bytes:
             raise ValueError(
                 f"the prefix cache must have 0 or at least {self.page_bytes} bytes, got {capacity_bytes}"
             )
         self._kernels = kernels
         pages = capacity_bytes // self.page_bytes
-        self.pool = device.zeros((2 * layers, pages, kv_heads, PAGE, head_dim), dtype)
+        self.pool = rows.pool(device, pages)
+        self.head_pool = head_rows.pool(device, pages) if head_rows is not None else None
         self.clear()
 
     @property
@@ -113,10 +139,9 @@ class PrefixCache:
 
         The prefix never includes the prompt's last token, because the prefill must compute its logits.
         """
-        self._clock += 1
-        found = self.find(adapter, keys)
-        for page in found.pages:
-            page.last_used = self._clock
+        found = self._use(adapter, keys)
+        if self.head_pool is not None:
+            return Prefix(found.pages, max(0, found.length - 1))
         length = min(found.length, len(keys) - 1)
         return Prefix(found.pages[: -(-length // PAGE)], length)
 
@@ -135,17 +160,31 @@ class PrefixCache:
 
     def stored_length(self, adapter: str, keys: Sequence[Key]) -> int:
         """Return the length of the longest stored prefix, the last token included."""
-        return self.match(adapter, [*keys, NO_KEY]).length
+        return self._use(adapter, keys).length
 
-    def load(self, prefix: Prefix, cache: SequenceCache, length: int) -> None:
-        """Copy the KV rows of a prefix's first `length` tokens to a sequence."""
+    def load(
+        self, prefix: Prefix, cache: SequenceCache, length: int, head: SequenceCache | None = None
+    ) -> None:
+        """Copy the KV rows of a prefix's first `length` tokens to a sequence.
+
+        head: the same sequence of the draft head's cache.
+        """
         for index, page in enumerate(prefix.pages[: -(-length // PAGE)]):
             start = index * PAGE
             count = min(PAGE, length - start)
             target_at = (cache.index, start)
             self._kernels.copy_cache_rows(self.pool, (page.place, 0), cache.cache, target_at, count)
+        if head is not None and self.head_pool is not None:
+            for index, page in enumerate(prefix.pages):
+                tokens = range(max(1, index * PAGE), min(index * PAGE + PAGE, length + 1))
+                if tokens:
+                    source_at, target_at = (page.place, tokens.start % PAGE), (head.index, tokens.start - 1)
+                    rows = self.head_pool, source_at, head.cache, target_at
+                    self._kernels.copy_cache_rows(*rows, len(tokens))
 
-    def insert(self, adapter: str, keys: Sequence[Key], cache: SequenceCache) -> None:
+    def insert(
+        self, adapter: str, keys: Sequence[Key], cache: SequenceCache, head: SequenceCache | None = None
+    ) -> None:
         """Store a prompt: the first len(keys) KV rows of a sequence.
 
         Rows that are already stored are not copied again. If the pool has no room for the whole prompt, only
@@ -167,6 +206,11 @@ class PrefixCache:
                 source_at, target_at = (cache.index, start + present), (page.place, present)
                 count = len(chunk) - present
                 self._kernels.copy_cache_rows(cache.cache, source_at, self.pool, target_at, count)
+                tokens = range(max(1, start + present), start + len(chunk))
+                if head is not None and self.head_pool is not None and tokens:
+                    source_at, target_at = (head.index, tokens.start - 1), (page.place, tokens.start % PAGE)
+                    rows = head.cache, source_at, self.head_pool, target_at
+                    self._kernels.copy_cache_rows(*rows, len(tokens))
             node = page
         self._roots = {name: root for name, root in self._roots.items() if root.children}
 
@@ -189,6 +233,14 @@ class PrefixCache:
         parent.children.append(page)
         self._clock = max(self._clock, last_used)
         return page
+
+    def _use(self, adapter: str, keys: Sequence[Key]) -> Prefix:
+        """Find the longest stored prefix, the last token included; its pages count as used."""
+        self._clock += 1
+        found = self.find(adapter, keys)
+        for page in found.pages:
+            page.last_used = self._clock
+        return found
 
     def _new_page(self, parent: Page) -> Page | None:
         """Add an empty page below `parent`.

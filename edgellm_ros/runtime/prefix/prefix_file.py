@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefix cache file: safetensors with KV rows and recurrent states, JSON in its header.
 
-  pool_i [pages, Hkv, PAGE, D]   layer i of the pool: keys of each layer of the model, then values
+  pool_i [pages, Hkv, PAGE, D]   layer i of the pool: keys of each layer of the model, then values; then the
+                                  same of a draft head
   state_i [L, states, n]         recurrent states of a hybrid model (state_file.py)
   __metadata__["prefix_cache"]   {"format_version", "engine", "pages": [an _Entry for each],
                                   "states": [a StateEntry for each], "sha256"}
@@ -100,7 +101,7 @@ def load_prefix_cache(
             description = json.loads((file.metadata() or {})[METADATA])
             found = description["engine"], description["format_version"]
             if found == (engine, FORMAT_VERSION):
-                rows = [file.get_tensor(f"pool_{i}") for i in range(cache.pool.shape[0])]
+                rows = [file.get_tensor(f"pool_{i}") for i in range(len(_layers(cache)))]
                 values = [file.get_tensor(f"state_{i}") for i in range(len(pools))]
                 entries = [_Entry(**entry) for entry in description["pages"]]
                 state_entries = [StateEntry.read(**entry) for entry in description["states"]]
@@ -159,9 +160,9 @@ class _Entry:
 
 
 def _check(path: Path, entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache) -> None:
-    shape = (len(entries), *cache.pool.shape[2:])
-    for tensor in tensors:
-        if (tensor.shape, tensor.dtype) != (shape, cache.pool.dtype):
+    for tensor, layer in zip(tensors, _layers(cache), strict=True):
+        shape = (len(entries), *layer.shape[2:])
+        if (tensor.shape, tensor.dtype) != (shape, layer.dtype):
             raise ValueError(f"{path}: damaged: expected tensors {list(shape)}, got {list(tensor.shape)}")
     for number, entry in enumerate(entries):
         parent = entry.parent
@@ -218,8 +219,9 @@ def _fill(
 
 
 def _layers(cache: PrefixCache) -> list[Tensor]:
-    """Return the layers of the pool, [1, pages, Hkv, PAGE, D] each."""
-    return [cache.pool.rows(i, i + 1) for i in range(cache.pool.shape[0])]
+    """Return the layers of the pools, [1, pages, Hkv, PAGE, D] each."""
+    pools = [pool for pool in (cache.pool, cache.head_pool) if pool is not None]
+    return [pool.rows(i, i + 1) for pool in pools for i in range(pool.shape[0])]
 
 
 def _digest(contents: dict[str, Any], tensors: Sequence[np.ndarray]) -> str:
@@ -230,6 +232,10 @@ def _digest(contents: dict[str, Any], tensors: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def engine_fingerprint(config: EngineConfig) -> str:
-    """Return 32 hexadecimal digits that identify an engine's configuration and files."""
-    return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:32]
+def engine_fingerprint(config: EngineConfig, has_draft_rows: bool = False) -> str:
+    """Return 32 hexadecimal digits that identify an engine's configuration and files.
+
+    "+draft" follows them if pages hold rows of the draft head.
+    """
+    digits = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:32]
+    return digits + ("+draft" if has_draft_rows else "")

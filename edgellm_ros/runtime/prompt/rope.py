@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.kernels import RopeTable
 
 

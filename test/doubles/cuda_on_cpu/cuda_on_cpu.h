@@ -202,6 +202,7 @@ T __ldcg(const T* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __clzll(long long value) { return value ? __builtin_clzll(value) : 64; }
 inline unsigned __float_as_uint(float value) { return cuda_on_cpu::same_bits<unsigned>(value); }
 inline float __uint_as_float(unsigned value) { return cuda_on_cpu::same_bits<float>(value); }

@@ -17,7 +17,7 @@ from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_rope, rope_section
 from edgellm_ros.builder.text_model import make_text_model, read_head_dim
 from edgellm_ros.builder.video_processing import QWEN2_VL, read_video
-from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.multimodal.video_config import VideoConfig
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 

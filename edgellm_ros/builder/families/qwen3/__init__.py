@@ -17,7 +17,7 @@ from edgellm_ros.builder.text_model import (
     read_language_model,
     read_sliding_windows,
 )
-from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 
 def read_decoder(

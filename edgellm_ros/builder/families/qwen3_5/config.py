@@ -12,8 +12,9 @@ from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.delta_net import DeltaNet
 from edgellm_ros.builder.families.qwen3_vl.config import interleaved_mrope
 from edgellm_ros.builder.rope import read_rope, rope_section
-from edgellm_ros.engine_directory.config import LanguageModelConfig, RopeConfig
+from edgellm_ros.engine_directory.config import LanguageModelConfig
 from edgellm_ros.engine_directory.recurrent_config import ATTENTION, RECURRENT, RecurrentConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 
 LAYERS = {"linear_attention": RECURRENT, "full_attention": ATTENTION}
 ROTATED_SHARE = 0.25  # of a head, for checkpoints without partial_rotary_factor

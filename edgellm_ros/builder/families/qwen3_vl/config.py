@@ -16,7 +16,7 @@ from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, VisionArch
 from edgellm_ros.builder.image_processing import resized_images
 from edgellm_ros.builder.rope import read_rope, rope_section
 from edgellm_ros.builder.text_model import read_head_dim, read_language_model
-from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig
 from edgellm_ros.multimodal.video_config import VideoConfig
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph of a draft head for ONNX Runtime's CUDA provider, in the way of `decoder_cuda.py`."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.cuda_step import CudaStep
+from edgellm_ros.builder.decoder_cuda import add_norm, attention
+from edgellm_ros.builder.draft.head import DraftHead
+from edgellm_ros.builder.draft.layout import MODULE
+from edgellm_ros.builder.graph import INT64
+from edgellm_ros.builder.layers import Cache, ModelBuilder
+from edgellm_ros.builder.llm_graph import llm_outputs
+from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.engine_directory import binding_names as names
+
+
+def build_cuda_draft(head: DraftHead, lm_head: LMHead, precision: str, capacity: int) -> ModelBuilder:
+    """Build `draft/model.cuda.onnx`.
+
+    It has the inputs and outputs of `build_draft`, except for those that `build_cuda_decoder` has in other
+    forms; it takes attention_mask as `llm/verify.cuda.onnx` does.
+    """
+    graph = ModelBuilder("draft", head.weights, precision)
+    decoder, runner = head.decoder, head.decoder.runner
+    hidden, epsilon = runner.hidden_size, decoder.epsilon
+    step = CudaStep(graph, runner, capacity, tree=True)
+    last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
+    layers = range(runner.num_hidden_layers)
+    caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
+    states = graph.input(names.HIDDEN_STATES, graph.dtype, ["B", "S", hidden])
+
+    presents: list[Cache] = []
+    embeds, x = step.tokens.flatten(step.embeds, hidden), step.tokens.flatten(states, hidden)
+    update: ir.Value | None = None
+    with graph.module(MODULE, nodes=""):
+        for i in layers:
+            with graph.module(f"layers.{i}"):
+                if i == 0:
+                    normed = graph.rms_norm("hidden_norm", x, hidden, epsilon)
+                    x = normed if head.norm_before_residual else x
+                    embeds = graph.rms_norm("input_layernorm", embeds, hidden, epsilon)
+                    normed = graph.op("Concat", embeds, normed, axis=-1)
+                else:
+                    x, normed = add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
+                width = hidden if i else 2 * hidden
+                attended, present = attention(decoder, step, None, normed, caches[i], width)
+                presents.append(present)
+                x, normed = add_norm(graph, "post_attention_layernorm", x, attended, hidden, epsilon)
+                inner, bias = decoder.intermediate_size, decoder.mlp_bias
+                update = graph.swiglu("mlp", normed, hidden, inner, bias)
+        x, normed = add_norm(graph, "norm", x, update, hidden, epsilon)
+    following = step.tokens.unflatten(normed if head.feeds_back_normed_state else x, hidden)
+    last = graph.rows(step.tokens.unflatten(normed, hidden), last_token_ids, hidden)
+    graph.output(following, names.NEXT_HIDDEN_STATES, graph.dtype, ["B", "S", hidden])
+    llm_outputs(graph, runner, capacity, lm_head, lm_head.logits(graph, last), presents, {})
+    return graph

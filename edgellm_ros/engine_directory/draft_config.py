@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of a draft head in `config.json` of an engine directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgellm_ros.engine_directory.rope_config import RopeConfig
+
+NUM_BASE_STATES = 3  # states of a token that a head takes
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Shape of an EAGLE-3 draft head, and the limits of the trees that it drafts.
+
+    The head is a small decoder. It takes the embedding of a token and a state: for a token that the base has
+    run, the fusion of three of the base's states; for a drafted token, the head's own state of its parent.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int  # number of its logits; `draft/d2t.safetensors` has their tokens, if not all in order
+    rope: RopeConfig
+    base_state_layers: tuple[int, ...]  # whose inputs are the states; the number of layers: the last output
+    max_draft_tree_size: int  # most drafted tokens in the head's KV cache, behind the committed rows
+    max_verify_tree_size: int  # most tokens that the base verifies in one run, the newest one included
+    shares_embedding: bool  # takes rows of the base's embedding table; else `draft/embedding.safetensors`
+    feeds_back_normed_state: bool  # `next_hidden_states` is the state after the head's last norm
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+            "max_draft_tree_size",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_verify_tree_size < 2:
+            raise ValueError(f"max_verify_tree_size must be at least 2, got {self.max_verify_tree_size}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        if self.rope.rotary_dim > self.head_dim:
+            raise ValueError(
+                f"rope has {len(self.rope.frequencies)} frequencies, more than the pairs of head_dim "
+                f"{self.head_dim}"
+            )
+        layers = self.base_state_layers
+        if len(layers) != NUM_BASE_STATES or list(layers) != sorted(set(layers)) or layers[0] < 0:
+            raise ValueError(
+                f"base_state_layers must be {NUM_BASE_STATES} rising numbers from 0, got {list(layers)}"
+            )
+
+    def cache_capacity(self, base_capacity: int) -> int:
+        """Return the rows of the head's KV cache of one sequence, for the base's number of rows."""
+        return base_capacity + self.max_draft_tree_size

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of speculative decoding: candidates, trees, their masks and rotary rows, sampled paths, moves of rows.
+// Letters as in kernels/tree_protocol.py: K candidates of a node, N levels, T entries of a table, M nodes of a tree.
+
+constexpr int TOP_VALUES = TOP_SHARE / THREADS;  // per thread
+constexpr int FEW = 256;  // values that are ordered by counting without a bound
+#define NO_SCORE __uint_as_float(0xff800000u)  // -inf
+
+struct TopShared {
+  u64 warp_values[WARPS];
+  u64 reaching[TOP_SHARE];
+  u64 top[MOST_CANDIDATES];
+  u64 least;
+  u32 count;
+  bool last;
+};
+
+static_assert(TOP_SHARE % THREADS == 0, "each thread has as many values");
+static_assert(MOST_CANDIDATES <= WARPS, "so many warps have a maximum that reaches the least of the top");
+static_assert(MOST_CANDIDATES * MOST_CANDIDATES <= TOP_SHARE, "all candidates of a level are values of a block");
+static_assert(MOST_CANDIDATES * ((1 << 19) / TOP_SHARE) <= TOP_SHARE, "the tops of all blocks are values of one");
+
+// Writes the `wanted` greatest of shared.reaching [count] to shared.top in falling order.
+__device__ void order_top(TopShared& shared, int count, int wanted) {
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    const u64 own = shared.reaching[i];
+    int place = 0;
+    for (int other = 0; other < count; ++other) place += shared.reaching[other] > own;
+    if (place < wanted) shared.top[place] = own;
+  }
+  __syncthreads();
+}
+
+// Writes shared.top: the `wanted` greatest values of the block in falling order, then zeros. A value of 0 is none;
+// others are different, but for NOT_FINITE.
+//
+// The warp maxima that are the `wanted` greatest of these bound the top from below, and few other values reach the
+// bound: these are ordered by counting.
+__device__ void find_top(TopShared& shared, const u64 (&values)[TOP_VALUES], int wanted) {
+  const int thread = threadIdx.x;
+  u64 highest = 0;
+  for (u64 value : values) highest = value > highest ? value : highest;
+  for (int step = 16; step > 0; step /= 2) {
+    const u64 other = __shfl_xor_sync(ALL_LANES, highest, step);
+    highest = other > highest ? other : highest;
+  }
+  if (thread % 32 == 0) shared.warp_values[thread / 32] = highest;
+  if (thread < MOST_CANDIDATES) shared.top[thread] = 0;
+  if (thread == 0) shared.count = 0;
+  __syncthreads();
+  if (thread < WARPS) {
+    const u64 own = shared.warp_values[thread];
+    int place = 0;
+    for (int warp = 0; warp < WARPS; ++warp) {
+      const u64 other = shared.warp_values[warp];
+      place += other > own || (other == own && warp < thread);
+    }
+    if (place == wanted - 1) shared.least = own;
+  }
+  __syncthreads();
+  const u64 least = shared.least;
+  for (u64 value : values)
+    if (value && value >= least) shared.reaching[atomicAdd(&shared.count, 1u)] = value;
+  __syncthreads();
+  order_top(shared, (int)shared.count, wanted);
+}
+
+// Returns the table entry where a level begins.
+__device__ inline i64 level_start(i64 level, i64 top_k) { return level == 1 ? 1 : 1 + top_k + (level - 2) * top_k * top_k; }
+
+// logits [rows, vocab]; tables [batch, entries]; nodes [batch, levels - 1, K]. gridDim.x blocks of TOP_SHARE logits for
+// each of gridDim.y rows; the last block of a row to finish combines what they found. arrived [rows]: zero before and
+// after a launch; work [rows, gridDim.x, 1 + K]: mass and most likely tokens of each block.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_candidates(const float* all_logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores,
+                   i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels,
+                   i64 level, u32* arrived, u64* work) {
+  __shared__ TopShared shared;
+  const int thread = threadIdx.x, blocks = gridDim.x, wanted = (int)top_k;
+  const i64 row = blockIdx.y, sequence = row / nodes_per_sequence, node = row % nodes_per_sequence;
+  const Ranks ranks(vocab);
+  const float* logits = all_logits + row * vocab;
+  const i64 parent = level == 1 ? 0 : nodes[(sequence * (levels - 1) + level - 2) * top_k + node];
+  const double above = level == 1 ? 0.0 : (double)scores[sequence * entries + parent];
+  u64 values[TOP_VALUES];
+#pragma unroll
+  for (int i = 0; i < TOP_VALUES; ++i) {
+    const i64 id = (i64)blockIdx.x * TOP_SHARE + i * THREADS + thread;
+    const float logit = id < vocab ? logits[id] : 0.0f;
+    values[i] = id >= vocab ? 0 : fabsf(logit) <= LARGEST_FLOAT ? ranks.rank(logit, id) : NOT_FINITE;
+  }
+  find_top(shared, values, wanted);
+  u64 best = shared.top[0], mass = 0;
+  const Scale scale = make_scale(1.0f);
+  if (best != NOT_FINITE) {
+    const float top = ranks.score(best);
+    for (u64 value : values) {
+      const float score = ranks.score(value);
+      if (value && distance_bin(top, score, scale.high) < (float)THREADS) mass += weight(top, score, scale);
+    }
+  }
+  mass = block_sum(mass, shared.warp_values);
+  u64* found = work + (row * blocks + blockIdx.x) * (1 + top_k);
+  if (thread < wanted) found[1 + thread] = shared.top[thread];
+  if (thread == wanted) found[0] = mass;
+  __syncthreads();
+  if (thread == 0) {
+    __threadfence();
+    shared.last = atomicAdd(&arrived[row], 1u) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!shared.last) return;
+
+  found = work + row * blocks * (1 + top_k);
+  const u64* part = found + thread * (1 + top_k);  // of this thread's block
+  const u64 part_mass = thread < blocks ? __ldcg(&part[0]) : 0, part_best = thread < blocks ? __ldcg(&part[1]) : 0;
+  const int count = blocks * wanted;
+  if (count <= FEW) {
+    if (thread < count) shared.reaching[thread] = __ldcg(&found[thread / wanted * (1 + wanted) + 1 + thread % wanted]);
+    if (thread < MOST_CANDIDATES) shared.top[thread] = 0;
+    __syncthreads();
+    order_top(shared, count, wanted);
+  } else {
+#pragma unroll
+    for (int i = 0; i < TOP_VALUES; ++i) {
+      const int place = i * THREADS + thread;
+      values[i] = place < count ? __ldcg(&found[place / wanted * (1 + wanted) + 1 + place % wanted]) : 0;
+    }
+    find_top(shared, values, wanted);
+  }
+  best = shared.top[0];
+  const double top = ranks.score(best);
+  mass = 0;
+  if (thread < blocks && best != NOT_FINITE)
+    mass = (u64)((double)part_mass * exp((double)ranks.score(part_best) - top));
+  mass = block_sum(mass, shared.warp_values);
+
+  i64* own_tokens = tokens + sequence * entries;
+  float* own_scores = scores + sequence * entries;
+  i64* own_parents = parents + sequence * entries;
+  if (thread < wanted) {
+    const i64 entry = level_start(level, top_k) + node * top_k + thread;
+    const u64 rank = shared.top[thread];
+    float score = NO_SCORE;
+    i64 id = 0;
+    if (best != NOT_FINITE) {
+      const double log_mass = log((double)mass / (double)(1ull << WEIGHT_BITS));
+      score = (float)(above + ((double)ranks.score(rank) - top - log_mass));
+      id = ranks.id(rank);
+    }
+    own_tokens[entry] = !(score > NO_SCORE) ? -1 : token_of_logit ? token_of_logit[id] : id;
+    own_scores[entry] = score;
+    own_parents[entry] = parent;
+  }
+  if (thread == 0) {
+    arrived[row] = 0;
+    if (level == 1) {
+      own_tokens[0] = own_parents[0] = -1;
+      own_scores[0] = 0.0f;
+    }
+  }
+}
+
+// One block per sequence. tokens, parent_rows [batch, K].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    select_nodes(const i64* table_tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels,
+                 i64 level, i64* tokens, i64* parent_rows) {
+  __shared__ TopShared shared;
+  const i64 sequence = blockIdx.x, start = level_start(level, top_k), count = level_start(level + 1, top_k) - start;
+  const Ranks ranks(entries);
+  u64 values[TOP_VALUES];
+#pragma unroll
+  for (int i = 0; i < TOP_VALUES; ++i) {
+    const i64 place = i * THREADS + threadIdx.x, entry = start + place;
+    values[i] = place < count ? ranks.rank(scores[sequence * entries + entry], entry) : 0;
+  }
+  find_top(shared, values, (int)top_k);
+  if (threadIdx.x < top_k) {
+    const i64 entry = ranks.id(shared.top[threadIdx.x]), out = sequence * top_k + threadIdx.x;
+    nodes[(sequence * (levels - 1) + level - 1) * top_k + threadIdx.x] = entry;
+    tokens[out] = table_tokens[sequence * entries + entry];
+    parent_rows[out] = (entry - start) / top_k;
+  }
+}
+
+// Writes a row of a mask: the first `committed` of `units` * sizeof(Unit) columns, and those of `slots` [count] in
+// shared memory, written by thread 0 before.
+template <class Unit>
+__device__ void mask_row(Unit* out, i64 units, i64 committed, const i64* slots, const int& count) {
+  constexpr int width = sizeof(Unit);
+  for (i64 i = threadIdx.x; i < units; i += blockDim.x) {
+    Unit unit;
+    for (int byte = 0; byte < width; ++byte) ((unsigned char*)&unit)[byte] = i * width + byte < committed;
+    out[i] = unit;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += blockDim.x)
+    if (slots[i] >= 0 && slots[i] < units * width) ((unsigned char*)out)[slots[i]] = 1;
+}
+
+// out [batch, 1, K, capacity] bool; one block per row of it. nodes [batch, levels - 1, K].
+template <class Unit>
+__device__ void draft_mask(Unit* out, const i64* nodes, const i64* lengths, i64 top_k, i64 levels, i64 level,
+                           i64 units) {
+  __shared__ i64 slots[MOST_TREE_NODES];
+  __shared__ int count;
+  const i64 row = blockIdx.x, sequence = row / top_k, committed = lengths[sequence];
+  if (threadIdx.x == 0) {
+    i64 node = row % top_k;
+    count = 0;
+    for (i64 above = level; above > 0; --above) {
+      slots[count++] = committed + (above - 1) * top_k + node;
+      const i64 entry = nodes[(sequence * (levels - 1) + above - 1) * top_k + node];
+      node = clamp((entry - level_start(above, top_k)) / top_k, 0, top_k - 1);
+    }
+  }
+  mask_row(out + row * units, units, committed, slots, count);
+}
+
+// out [batch, 1, size, capacity] bool; one block per row of it. parents [batch, size].
+template <class Unit>
+__device__ void tree_mask(Unit* out, const i64* parents, const i64* lengths, i64 size, i64 units) {
+  __shared__ i64 slots[MOST_TREE_NODES];
+  __shared__ int count;
+  const i64 row = blockIdx.x, sequence = row / size, committed = lengths[sequence];
+  if (threadIdx.x == 0) {
+    count = 0;
+    for (i64 node = row % size; node >= 0 && count < size; node = parents[sequence * size + node])
+      slots[count++] = committed + node;
+  }
+  mask_row(out + row * units, units, committed, slots, count);
+}
+
+// cache [layers, batch, heads, capacity, units]; each thread moves its unit of all rows of a path. lengths, counts
+// [rows], path [rows, width] of the sequences from first_row on.
+template <class Unit>
+__device__ void move_cache_rows(Unit* cache, const i64* lengths, const i64* path, const i64* counts, i64 layers,
+                                i64 batch, i64 heads, i64 capacity, i64 units, i64 first_row, i64 rows, i64 width) {
+  constexpr int GROUP = 8;  // rows whose reads are under way at once
+  for (i64 i = first_index(); i < layers * rows * heads * units; i += index_stride()) {
+    const i64 plane = i / units, head = plane % heads, row = plane / heads % rows, layer = plane / heads / rows;
+    const i64 length = lengths[row], count = counts[row] < width ? counts[row] : width;
+    Unit* column = cache + ((layer * batch + first_row + row) * heads + head) * capacity * units + i % units;
+    for (i64 first = 0; first < count; first += GROUP) {
+      Unit moved[GROUP];
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) {
+        const i64 source = first + j < count ? length + path[row * width + first + j] : capacity;
+        if (source < capacity) moved[j] = column[source * units];
+      }
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) {
+        const i64 source = first + j < count ? length + path[row * width + first + j] : capacity;
+        if (source < capacity) column[(length + first + j) * units] = moved[j];
+      }
+    }
+  }
+}
+
+// out [places, units]; source [batch, rows, units], index [batch, places / batch]. One block per row of `out`.
+template <class Unit>
+__device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
+                          i64 rows, i64 units) {
+  for (i64 place = blockIdx.x; place < places; place += gridDim.x) {
+    const i64 row = place / places_per_sequence * rows + clamp(index[place], 0, rows - 1);
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x) out[place * units + unit] = source[row * units + unit];
+  }
+}
+
+#define TREE_KERNELS(width, Unit)                                                                                   \
+  extern "C" __global__ void draft_mask_##width(Unit* out, const i64* nodes, const i64* lengths, i64 top_k,         \
+                                                i64 levels, i64 level, i64 units) {                                 \
+    draft_mask(out, nodes, lengths, top_k, levels, level, units);                                                   \
+  }                                                                                                                 \
+  extern "C" __global__ void tree_mask_##width(Unit* out, const i64* parents, const i64* lengths, i64 size,         \
+                                               i64 units) {                                                         \
+    tree_mask(out, parents, lengths, size, units);                                                                  \
+  }                                                                                                                 \
+  extern "C" __global__ void move_cache_rows_##width(                                                               \
+      Unit* cache, const i64* lengths, const i64* path, const i64* counts, i64 layers, i64 batch, i64 heads,        \
+      i64 capacity, i64 units, i64 first_row, i64 rows, i64 path_width) {                                           \
+    move_cache_rows(cache, lengths, path, counts, layers, batch, heads, capacity, units, first_row, rows,           \
+                    path_width);                                                                                    \
+  }                                                                                                                 \
+  extern "C" __global__ void take_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,         \
+                                               i64 places_per_sequence, i64 rows, i64 units) {                      \
+    take_rows(out, source, index, places, places_per_sequence, rows, units);                                        \
+  }
+
+FOR_EACH_WIDTH(TREE_KERNELS)
+
+// One block per sequence. A radix search finds the key of the last selected entry; of the entries with this key the
+// first ones are selected. An entry's node is the number of selected entries before it.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    select_tree(const i64* table_tokens, const float* table_scores, const i64* table_parents, i64 entries, i64 top_k,
+                const i64* last_tokens, i64* tokens, i64* parents, i64* depths, i64 size) {
+  constexpr int MOST_OWN = MOST_TABLE_ENTRIES / THREADS, KEY_BITS = 32;
+  __shared__ u32 node_of[MOST_TABLE_ENTRIES];
+  __shared__ u32 counts[THREADS], warp_counts[WARPS], digit, before;
+  const i64 table = blockIdx.x * entries, tree = blockIdx.x * size;
+  const int thread = threadIdx.x, own = ((int)entries + THREADS - 1) / THREADS, first = thread * own;
+  u32 keys[MOST_OWN];  // of entries first .. first + own - 1; 0 = none
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i)
+    keys[i] = i < own && first + i < entries ? order_key(table_scores[table + first + i]) : 0;
+
+  u64 known = 0;       // the leading digits of the last selected key
+  u32 wanted = (u32)size;  // number of selected keys with these digits
+  for (int left = KEY_BITS; left > 0;) {
+    const int bits = left < BIN_BITS ? left : BIN_BITS, shift = left - bits;
+    counts[thread] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < MOST_OWN; ++i)
+      if (keys[i] && (u64)keys[i] >> left == known) atomicAdd(&counts[keys[i] >> shift & ((1 << bits) - 1)], 1u);
+    __syncthreads();
+    const u32 count = counts[THREADS - 1 - thread], through = block_sum_through(count, warp_counts);
+    if (through >= wanted && through - count < wanted) {
+      digit = THREADS - 1 - thread;
+      before = through - count;
+    }
+    __syncthreads();
+    known = known << bits | digit;
+    wanted -= before;
+    left = shift;
+  }
+
+  u32 equal = 0, selected = 0;
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i) equal += keys[i] == known;
+  u32 equal_before = block_sum_through(equal, warp_counts) - equal;
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i)
+    if (keys[i] > known || (keys[i] == known && equal_before++ < wanted)) selected |= 1u << i;
+  const u32 count = __popc(selected);
+  u32 next = block_sum_through(count, warp_counts) - count;
+#pragma unroll
+  for (int i = 0; i < MOST_OWN; ++i)
+    if (selected >> i & 1) node_of[first + i] = next++;
+  __syncthreads();
+  for (int i = 0; i < own; ++i) {
+    if (!(selected >> i & 1)) continue;
+    const i64 entry = first + i, at = tree + node_of[entry];
+    const bool root = entry == 0;
+    tokens[at] = root ? last_tokens[blockIdx.x] : table_tokens[table + entry];
+    parents[at] = root ? -1 : (i64)node_of[clamp(table_parents[table + entry], 0, entries - 1)];
+    depths[at] = root ? 0 : entry <= top_k ? 1 : 2 + (entry - 1 - top_k) / (top_k * top_k);
+  }
+}
+
+// cos, sin [batch, steps, frequencies] from tables [positions, frequencies]; depths [batch, steps].
+extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
+                                          const i64* lengths, const i64* deltas, const i64* depths, i64 batch,
+                                          i64 steps, i64 positions, i64 frequencies) {
+  for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
+    const i64 token = i / frequencies, sequence = token / steps;
+    const i64 position = clamp(lengths[sequence] + deltas[sequence] + depths[token], 0, positions - 1);
+    const i64 source = position * frequencies + i % frequencies;
+    cos[i] = cos_table[source];
+    sin[i] = sin_table[source];
+  }
+}
+
+// One cooperative launch, gridDim.x blocks for each of gridDim.y sequences, which all find the same path. logits
+// [batch, size, vocab]; tree [batch, size]; sampled, tokens, path [batch, most]; offered [batch].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sample_path(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
+                const float* min_ps, const float* penalties, const u64* seeds, const i64* positions, const bool* seen,
+                const i64* tree_tokens, const i64* tree_parents, i64 size, const i64* vocab_map, i64* all_sampled,
+                i64* all_tokens, i64* all_path, i64* offered, i64 most, RowScratch* scratch) {
+  __shared__ SampleShared shared;
+  __shared__ int seen_path[MOST_TREE_NODES];
+  __shared__ u32 child_place[2];  // from the end; 0 = none. For each token in turn
+  const int row = blockIdx.y, thread = threadIdx.x;
+  const bool writes = blockIdx.x == 0 && thread == 0;
+  const float* row_logits = logits + row * size * vocab;
+  const i64 tree_token = thread < size ? tree_tokens[row * size + thread] : -1;  // of this thread's node
+  const i64 tree_parent = thread < size ? tree_parents[row * size + thread] : -1;
+  i64 *sampled = all_sampled + row * most, *tokens = all_tokens + row * most, *path = all_path + row * most;
+  const Share share(vocab);
+  const Rules rules{temperatures[row], top_ks[row], top_ps[row], min_ps[row], seeds[row]};
+  RowSampler sampler{shared,         scratch[row], row_logits, seen + row * vocab,
+                     penalties[row], Ranks(vocab), share.begin, share.end, seen_path};
+  i64 node = 0;
+  int count = 0;
+  if (thread < 2) child_place[thread] = 0;
+  while (true) {
+    sampler.turn = count % TURNS;
+    const i64 index = sampler.sample(rules, (u32)positions[row] + (u32)count);
+    const i64 token = index < 0 || !vocab_map ? index : vocab_map[index];
+    const bool matches = index >= 0 && count + 1 < most && tree_parent == node && tree_token == token;
+    if (matches) atomicMax(&child_place[count % 2], (u32)(size - thread));  // the first child has the highest
+    if (thread == 0) {
+      seen_path[count] = (int)index;
+      child_place[(count + 1) % 2] = 0;
+    }
+    if (writes) {
+      // All blocks are done with the token before, and none begins the one after the next.
+      sampler.scratch.min_p_mass[(count + TURNS - 1) % TURNS] = 0;
+      sampled[count] = index;
+      tokens[count] = token;
+      path[count] = node;
+    }
+    __syncthreads();
+    const u32 child = child_place[count % 2];
+    sampler.path_length = ++count;
+    if (child == 0) break;
+    node = size - (i64)child;
+    sampler.logits = row_logits + node * vocab;
+  }
+  if (blockIdx.x == 0) {
+    for (i64 i = count + thread; i < most; i += THREADS) {
+      sampled[i] = tokens[i] = -1;
+      path[i] = node;
+    }
+    if (thread == 0) offered[row] = count;
+  }
+  if (sampler.is_last()) sampler.reset_scratch();
+}
+
+// One block per sequence. history [batch, capacity]; tokens, parents, depths [batch, size] of the chain.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    find_continuation(const i64* histories, const i64* lengths, i64 capacity, i64 most_ngram, i64 least_ngram,
+                      i64* tokens, i64* parents, i64* depths, i64 size) {
+  __shared__ u64 warp_values[WARPS];
+  const i64* history = histories + blockIdx.x * capacity;
+  const i64 newest = lengths[blockIdx.x], chain = blockIdx.x * size;
+  const bool inside = newest >= 0 && newest < capacity;
+  u64 best = 0;  // length of the n-gram, then its end + 1
+  const i64 last = inside ? history[newest] : -1;
+  for (i64 end = threadIdx.x; inside && end < newest; end += THREADS) {
+    if (last < 0 || history[end] != last) continue;
+    i64 length = 1;
+    while (length < most_ngram && length <= end && history[newest - length] >= 0 &&
+           history[end - length] == history[newest - length])
+      ++length;
+    const u64 found = (u64)length << 32 | (u64)(end + 1);
+    if (length >= least_ngram && found > best) best = found;
+  }
+  best = block_maximum(best, warp_values);
+  const i64 end = (i64)(best & 0xffffffffu) - 1;
+  for (i64 node = threadIdx.x; node < size; node += THREADS) {
+    tokens[chain + node] = node == 0 ? last : best == 0 ? -1 : history[end + 1 + (node - 1) % (newest - end)];
+    parents[chain + node] = node - 1;
+    depths[chain + node] = node;
+  }
+}
+
+// The last counts[i] of tokens [batch, width] up to counts[i] end at entry lengths[i] of history [batch, capacity].
+extern "C" __global__ void append_history(const i64* tokens, const i64* counts, const i64* lengths, i64* history,
+                                          i64 batch, i64 width, i64 capacity) {
+  for (i64 i = first_index(); i < batch * width; i += index_stride()) {
+    const i64 sequence = i / width, place = i % width, count = counts[sequence];
+    const i64 entry = lengths[sequence] - count + 1 + place;
+    if (place < count && entry >= 0 && entry < capacity) history[sequence * capacity + entry] = tokens[i];
+  }
+}

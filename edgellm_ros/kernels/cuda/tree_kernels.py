@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of speculative decoding on CUDA tensors: their arguments and launch sizes."""
+
+from __future__ import annotations
+
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.launches import (
+    CudaLaunches,
+    check_float32,
+    check_logits,
+    row_bytes,
+    widest_unit,
+)
+from edgellm_ros.kernels.cuda.layout import (
+    MOST_CANDIDATES,
+    MOST_TABLE_ENTRIES,
+    MOST_TREE_NODES,
+    SAMPLE_THREADS,
+    TOP_SHARE,
+)
+from edgellm_ros.kernels.protocol import RopeTable, SamplingState
+from edgellm_ros.kernels.tree_protocol import (
+    DraftTable,
+    DraftTree,
+    check_candidates,
+    check_level,
+    check_tree_size,
+)
+
+MASK_THREADS = 128
+
+
+class CudaTreeKernels(CudaLaunches):
+    """The kernels of speculative decoding on a GPU; `TreeKernels` documents the methods."""
+
+    def add_candidates(
+        self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
+    ) -> None:
+        batch, count, vocab = logits.shape
+        check_candidates(table, level, count, vocab)
+        check_logits(logits, vocab)
+        _check_table(table)
+        rows, blocks = batch * count, -(-vocab // TOP_SHARE)
+        if not rows:
+            return
+        self._program.launch(
+            "add_candidates", (blocks, rows), SAMPLE_THREADS,
+            logits.pointer, vocab, _address(token_of_logit), table.tokens.pointer, table.scores.pointer,
+            table.parents.pointer, table.nodes.pointer, count, table.top_k, table.scores.shape[1],
+            table.levels, level, self._zeroed_scratch("arrived", 4 * rows),
+            self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
+        )  # fmt: skip
+
+    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
+        check_level(table, level)
+        _check_table(table)
+        if tokens.shape[0]:
+            self._program.launch(
+                "select_nodes", (tokens.shape[0],), SAMPLE_THREADS,
+                table.tokens.pointer, table.scores.pointer, table.nodes.pointer, table.top_k,
+                table.scores.shape[1], table.levels, level, tokens.pointer, parent_rows.pointer,
+            )  # fmt: skip
+
+    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
+        check_level(table, level)
+        _check_table(table)
+        batch, _, top_k, capacity = out.shape
+        width = widest_unit(capacity, out)
+        if out.size:
+            self._program.launch(
+                f"draft_mask_{width}", (batch * top_k,), MASK_THREADS,
+                out.pointer, table.nodes.pointer, lengths.pointer, top_k, table.levels, level,
+                capacity // width,
+            )  # fmt: skip
+
+    def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
+        check_tree_size(table, tree)
+        _check_table(table)
+        if tree.tokens.size:
+            self._program.launch(
+                "select_tree", (tree.tokens.shape[0],), SAMPLE_THREADS,
+                table.tokens.pointer, table.scores.pointer, table.parents.pointer, table.scores.shape[1],
+                table.top_k, last_tokens.pointer, tree.tokens.pointer, tree.parents.pointer,
+                tree.depths.pointer, tree.size,
+            )  # fmt: skip
+
+    def tree_mask(self, tree: DraftTree, lengths: Tensor, out: Tensor) -> None:
+        _check_tree(tree)
+        batch, _, size, capacity = out.shape
+        width = widest_unit(capacity, out)
+        if out.size:
+            self._program.launch(
+                f"tree_mask_{width}", (batch * size,), MASK_THREADS,
+                out.pointer, tree.parents.pointer, lengths.pointer, size, capacity // width,
+            )  # fmt: skip
+
+    def tree_rope_rows(
+        self, table: RopeTable, lengths: Tensor, deltas: Tensor, depths: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
+        check_float32(table.cos, table.sin, cos, sin)
+        self._by_element(
+            "tree_rope_rows", cos.size,
+            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, lengths.pointer, deltas.pointer,
+            depths.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
+        )  # fmt: skip
+
+    def sample_path(
+        self,
+        logits: Tensor,
+        state: SamplingState,
+        tree: DraftTree,
+        vocab_map: Tensor | None,
+        sampled: Tensor,
+        tokens: Tensor,
+        path: Tensor,
+        offered: Tensor,
+    ) -> None:
+        batch, size, vocab = logits.shape
+        _check_tree(tree)
+        check_logits(logits, state.seen.shape[-1])
+        if not batch:
+            return
+        blocks = self._sampling_blocks(batch, vocab)
+        self._program.launch(
+            "sample_path", (blocks, batch), SAMPLE_THREADS,
+            logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
+            state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.position.pointer,
+            state.seen.pointer, tree.tokens.pointer, tree.parents.pointer, size, _address(vocab_map),
+            sampled.pointer, tokens.pointer, path.pointer, offered.pointer, path.shape[1],
+            self._sampling_scratch(batch), cooperative=blocks > 1,
+        )  # fmt: skip
+
+    def move_cache_rows(
+        self, cache: Tensor, first_row: int, lengths: Tensor, path: Tensor, counts: Tensor
+    ) -> None:
+        layers, batch, heads, capacity, _ = cache.shape
+        row = row_bytes(cache)
+        width = widest_unit(row, cache)
+        units = row // width
+        self._by_element(
+            f"move_cache_rows_{width}", layers * counts.size * heads * units,
+            cache.pointer, lengths.pointer, path.pointer, counts.pointer, layers, batch, heads, capacity,
+            units, first_row, counts.size, path.shape[1],
+        )  # fmt: skip
+
+    def take_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        row = row_bytes(out)
+        width = widest_unit(row, source, out)
+        self._by_token(
+            f"take_rows_{width}", index, row // width,
+            out.pointer, source.pointer, index.pointer, index.size, index.shape[1], source.shape[1],
+            row // width,
+        )  # fmt: skip
+
+    def find_continuation(
+        self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree
+    ) -> None:
+        if tree.tokens.size:
+            self._program.launch(
+                "find_continuation", (tree.tokens.shape[0],), SAMPLE_THREADS,
+                history.pointer, lengths.pointer, history.shape[1], most_ngram, least_ngram,
+                tree.tokens.pointer, tree.parents.pointer, tree.depths.pointer, tree.size,
+            )  # fmt: skip
+
+    def append_history(self, tokens: Tensor, counts: Tensor, lengths: Tensor, history: Tensor) -> None:
+        self._by_element(
+            "append_history", tokens.size,
+            tokens.pointer, counts.pointer, lengths.pointer, history.pointer, *tokens.shape, history.shape[1],
+        )  # fmt: skip
+
+
+def _address(tensor: Tensor | None) -> int:
+    """Return a tensor's address; 0 for None."""
+    return 0 if tensor is None else tensor.pointer
+
+
+def _check_table(table: DraftTable) -> None:
+    """Raise ValueError for a table that is too large for the kernels' shared memory."""
+    check_float32(table.scores)
+    if table.top_k > MOST_CANDIDATES or table.levels > MOST_TREE_NODES:
+        raise ValueError(
+            f"a draft of {table.levels} levels with {table.top_k} candidates for each node; "
+            f"expected at most {MOST_TREE_NODES} levels and {MOST_CANDIDATES} candidates"
+        )
+    if table.scores.shape[1] > MOST_TABLE_ENTRIES:
+        raise ValueError(f"a table of {table.scores.shape[1]} entries, expected at most {MOST_TABLE_ENTRIES}")
+
+
+def _check_tree(tree: DraftTree) -> None:
+    """Raise ValueError for a tree that is too large for the kernels' shared memory."""
+    if tree.size > MOST_TREE_NODES:
+        raise ValueError(f"a tree of {tree.size} nodes, expected at most {MOST_TREE_NODES}")

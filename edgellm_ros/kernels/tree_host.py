@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of speculative decoding in NumPy: for the CPU, and as the reference for CUDA."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.host import most_likely, sample_row
+from edgellm_ros.kernels.protocol import RopeTable, SamplingState
+from edgellm_ros.kernels.tree_protocol import (
+    DraftTable,
+    DraftTree,
+    check_candidates,
+    check_level,
+    check_tree_size,
+    entries,
+)
+
+
+class HostTreeKernels:
+    """The kernels on a CPU; `TreeKernels` documents the methods."""
+
+    def add_candidates(
+        self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
+    ) -> None:
+        check_candidates(table, level, logits.shape[1], logits.shape[2])
+        batch, count, _ = logits.shape
+        top_k, start = table.top_k, entries(table.top_k, level - 1)
+        if level == 1:
+            table.tokens.array[:, 0], table.scores.array[:, 0], table.parents.array[:, 0] = -1, 0, -1
+            parents = np.zeros((batch, 1), np.int64)
+        else:
+            parents = table.nodes.array[:, level - 2]
+        log_masses = _log_masses(logits.array)
+        for row, node in np.ndindex(batch, count):
+            parent = parents[row, node]
+            above = np.float64(table.scores.array[row, parent])
+            values, log_mass = logits.array[row, node], log_masses[row, node]
+            if np.isfinite(log_mass):
+                ids = most_likely(values, top_k)
+                own = values[ids].astype(np.float64) - float(values[ids[0]]) - log_mass
+                with np.errstate(over="ignore"):
+                    scores = (above + own).astype(np.float32)
+            else:
+                ids, scores = np.zeros(top_k, np.int64), np.full(top_k, -np.inf, np.float32)
+            tokens = ids if token_of_logit is None else token_of_logit.array[ids]
+            place = slice(start + node * top_k, start + (node + 1) * top_k)
+            table.tokens.array[row, place] = np.where(scores > -np.inf, tokens, -1)
+            table.scores.array[row, place] = scores
+            table.parents.array[row, place] = parent
+
+    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
+        check_level(table, level)
+        start, stop = entries(table.top_k, level - 1), entries(table.top_k, level)
+        order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, : table.top_k]
+        table.nodes.array[:, level - 1] = start + order
+        tokens.array[...] = np.take_along_axis(table.tokens.array[:, start:stop], order, axis=-1)
+        parent_rows.array[...] = order // table.top_k
+
+    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
+        check_level(table, level)
+        top_k, own = table.top_k, np.arange(table.top_k)
+        for row, length in enumerate(lengths.array.tolist()):
+            mask, places = out.array[row, 0], own
+            mask[:, :length], mask[:, length:] = True, False
+            for above in range(level, 0, -1):
+                slots = length + (above - 1) * top_k + places
+                inside = slots < mask.shape[1]
+                mask[own[inside], slots[inside]] = True
+                nodes = table.nodes.array[row, above - 1, places]
+                places = (nodes - entries(top_k, above - 1)) // top_k
+
+    def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
+        check_tree_size(table, tree)
+        order = np.argsort(-table.scores.array[:, 1:], axis=-1, kind="stable")[:, : tree.size - 1]
+        chosen = np.sort(order, axis=-1) + 1
+        tree.tokens.array[:, 0], tree.parents.array[:, 0], tree.depths.array[:, 0] = (
+            last_tokens.array, -1, 0,
+        )  # fmt: skip
+        tree.tokens.array[:, 1:] = np.take_along_axis(table.tokens.array, chosen, axis=-1)
+        # the root is node 0, so an entry's node is one more than its place among the chosen ones
+        above = np.take_along_axis(table.parents.array, chosen, axis=-1)
+        for row, (entries_above, own) in enumerate(zip(above, chosen, strict=True)):
+            nodes = np.searchsorted(own, entries_above) + 1
+            tree.parents.array[row, 1:] = np.where(entries_above == 0, 0, nodes)
+        top_k = table.top_k
+        tree.depths.array[:, 1:] = np.where(chosen <= top_k, 1, 2 + (chosen - 1 - top_k) // top_k**2)
+
+    def tree_mask(self, tree: DraftTree, lengths: Tensor, out: Tensor) -> None:
+        size = tree.size
+        for row, length in enumerate(lengths.array.tolist()):
+            mask = out.array[row, 0]
+            mask[:, :length], mask[:, length:] = True, False
+            # each product doubles the distance up to which ancestors are marked
+            marks = np.eye(size, dtype=np.float32)
+            marks[np.arange(1, size), tree.parents.array[row, 1:]] = 1
+            distance, deepest = 1, int(tree.depths.array[row].max())
+            while distance < deepest:
+                marks = np.minimum(marks @ marks, 1)
+                distance *= 2
+            slots = mask[:, length : length + size]
+            slots[...] = marks[:, : slots.shape[1]]
+
+    def tree_rope_rows(
+        self, table: RopeTable, lengths: Tensor, deltas: Tensor, depths: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
+        positions = (lengths.array + deltas.array)[:, None] + depths.array
+        np.take(table.cos.array, positions, axis=0, out=cos.array, mode="clip")
+        np.take(table.sin.array, positions, axis=0, out=sin.array, mode="clip")
+
+    def sample_path(
+        self,
+        logits: Tensor,
+        state: SamplingState,
+        tree: DraftTree,
+        vocab_map: Tensor | None,
+        sampled: Tensor,
+        tokens: Tensor,
+        path: Tensor,
+        offered: Tensor,
+    ) -> None:
+        batch, most = path.shape
+        for row in range(batch):
+            tree_tokens, parents = tree.tokens.array[row], tree.parents.array[row]
+            indices: list[int] = []
+            ids: list[int] = []
+            nodes = [0]
+            while True:
+                index = sample_row(logits.array[row, nodes[-1]], state, row, len(indices), indices)
+                token = index if index < 0 or vocab_map is None else int(vocab_map.array[index])
+                indices.append(index)
+                ids.append(token)
+                if index < 0 or len(ids) == most:
+                    break
+                children = np.flatnonzero((parents == nodes[-1]) & (tree_tokens == token))
+                if not len(children):
+                    break
+                nodes.append(int(children[0]))
+            count = len(ids)
+            for out, values, rest in ((sampled, indices, -1), (tokens, ids, -1), (path, nodes, nodes[-1])):
+                out.array[row, :count], out.array[row, count:] = values, rest
+            offered.array[row] = count
+
+    def move_cache_rows(
+        self, cache: Tensor, first_row: int, lengths: Tensor, path: Tensor, counts: Tensor
+    ) -> None:
+        capacity = cache.shape[3]
+        for row, (length, count) in enumerate(
+            zip(lengths.array.tolist(), counts.array.tolist(), strict=True)
+        ):
+            source = length + path.array[row, :count]
+            target = length + np.arange(count)
+            moved = (source != target) & (source < capacity)
+            rows = cache.array[:, first_row + row]
+            rows[:, :, target[moved]] = rows[:, :, source[moved]]
+
+    def take_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        for rows, places, taken in zip(source.array, index.array, out.array, strict=True):
+            np.take(rows, places, axis=0, out=taken, mode="clip")
+
+    def find_continuation(
+        self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree
+    ) -> None:
+        capacity = history.shape[1]
+        tree.parents.array[...] = np.arange(-1, tree.size - 1)
+        tree.depths.array[...] = np.arange(tree.size)
+        for row, newest in enumerate(lengths.array.tolist()):
+            chain = tree.tokens.array[row]
+            chain[...] = -1
+            if not 0 <= newest < capacity:
+                continue
+            entry = history.array[row, : newest + 1]
+            chain[0] = entry[newest]
+            end = _earlier_occurrence(entry, most_ngram, least_ngram)
+            if end >= 0:
+                chain[1:] = entry[end + 1 + np.arange(tree.size - 1) % (newest - end)]
+
+    def append_history(self, tokens: Tensor, counts: Tensor, lengths: Tensor, history: Tensor) -> None:
+        capacity = history.shape[1]
+        for row, count in enumerate(counts.array.tolist()):
+            places = int(lengths.array[row]) - count + 1 + np.arange(count)
+            inside = (places >= 0) & (places < capacity)
+            history.array[row, places[inside]] = tokens.array[row, :count][inside]
+
+
+def _log_masses(logits: np.ndarray) -> np.ndarray:
+    """Return log(sum(exp(logits - max))) of rows [B,R,V] as float64; NaN where a row is not finite."""
+    highest, lowest = logits.max(axis=-1), logits.min(axis=-1)
+    finite = np.isfinite(highest) & np.isfinite(lowest)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        distances = logits - highest[..., None]
+        masses = np.exp(distances, out=distances).sum(axis=-1)
+        return np.where(finite, np.log(masses.astype(np.float64)), np.nan)
+
+
+def _earlier_occurrence(entry: np.ndarray, most_ngram: int, least_ngram: int) -> int:
+    """Return the last entry of the latest longest earlier occurrence of the newest tokens; -1 for none."""
+    newest = len(entry) - 1
+    ends = np.arange(least_ngram - 1, newest)
+    found = -1
+    for back in range(most_ngram):
+        token = entry[newest - back] if back <= newest else -1
+        ends = ends[ends >= back]
+        ends = ends[entry[ends - back] == token] if token >= 0 else ends[:0]
+        if not len(ends):
+            break
+        if back + 1 >= least_ngram:
+            found = int(ends[-1])
+    return found

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafter: the protocol of what proposes trees of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import DraftTree
+from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.batch.row_state import RowState
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+
+
+class Drafter(RowState, Protocol):
+    """Proposes likely continuations of the first B rows of a batch.
+
+    The drafter is state per row, as `RowState` describes. The tokens of a step come through `accepted`, so
+    `commit` does nothing. Only queues work on the device.
+    """
+
+    name: str
+
+    @property
+    def kv_cache(self) -> LinearKVCache | None:
+        """The cache of a draft head, whose rows of a reused prefix are copied too."""
+        ...
+
+    def clear(self) -> None:
+        """Zero what a failed run may have filled with NaN; the batch is empty."""
+        ...
+
+    def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
+        """Take note of prompts whose new tokens the base model has just run.
+
+        embeds [B,S,H]: input embeddings of the tokens after the reused ones, padded at the end.
+        """
+        ...
+
+    def propose(self, tree: DraftTree) -> None:
+        """Write a tree [B,M] for each row; node 0 is the newest token."""
+        ...
+
+    def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """Take note of the first tokens [b,1] of admitted rows, which have been committed."""
+        ...
+
+    def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
+        """Take note of the first counts[b] of tokens [B,n], which have been committed.
+
+        path [B,n]: the token of the base model's last run whose logits they were sampled from. n is 1 after a
+        vanilla step.
+        """
+        ...

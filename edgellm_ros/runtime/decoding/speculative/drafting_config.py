@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SpecDecodeDraftingConfig: how many tokens are drafted, and by which drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgellm_ros.echo import quoted
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import VERIFY
+
+MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
+OFF, EAGLE, LOOKUP = "off", "eagle", "lookup"
+STRATEGIES = (EAGLE, LOOKUP)
+
+
+@dataclass(frozen=True)
+class SpecDecodeDraftingConfig:
+    """Shape of the trees of drafted tokens.
+
+    The draft has `drafting_step` levels. It has `drafting_top_k` candidates for each token that it runs on,
+    and it runs on the best `drafting_top_k` candidates of a level. The base model verifies the best
+    candidates of all levels. ValueError for sizes that make no tree.
+    """
+
+    drafting_top_k: int = 8
+    drafting_step: int = 4
+    verify_tree_size: int = 32  # rows of a verification, with the newest token
+    strategy: str = EAGLE  # "eagle": a draft head; "lookup": earlier text, as a chain of drafting_step tokens
+    falls_back: bool = True  # to vanilla steps while they are faster
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {quoted(self.strategy)}")
+        for name, least in (("drafting_top_k", 1), ("drafting_step", 1), ("verify_tree_size", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer from {least}, got {quoted(value)}")
+
+    @property
+    def tree_size(self) -> int:
+        """Rows of a verification, not more than the draft has candidates."""
+        top_k = 1 if self.strategy == LOOKUP else self.drafting_top_k
+        candidates = top_k + (self.drafting_step - 1) * top_k**2
+        return min(self.verify_tree_size, 1 + candidates)
+
+    @property
+    def tokens_per_round(self) -> int:
+        """Most tokens that a verification yields."""
+        return min(self.drafting_step + 1, self.tree_size)
+
+    @property
+    def drafted_rows(self) -> int:
+        """Most rows of a tree in the KV cache of a draft head."""
+        return max((self.drafting_step - 1) * self.drafting_top_k, self.tokens_per_round)
+
+
+def base_graph(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> str:
+    """Return the graph of the language model: with drafting the one for a draft head, if there is a head.
+
+    It outputs the states that a head takes, and takes a mask on every device.
+    """
+    return VERIFY if drafting is not None and config.draft is not None else "llm"
+
+
+def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> int:
+    """Return the size of the states that `base_graph` outputs; 0 = it has none."""
+    return config.draft.hidden_size if drafting is not None and config.draft is not None else 0
+
+
+def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> None:
+    """Raise ValueError unless an engine directory can draft with these settings."""
+    if config.llm.recurrent is not None:
+        raise ValueError(f"drafting {drafting.strategy}: not supported for models with recurrent layers")
+    draft = config.draft
+    most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
+    if drafting.tree_size > most:
+        raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
+    if drafting.strategy != EAGLE:
+        return
+    if draft is None:
+        raise ValueError("drafting eagle: this engine has no draft head (edgellm export --draft)")
+    if drafting.drafted_rows > draft.max_draft_tree_size:
+        raise ValueError(
+            f"drafting_top_k {drafting.drafting_top_k} and drafting_step {drafting.drafting_step} need "
+            f"{drafting.drafted_rows} rows of drafted tokens; this engine has "
+            f"{draft.max_draft_tree_size} (max_draft_tree_size)"
+        )
+    if drafting.drafting_top_k > draft.vocab_size:
+        raise ValueError(
+            f"drafting_top_k {drafting.drafting_top_k} exceeds the draft's {draft.vocab_size} tokens"
+        )
+
+
+LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
+
+
+def drafting_config(
+    drafting: str,
+    drafting_top_k: int | None = None,
+    drafting_step: int | None = None,
+    verify_tree_size: int | None = None,
+) -> SpecDecodeDraftingConfig | None:
+    """Return the configuration that options name; None for "off". ValueError.
+
+    An option that is None keeps the default of the strategy.
+    """
+    if drafting == OFF:
+        return None
+    if drafting not in STRATEGIES:
+        expected = ", ".join((OFF, *STRATEGIES))
+        raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
+    default = LOOKUP_CHAIN if drafting == LOOKUP else SpecDecodeDraftingConfig()
+    return replace(
+        default,
+        drafting_top_k=default.drafting_top_k if drafting_top_k is None else drafting_top_k,
+        drafting_step=default.drafting_step if drafting_step is None else drafting_step,
+        verify_tree_size=default.verify_tree_size if verify_tree_size is None else verify_tree_size,
+    )

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EagleDrafter: drafts trees with an EAGLE-3 head, a small decoder that continues the base model's states.
+
+The head's input at row p is (state of token p, token p + 1). For committed tokens the states are the base
+model's, fused by the base's graph; below the newest token they are the head's own.
+
+  pending   tokens whose head rows are due: those of the last step, with the base's states
+  propose   pending -> head -> candidates of level 1 -> best K -> head -> candidates of level 2 -> ... -> tree
+
+The newest token is always pending, so each draft begins with the head's run on it. Vanilla steps add one
+pending token each; when there is no room for another one, the head runs on all but the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, TreeKernels
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
+from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
+from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+
+
+class EagleDrafter:
+    """Owns the pending tokens and the tensors of a draft.
+
+    - embedding [V,Hd]: the head's own table; None = the base's
+    - token_of_logit [Vd] int64: None = logit i is that of token i
+    """
+
+    name = "eagle"
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Kernels,
+        tree_kernels: TreeKernels,
+        config: SpecDecodeDraftingConfig,
+        base: LLMEngineRunner,
+        head: DraftEngineRunner,
+        embedder: InputEmbedder,
+        sampling: SamplingRows,
+        max_prompt: int,
+        embedding: Tensor | None = None,
+        token_of_logit: Tensor | None = None,
+    ) -> None:
+        self._device = device
+        self._kernels = kernels
+        self._tree_kernels = tree_kernels
+        self._base = base
+        self._head = head
+        self.kv_cache = head.kv_cache
+        self._embedder = embedder
+        self._sampling = sampling
+        self._embedding = embedding
+        self._token_of_logit = token_of_logit
+        batch, size, dtype = head.kv_cache.max_batch_size, head.hidden_size, head.dtype
+        self._no_rows = device.zeros((1, size), dtype)  # encoder rows of a table of its own
+        self._levels, self._top_k, self._width = (
+            config.drafting_step,
+            config.drafting_top_k,
+            config.tokens_per_round,
+        )
+        # the pending tokens of each row; the first counts[b] are valid
+        self._tokens = device.zeros((batch, self._width), np.int64)
+        self._states = device.zeros((batch, self._width, size), dtype)
+        self._counts = device.zeros((batch,), np.int64)
+        self._same_count: int | None = None  # of all rows, if the host knows it
+        # index of the newest pending token
+        self._minus_one = device.empty((batch,), np.int64)
+        device.upload(self._minus_one, np.full(batch, -1, np.int64))
+        self._before = device.zeros((batch,), np.int64)
+        self._indices = device.empty((batch, self._width, 1), np.int64)
+        device.upload(self._indices, np.tile(np.arange(self._width)[:, None], (batch, 1, 1)))
+        self._last = device.zeros((batch, 1), np.int64)
+        # a draft
+        self._table = DraftTable.zeros(device, batch, self._top_k, self._levels)
+        self._node_tokens = device.zeros((batch, self._top_k), np.int64)
+        self._parent_rows = device.zeros((batch, self._top_k), np.int64)
+        self._newest = device.zeros((batch, 1, size), dtype)
+        self._newest_token = device.zeros((batch, 1), np.int64)
+        self._parents = device.zeros((batch, self._top_k, size), dtype)
+        tokens = max(max_prompt, self._top_k, self._width)
+        self._embeds = device.zeros((batch * tokens, size), dtype)
+        self._prompt_ids = device.zeros((batch * max_prompt,), np.int64)
+
+    def open(self, row: int, sequence: GenerationSequence) -> None:
+        """Begin a sequence; the caller fills the head's rows of the reused prefix."""
+        self.kv_cache.open(row, sequence)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row's pending tokens and head rows to another row."""
+        self.kv_cache.move(source, target)
+        for tensor in (self._tokens, self._states, self._counts):
+            self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
+
+    def close(self, row: int) -> None:
+        """End a row."""
+        self.kv_cache.close(row)
+
+    def clear(self) -> None:
+        """Zero the head's KV rows."""
+        self._head.clear()
+
+    def commit(self, counts: Tensor) -> None:
+        """Do nothing; see `Drafter`."""
+
+    def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
+        """Compute the head's rows of prompts, up to the last token but one.
+
+        The row of the last token needs the first token of the answer; `started` makes it pending.
+        """
+        batch, tokens, _ = embeds.shape
+        states = self._base.fused_hidden_states(batch, tokens)
+        new = [len(sequence.token_ids) - sequence.reused_tokens for sequence in sequences]
+        positions = np.zeros((batch, 3, tokens), np.int64)
+        for index, sequence in enumerate(sequences):
+            positions[index, :, : new[index]] = sequence.positions[:, sequence.reused_tokens :]
+        following = self._embeds_of_following(sequences, embeds)
+        self._head.execute_prompts(following, states, positions, [count - 1 for count in new], rows)
+        last, newest = self._last.rows(0, batch), self._newest.rows(0, batch)
+        self._device.upload(last, np.array(new, np.int64)[:, None] - 1)
+        self._tree_kernels.take_rows(states, last, newest)
+        for index, row in enumerate(rows):
+            self._put(row, 0, self._states, newest.rows(index, index + 1))
+
+    def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """Make the last tokens of prompts pending, with the first tokens of the answers [B,1]."""
+        for index, row in enumerate(rows):
+            self._put(row, 0, self._tokens, tokens.rows(index, index + 1))
+        self._set_counts(rows, 1)
+        if rows.start and self._same_count != 1:
+            self._same_count = None
+        else:
+            self._same_count = 1
+
+    def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
+        """Make tokens pending, with the states of the nodes before them."""
+        batch, width = tokens.shape
+        size = self._head.hidden_size
+        if width > 1:  # a round: `propose` has taken all pending tokens
+            states = self._base.fused_hidden_states(batch, self._nodes)
+            self._tree_kernels.take_rows(states, path, self._states.rows(0, batch))
+            self._device.copy(self._tokens.rows(0, batch), tokens)
+            self._device.copy(self._counts.rows(0, batch), counts)
+            self._same_count = None
+            return
+        if self._same_count is None or self._same_count == self._width:
+            self._keep_newest(batch)
+        states = self._base.fused_hidden_states(batch, 1).view(batch, 1, size)
+        for row in range(batch):
+            self._put(row, self._same_count or 0, self._tokens, tokens.rows(row, row + 1))
+            self._put(row, self._same_count or 0, self._states, states.rows(row, row + 1))
+        self._same_count = (self._same_count or 0) + 1
+        self._set_counts(range(batch), self._same_count)
+
+    def propose(self, tree: DraftTree) -> None:
+        """Draft a tree for each row from its pending tokens."""
+        batch, self._nodes = tree.tokens.shape
+        logits, states = self._run_pending(batch)
+        self.kv_cache.commit_rows(range(batch), self._counts.rows(0, batch))
+        newest, table = self._newest.rows(0, batch), self._table.rows(0, batch)
+        self._tree_kernels.take_rows(states, self._last.rows(0, batch), newest)
+        self._tree_kernels.add_candidates(logits, self._token_of_logit, table, 1)
+        states = newest
+        tokens, parent_rows = self._node_tokens.rows(0, batch), self._parent_rows.rows(0, batch)
+        parents = self._parents.rows(0, batch)
+        for level in range(1, self._levels):
+            self._tree_kernels.select_nodes(table, level, tokens, parent_rows)
+            self._tree_kernels.take_rows(states, parent_rows, parents)
+            logits, states = self._head.execute_level(self._embed(tokens), parents, table, level)
+            self._tree_kernels.add_candidates(logits, self._token_of_logit, table, level + 1)
+        self._tree_kernels.select_tree(table, self._sampling.last_tokens(range(batch)), tree)
+
+    def _run_pending(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Run the head on the pending tokens; return logits of the newest and the states of all.
+
+        Their rows are written, not committed. `_last` gets the index of the newest.
+        """
+        before, last = self._before.rows(0, batch), self._last.rows(0, batch)
+        self._device.copy(before, self._minus_one.rows(0, batch))
+        self._kernels.commit_rows(before, self._counts.rows(0, batch))
+        # a finished sequence may have no pending token: take_rows makes its index 0
+        indices = self._indices.rows(0, batch)
+        self._tree_kernels.take_rows(indices, before.view(batch, 1), last.view(batch, 1, 1))
+        embeds = self._embed(self._tokens.rows(0, batch))
+        return self._head.execute_accepted(embeds, self._states.rows(0, batch), last)
+
+    def _keep_newest(self, batch: int) -> None:
+        """Commit the head's rows of all pending tokens but the newest, which stays pending."""
+        self._run_pending(batch)
+        last = self._last.rows(0, batch)
+        self.kv_cache.commit_rows(range(batch), last.view(batch))
+        newest, token = self._newest.rows(0, batch), self._newest_token.rows(0, batch)
+        tokens = self._tokens.rows(0, batch).view(batch, self._width, 1)
+        self._tree_kernels.take_rows(self._states.rows(0, batch), last, newest)
+        self._tree_kernels.take_rows(tokens, last, token.view(batch, 1, 1))
+        for row in range(batch):
+            self._put(row, 0, self._states, newest.rows(row, row + 1))
+            self._put(row, 0, self._tokens, token.rows(row, row + 1))
+        self._same_count = 1
+        self._set_counts(range(batch), 1)
+
+    def _embeds_of_following(self, sequences: Sequence[GenerationSequence], embeds: Tensor) -> Tensor:
+        """Return the embeddings [B,S,Hd] of the tokens after each of a prompt's new tokens."""
+        batch, tokens, _ = embeds.shape
+        out = self._embeds.view(batch, tokens, self._head.hidden_size)
+        ids = self._prompt_ids.view(batch, tokens)
+        if self._embedding is None:  # encoder rows of the base included
+            after = np.minimum(np.arange(tokens) + 1, tokens - 1)
+            self._device.upload(ids, np.tile(after, (batch, 1)))
+            self._tree_kernels.take_rows(embeds, ids, out)
+        else:
+            known = np.zeros((batch, tokens), np.int64)
+            for index, sequence in enumerate(sequences):
+                following = sequence.token_ids[sequence.reused_tokens + 1 :]
+                known[index, : len(following)] = following
+            self._device.upload(ids, known)
+            self._kernels.embed(ids, self._embedding, self._no_rows, out)
+        return out
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [B,S,Hd] of tokens [B,S]."""
+        out = self._embeds.view(*tokens.shape, self._head.hidden_size)
+        if self._embedding is None:
+            self._embedder.embed_into(tokens, out)
+        else:
+            self._kernels.embed(tokens, self._embedding, self._no_rows, out)
+        return out
+
+    def _put(self, row: int, place: int, pending: Tensor, value: Tensor) -> None:
+        """Copy the value of one row to a place among its pending tokens."""
+        target = pending.rows(row, row + 1).view(*pending.shape[1:]).rows(place, place + 1)
+        self._device.copy(target, value.view(*target.shape))
+
+    def _set_counts(self, rows: range, count: int) -> None:
+        counts = self._counts.rows(rows.start, rows.stop)
+        self._device.upload(counts, np.full(len(rows), count, np.int64))

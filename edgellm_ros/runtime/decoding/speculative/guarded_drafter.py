@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GuardedDrafter: a drafter whose failure ends drafting, and not the request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import DraftTree
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedDrafter:
+    """Passes calls on until one fails with an EngineError, which is logged; from then on does nothing.
+
+    A lost device is raised: the base model cannot go on either.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.name, self.kv_cache = drafter.name, drafter.kv_cache
+        self.failed = False
+
+    def open(self, row: int, sequence: GenerationSequence) -> None:
+        """Begin a sequence; see `RowState`."""
+        self.drafter.open(row, sequence)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row; see `RowState`."""
+        self.drafter.move(source, target)
+
+    def close(self, row: int) -> None:
+        """End a row; see `RowState`."""
+        self.drafter.close(row)
+
+    def clear(self) -> None:
+        """Zero what may be NaN; see `Drafter`."""
+        self.drafter.clear()
+
+    def commit(self, counts: Tensor) -> None:
+        """Do nothing; see `Drafter`."""
+
+    def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
+        """Take note of prompts; see `Drafter`."""
+        self._try(lambda: self.drafter.prefilled(sequences, rows, embeds))
+
+    def propose(self, tree: DraftTree) -> None:
+        """Write a tree; see `Drafter`. The tree is undefined after a failure."""
+        self._try(lambda: self.drafter.propose(tree))
+
+    def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """Take note of first tokens; see `Drafter`."""
+        self._try(lambda: self.drafter.started(rows, tokens, counts))
+
+    def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
+        """Take note of committed tokens; see `Drafter`."""
+        self._try(lambda: self.drafter.accepted(tokens, path, counts))
+
+    def _try(self, call: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            call()
+        except DeviceLostError:
+            raise
+        except EngineError as error:
+            self.failed = True
+            logger.warning("drafting (%s) has failed, decoding goes on without it: %s", self.name, error)

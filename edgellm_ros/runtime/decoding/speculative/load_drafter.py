@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the drafter of an engine directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE
+from edgellm_ros.engine_directory.tensor_file import read_tensor
+from edgellm_ros.kernels import Kernels, TreeKernels
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
+from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
+from edgellm_ros.runtime.decoding.speculative.drafting_config import LOOKUP, SpecDecodeDraftingConfig
+from edgellm_ros.runtime.decoding.speculative.eagle import EagleDrafter
+from edgellm_ros.runtime.decoding.speculative.prompt_lookup import PromptLookup
+from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
+from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+
+
+def load_drafter(
+    root: Path,
+    config: EngineConfig,
+    drafting: SpecDecodeDraftingConfig,
+    device: Device,
+    kernels: Kernels,
+    tree_kernels: TreeKernels,
+    open_engine: Callable[[str], EngineExecutor],
+    runner: LLMEngineRunner,
+    embedder: InputEmbedder,
+    sampling: SamplingRows,
+) -> Drafter:
+    """Load the drafter that `drafting` names, which `check_drafting` has checked.
+
+    open_engine: opens a graph of the engine directory. ValueError for a damaged file.
+    """
+    if drafting.strategy == LOOKUP:
+        placeholders = (config.image_token_id, config.video_token_id, config.audio_token_id)
+        return PromptLookup(device, tree_kernels, runner.kv_cache, placeholders)
+    draft = config.draft
+    assert draft is not None  # `check_drafting`
+    head = DraftEngineRunner(
+        open_engine(DRAFT),
+        config,
+        draft,
+        device,
+        kernels,
+        tree_kernels,
+        drafting.drafting_top_k,
+        drafting.drafting_step,
+        drafting.tokens_per_round,
+    )
+    embedding = token_of_logit = None
+    if not draft.shares_embedding:
+        shape = (config.vocab_size, draft.hidden_size)
+        table = read_tensor(root / DRAFT_EMBEDDING_FILE, "embedding", shape)
+        embedding = _upload(device, table.astype(head.dtype, copy=False))
+    if (root / D2T_FILE).is_file():
+        ids = read_tensor(root / D2T_FILE, "token_of_draft_logit", (draft.vocab_size,)).astype(np.int64)
+        if ids.min() < 0 or ids.max() >= config.vocab_size:
+            raise ValueError(f"{root / D2T_FILE}: token ids must be below {config.vocab_size}")
+        token_of_logit = _upload(device, ids)
+    return EagleDrafter(
+        device,
+        kernels,
+        tree_kernels,
+        drafting,
+        runner,
+        head,
+        embedder,
+        sampling,
+        config.max_supported_input_length,
+        embedding,
+        token_of_logit,
+    )
+
+
+def _upload(device: Device, array: np.ndarray) -> Tensor:
+    tensor = device.empty(array.shape, array.dtype)
+    device.upload(tensor, array)
+    return tensor

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative decoding from the command line."""
+
+import json
+
+import pytest
+
+from fixtures.refusal import assert_refused
+
+PROMPT = ("--prompt", "abc abc abc", "--max-tokens", 20)
+
+
+def test_drafting_gives_the_same_answer_and_says_what_it_saved(edgellm, tiny_engine):
+    plain = edgellm("generate", tiny_engine, *PROMPT, "--json").json
+    told = edgellm("generate", tiny_engine, *PROMPT, "--json", "--drafting", "lookup", "--draft-steps", 5)
+    assert told.code == 0
+    assert told.json["token_ids"] == plain["token_ids"]
+    assert 1 <= told.json["tokens_per_verification"] <= 6
+    assert "tokens_per_verification" not in plain
+
+
+def test_people_are_told_the_tokens_per_verification(edgellm, tiny_engine):
+    told = edgellm("generate", tiny_engine, *PROMPT, "--drafting", "lookup")
+    assert "[lookup: " in told.err
+    assert "verifications of" in told.err
+
+
+def test_files_of_requests_are_answered_with_drafting(edgellm, tiny_engine, tmp_path):
+    requests = tmp_path / "requests.json"
+    requests.write_text(json.dumps([{"prompt": "abc abc abc"}, {"prompt": "stop"}]))
+    arguments = ("--requests", requests, "--out", tmp_path / "answers.json", "--max-tokens", 12, "--json")
+    told = edgellm("generate", tiny_engine, *arguments, "--drafting", "lookup")
+    assert told.json["tokens_per_verification"] >= 1
+    drafted = json.loads((tmp_path / "answers.json").read_text())
+    edgellm("generate", tiny_engine, *arguments)
+    plain = json.loads((tmp_path / "answers.json").read_text())
+    assert [one["token_ids"] for one in drafted] == [one["token_ids"] for one in plain]
+
+
+def test_bench_reports_the_tokens_per_verification(edgellm, tiny_engine):
+    options = ("--runs", 1, "--warmup", 0, "--max-tokens", 8, "--drafting", "lookup")
+    told = edgellm("bench", tiny_engine, *options)
+    assert told.json["drafting"] == "lookup"
+    assert told.json["tokens_per_verification"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--drafting", "eagle"), "this engine has no draft head"),
+        (("--draft-steps", "3"), "--draft-steps needs --drafting"),
+        (("--drafting", "lookup", "--draft-top-k", "3"), "--draft-top-k is for --drafting eagle"),
+        (("--drafting", "eagle", "--draft-top-k", "0"), "at least 1"),
+        (("--drafting", "lookup", "--draft-steps", "80", "--verify-tree-size", "80"), "at most 61 tokens"),
+        (("--drafting", "guess"), "guess"),
+    ],
+)
+def test_bad_options_are_refused(edgellm, tiny_engine, arguments, words):
+    assert_refused(edgellm("generate", tiny_engine, *PROMPT, *arguments), words)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter that knows the answers, and proposes random trees in which some tokens are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edgellm_ros.kernels import DraftTree, load_tree_kernels
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+
+class ScriptedDrafter:
+    """`answers`: request -> tokens of its answer; `right`: share of right tokens of right parents.
+
+    `drafter`: gets all calls too; its proposals are replaced.
+    """
+
+    name = "scripted"
+
+    def __init__(self, drafter, device, cache, last_tokens, seed: int = 0, right: float = 0.8) -> None:
+        self.drafter = drafter
+        self.answers: Callable[[LLMGenerationRequest], list[int]] = lambda request: []
+        self._device, self._cache, self._last_tokens = device, cache, last_tokens
+        self._rng, self._right = np.random.default_rng(seed), right
+        self._sequences: dict = {}
+
+    def __getattr__(self, name):
+        return getattr(self.drafter, name)
+
+    def open(self, row, sequence) -> None:
+        self.drafter.open(row, sequence)
+        self._sequences[row] = sequence
+
+    def move(self, source, target) -> None:
+        self.drafter.move(source, target)
+        self._sequences[target] = self._sequences[source]
+
+    def propose(self, tree: DraftTree) -> None:
+        self.drafter.propose(tree)
+        batch, size = tree.tokens.shape
+        lengths = self._device.download(self._cache.lengths(range(batch)))
+        tokens, parents, depths = (np.zeros((batch, size), np.int64) for _ in range(3))
+        tokens[:, 0], parents[:, 0] = self._device.download(self._last_tokens(range(batch))), -1
+        for row in range(batch):
+            sequence = self._sequences[row]
+            answer = self.answers(sequence.request)
+            place = int(lengths[row]) - len(sequence.token_ids)  # of the newest token in the answer
+            is_right = [True]
+            for node in range(1, size):
+                parent = int(self._rng.integers(max(0, node - 3), node))
+                depth = depths[row, parent] + 1
+                known = answer[place + depth] if place + depth < len(answer) else -1
+                right = is_right[parent] and self._rng.random() < self._right
+                parents[row, node], depths[row, node] = parent, depth
+                tokens[row, node] = known if right else self._rng.integers(300)
+                is_right.append(right)
+        for target, values in ((tree.tokens, tokens), (tree.parents, parents), (tree.depths, depths)):
+            self._device.upload(target, values)
+
+
+def draft_by_script(
+    runtime: LLMInferenceRuntime, steps: int, size: int, seed: int = 0, right: float = 0.8
+) -> ScriptedDrafter:
+    """Let a runtime that drafts decode with trees of `size` nodes, of up to steps + 1 tokens per round.
+
+    A draft head must draft with the same number of steps.
+    """
+    pipeline = runtime.pipeline
+    config = SpecDecodeDraftingConfig(32, steps, size, falls_back=False)
+    cache, last_tokens = pipeline.runner.kv_cache, pipeline.sampling.last_tokens
+    inner = pipeline.drafter.drafter
+    inner = inner.drafter if isinstance(inner, ScriptedDrafter) else inner
+    drafter = ScriptedDrafter(inner, pipeline.device, cache, last_tokens, seed, right)
+    pipeline.drafter.drafter = drafter
+    pipeline.drafter.failed = False
+    method = TreeDecoding(
+        pipeline.device,
+        load_tree_kernels(pipeline.device),
+        config,
+        pipeline.batch,
+        pipeline.embedder,
+        pipeline.runner,
+        pipeline.sampling,
+        pipeline.drafter,
+        pipeline.vanilla,
+        runtime.spec_decode_generation_metrics,
+    )
+    pipeline.use_decode_method(method)
+    return drafter
