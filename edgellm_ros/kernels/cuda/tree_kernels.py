@@ -16,6 +16,7 @@ from edgellm_ros.kernels.cuda.layout import (
     MOST_TABLE_ENTRIES,
     MOST_TREE_NODES,
     SAMPLE_THREADS,
+    SELECT_THREADS,
     TOP_SHARE,
 )
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
@@ -78,7 +79,7 @@ class CudaTreeKernels(CudaLaunches):
         _check_table(table)
         if tree.tokens.size:
             self._program.launch(
-                "select_tree", (tree.tokens.shape[0],), SAMPLE_THREADS,
+                "select_tree", (tree.tokens.shape[0],), SELECT_THREADS,
                 table.tokens.pointer, table.scores.pointer, table.parents.pointer, table.scores.shape[1],
                 table.top_k, last_tokens.pointer, tree.tokens.pointer, tree.parents.pointer,
                 tree.depths.pointer, tree.size,
