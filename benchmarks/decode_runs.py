@@ -16,6 +16,7 @@ from benchmarks.common import spread
 from benchmarks.kernel_profile import KernelProfile, Row
 from benchmarks.model_shapes import BYTES_PER_VALUE, ModelShape
 from benchmarks.published_models import PublishedModel
+from edgellm_ros.diffusion.trajectory_history import history_tokens
 from edgellm_ros.engine.device import Device, HostCopy
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -71,14 +72,17 @@ def bytes_per_step(
 
 
 def prompt_ids(checkpoint: Path, config: EngineConfig, request: LLMGenerationRequest) -> list[int]:
-    """Return the ids of a request's prompt, with one placeholder for each row of its image."""
+    """Return the ids of a request's prompt, with one placeholder for each row of its images."""
     tokenizer = Tokenizer(checkpoint / "tokenizer.json")
     builder = PromptBuilder(tokenizer, ChatTemplate(checkpoint / "chat_template.jinja"), config)
     rows = []
     if request.images and config.vision is not None:
         processor = make_image_processor(config.vision)
         rows = [int(np.prod(processor.token_grid(*image.shape[:2]))) for image in request.images]
-    return builder.build(request, rows, [], [])
+    history = []
+    if request.history is not None and config.action is not None:
+        history = history_tokens(np.asarray(request.history), config.action.trajectory_history)
+    return builder.build(request, rows, [], history)
 
 
 def decode(
