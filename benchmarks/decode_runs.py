@@ -16,7 +16,7 @@ from benchmarks.common import spread
 from benchmarks.kernel_profile import KernelProfile, Row
 from benchmarks.model_shapes import BYTES_PER_VALUE, ModelShape
 from benchmarks.published_models import PublishedModel
-from edgellm_ros.diffusion.trajectory_history import history_tokens
+from edgellm_ros.diffusion.trajectory_history import check_history, history_tokens
 from edgellm_ros.engine.device import Device, HostCopy
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -80,8 +80,9 @@ def prompt_ids(checkpoint: Path, config: EngineConfig, request: LLMGenerationReq
         processor = make_image_processor(config.vision)
         rows = [int(np.prod(processor.token_grid(*image.shape[:2]))) for image in request.images]
     history = []
-    if request.history is not None and config.action is not None:
-        history = history_tokens(np.asarray(request.history), config.action.trajectory_history)
+    if config.action is not None:
+        points = check_history(request.history, config.action.trajectory_history)
+        history = history_tokens(points, config.action.trajectory_history)
     return builder.build(request, rows, [], history)
 
 

@@ -117,23 +117,28 @@ def _requests(args: argparse.Namespace, batch: int) -> list[list[LLMGenerationRe
     """Make the batches of requests for one batch size."""
     if args.checkpoint is None:
         return [make_requests(batch, args.context, args.tokens)]
-    sampling = SamplingParams(max_tokens=args.tokens)
-    if args.prompts is not None:
-        lines = args.prompts.read_text(encoding="utf-8").splitlines()
-        requests = [LLMGenerationRequest(prompt=line, sampling=sampling) for line in lines if line.strip()]
+    if args.prompts is None:
+        requests = scene_requests(args.scenes, args.tokens)
     else:
-        rng = split_rng(SEED, "test")
-        requests = [
-            LLMGenerationRequest(
-                prompt=situation.command.text,
-                images=(render(situation.scene, situation.state, rng),),
-                history=situation.history,
-                speed=situation.state.speed,
-                sampling=sampling,
-            )
-            for situation in sample_situations(rng, args.scenes, "test")
-        ]
+        lines = args.prompts.read_text(encoding="utf-8").splitlines()
+        sampling = SamplingParams(max_tokens=args.tokens)
+        requests = [LLMGenerationRequest(prompt=line, sampling=sampling) for line in lines if line.strip()]
     return [requests[first : first + batch] for first in range(0, len(requests), batch)]
+
+
+def scene_requests(scenes: int, tokens: int) -> list[LLMGenerationRequest]:
+    """Make requests for typed commands in scenes of the arena's test split; answers without trajectories."""
+    rng = split_rng(SEED, "test")
+    return [
+        LLMGenerationRequest(
+            prompt=situation.command.text,
+            images=(render(situation.scene, situation.state, rng),),
+            history=situation.history,
+            speed=situation.state.speed,
+            sampling=SamplingParams(max_tokens=tokens),
+        )
+        for situation in sample_situations(rng, scenes, "test")
+    ]
 
 
 def _engine(

@@ -18,6 +18,7 @@ from benchmarks.model_shapes import SHAPES, parse_shape
 from benchmarks.random_head import head_config, head_shapes, write_head
 from benchmarks.speculation_runs import Contender, parse_setting
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from fixtures.random_head import base_config, write_random_head
 
 SMALL = (
     "qwen3-0.6b,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=4,"
@@ -112,6 +113,27 @@ def test_each_level_of_a_draft_is_a_stage(settings):
     for found in stages.values():
         assert all(found[stage] > 0 for stage in ("tree", "verify", "accept"))
         assert all(each > 0 for each in found["draft_levels"])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_and_its_head_have_their_real_acceptance(tiny_checkpoint, tmp_path, device_arguments):
+    head = write_random_head(tmp_path / "head", base_config(tiny_checkpoint))
+    prompts = tmp_path / "prompts"
+    prompts.write_text("go to the red box\n\nstop\n")
+    options = ["--checkpoint", tiny_checkpoint, "--head", head, "--prompts", prompts, "--settings", "chain2"]
+    result = speculation.main([*map(str, options), "--runs", "1", "--tokens", "6", *device_arguments])
+    ((figures,),) = (batch["settings"] for batch in result["batches"])
+    assert (result["acceptance"], figures["acceptance"]) == ("real", "real")
+    assert figures["same_answers"] == figures["answers"] == 2
+    assert 1 <= figures["tokens_per_verification"] <= 3
+
+
+@pytest.mark.slow
+def test_scenes_are_different_commands_with_a_frame_and_a_history():
+    requests = speculation.scene_requests(5, tokens=6)
+    assert len({request.prompt for request in requests}) > 1
+    assert len({request.images[0].tobytes() for request in requests}) == 5
+    assert all(request.history is not None and request.sampling.max_tokens == 6 for request in requests)
 
 
 @pytest.mark.parametrize(
