@@ -12,7 +12,8 @@ For "off" and each of --settings, on the path that users take (`LLMInferenceRunt
   is faster than "off": its round divided by the step of "off".
 - stages: each level of the draft, the choice of the tree, the verification, and the acceptance (sampling, KV
   rows, commits). They are measured in a run of its own, in which the device is idle before each stage and
-  no graphs are used; so their sum is more than a round.
+  no graphs are used; so their sum is more than a round. With --profile they are also measured as they run in
+  recorded rounds, from the times of kernels.
 
 Conditions
 ----------
@@ -54,12 +55,13 @@ from typing import Any
 
 from benchmarks.common import SEED, finish
 from benchmarks.decode import StopWatch
-from benchmarks.decode_runs import make_requests, prompt_ids
+from benchmarks.decode_runs import PROFILED_STEPS, make_requests, profile_events, prompt_ids
 from benchmarks.forced_acceptance import ForcedTreeKernels
+from benchmarks.kernel_profile import KernelProfile, format_table, rows_of
 from benchmarks.model_shapes import BYTES_PER_VALUE, SHAPES, ModelShape, parse_shape
 from benchmarks.random_checkpoint import write_checkpoint
 from benchmarks.random_head import write_head
-from benchmarks.speculation_runs import OFF, Batches, Contender, Run, parse_setting
+from benchmarks.speculation_runs import OFF, Batches, Contender, Run, parse_setting, stages_of
 from edgellm_ros.arena.renderer import render
 from edgellm_ros.arena.situation import sample_situations, split_rng
 from edgellm_ros.builder import export
@@ -190,6 +192,7 @@ class _Comparison:
         self._clock = clock
         self._forces = args.checkpoint is None
         self._errors: dict[str, str] = {}
+        self._profile = KernelProfile(device.synchronize) if args.profile else None
         self._vanilla = Contender(OFF, engine, device, None, False)
         self._drafting: list[Contender] = []
         for name, setting in args.settings.items():
@@ -219,16 +222,40 @@ class _Comparison:
         for batch, groups in batches.items():
             found.append(self._measure(batch, groups, answers[batch], before))
             self._clock.done(f"batch_{batch}")
+            if self._profile is not None:
+                found[-1]["profiles"] = self._profiles(groups, answers[batch], self._profile)
+                self._clock.done(f"profile_{batch}")
         for contender in (self._vanilla, *self._drafting):
             contender.runtime.close()
         return {"cuda_graphs": graphs, "errors": self._errors, "batches": found}
+
+    def _profiles(self, groups: Batches, vanilla: Run, profile: KernelProfile) -> dict[str, Any]:
+        """Profile a round of each setting, at its highest rate, and a step of "off"."""
+        found: dict[str, Any] = {}
+        for contender in (self._vanilla, *self._drafting):
+            self._force(contender, groups, vanilla)
+            events = profile_events(contender.runtime, groups[0], profile)
+            rows = rows_of(events, PROFILED_STEPS)
+            found[contender.name] = {"stages_ms": stages_of(events), "kernels": rows}
+            print(f"{contender.name}: {found[contender.name]['stages_ms']}", file=sys.stderr)
+            print(format_table(rows), file=sys.stderr)
+        return found
+
+    def _force(
+        self, contender: Contender, groups: Batches, vanilla: Run, rate: float | None = None
+    ) -> None:
+        """Force a rate, None = the highest; do nothing where the acceptance is real."""
+        kernels = contender.kernels
+        if isinstance(kernels, ForcedTreeKernels):
+            prompts = [self._args.context for group in groups for _ in group]
+            kernels.force(prompts, vanilla.token_ids, rate or self._rates(contender)[-1] or 1.0)
 
     def _stages(self, contender: Contender, groups: Batches, vanilla: Run) -> dict[str, Any]:
         """Measure stages, and how many of the forced tokens the sampler chooses by itself."""
         found: dict[str, Any] = {}
         kernels = contender.kernels
         if isinstance(kernels, ForcedTreeKernels):
-            kernels.force(self._prompts(groups), vanilla.token_ids, self._rates(contender)[-1] or 1.0)
+            self._force(contender, groups, vanilla)
             kernels.counts_own_tokens = True
             contender.run(groups)  # the warm-up of the next run
             kernels.counts_own_tokens = False
@@ -248,9 +275,7 @@ class _Comparison:
         runs: list[list[Run]] = [[] for _ in turns]
         for number in range(WARM_UP_RUNS + self._args.runs):
             for (contender, rate), mine in zip(turns, runs, strict=True):
-                kernels = contender.kernels
-                if isinstance(kernels, ForcedTreeKernels) and rate is not None:
-                    kernels.force(self._prompts(groups), vanilla.token_ids, rate)
+                self._force(contender, groups, vanilla, rate)
                 run = contender.run(groups)
                 if number >= WARM_UP_RUNS:
                     mine.append(run)
@@ -287,9 +312,6 @@ class _Comparison:
             return [None]
         most = contender.drafting.tokens_per_round
         return [rate for rate in self._args.acceptance if rate <= most] or [float(most)]
-
-    def _prompts(self, groups: Batches) -> list[int]:
-        return [self._args.context for group in groups for _ in group]
 
 
 def _figures(runs: Sequence[Run]) -> dict[str, Any]:
@@ -353,6 +375,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tokens", type=integer(2), default=121, metavar="N", help="most tokens of an answer (default: 121)")
     add("--runs", type=integer(1), default=5, metavar="N", help="timed runs of each setting (default: 5)")
     add("--no-graphs", dest="graphs", action="store_false", help="launch kernels one by one, without graphs")
+    add("--profile", action="store_true", help="profile the kernels of rounds; needs a GPU and PyTorch")
     add(
         "--directory",
         type=Path,
@@ -361,6 +384,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.checkpoint is None and (args.head or args.prompts):
         parser.error("--head and --prompts need --checkpoint")
+    if args.profile and (args.checkpoint or args.device == "cpu"):
+        parser.error("--profile needs a shape and a GPU (--device cuda or tensorrt)")
     args.precision = args.precision or ("fp32" if args.checkpoint else "fp16")
     return args
 

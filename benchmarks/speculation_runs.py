@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.forced_acceptance import ForcedTreeKernels, ObservedTreeKernels
+from benchmarks.kernel_profile import Event
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime import pipeline
@@ -27,6 +28,12 @@ from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 OFF = "off"
+STAGE_KERNELS = {  # of a GPU: the last kernel of each stage, but the first one after "verify"
+    "add_candidates": "level",
+    "select_tree": "tree",
+    "find_continuation": "tree",
+    "sample_path": "verify",
+}
 
 Batches = Sequence[Sequence[LLMGenerationRequest]]
 
@@ -157,14 +164,36 @@ class Contender:
         finally:
             del method.queue  # restores the method of the class
             self.kernels.observer = None
-        medians = {key: median(values) for key, values in times.items()}
-        levels = [medians[key] for key in sorted(medians) if key[0] == "level"]
-        return {
-            "draft_levels": levels,
-            "tree": medians.get(("tree", 0)),
-            "verify": medians.get(("verify", 0)),
-            "accept": medians.get(("accept", 0)),
-        }
+        return _medians(times)
+
+
+def stages_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Compute the stages of profiled rounds in ms: medians of the times between the stages' last kernels.
+
+    A round ends with the copy of its tokens to the host. The first round is left out.
+    """
+    times, start, level = defaultdict(list), None, 0
+    for event in events:
+        stage = STAGE_KERNELS.get(event.name) or ("accept" if event.name.startswith("Memcpy DtoH") else None)
+        if stage is None:
+            continue
+        end = event.start if stage == "verify" else event.end
+        level += stage == "level"
+        if start is not None:
+            times[stage, level if stage == "level" else 0].append((end - start) / 1e3)
+        if start is not None or stage == "accept":
+            start = end
+        if stage == "accept":
+            level = 0
+    return _medians(times)
+
+
+def _medians(times: Mapping[tuple[str, int], list[float]]) -> dict[str, Any]:
+    """Compute the medians of the stages; times by stage and level, which is 0 for the other stages."""
+    medians = {key: median(values) for key, values in times.items()}
+    levels = [medians[key] for key in sorted(medians) if key[0] == "level"]
+    others = {stage: medians.get((stage, 0)) for stage in ("tree", "verify", "accept")}
+    return {"draft_levels": levels, **others}
 
 
 @contextmanager

@@ -14,9 +14,10 @@ import pytest
 from benchmarks import speculation
 from benchmarks.decode_runs import make_requests
 from benchmarks.forced_acceptance import path_with_siblings, rounds
+from benchmarks.kernel_profile import Event
 from benchmarks.model_shapes import SHAPES, parse_shape
 from benchmarks.random_head import head_config, head_shapes, write_head
-from benchmarks.speculation_runs import Contender, parse_setting
+from benchmarks.speculation_runs import Contender, parse_setting, stages_of
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from fixtures.random_head import base_config, write_random_head
 
@@ -150,6 +151,19 @@ def test_a_rate_that_a_verification_cannot_yield_is_refused(rate):
         rounds(10, rate, most=4)
 
 
+def test_stages_are_the_times_between_their_kernels():
+    copy = "Memcpy DtoH (Device -> Pinned)"
+    names = ["gemm", "add_candidates", "gemm", "add_candidates", "select_tree", "gemm", "sample_path", copy]
+    starts = [2, 4, 6, 8, 10, 12, 20, 30]
+    rounds = [Event(copy, 0, 1)]
+    for first in (0, 30):
+        rounds += [Event(name, first + at, first + at + 1) for name, at in zip(names, starts, strict=True)]
+    stages = stages_of(rounds)
+    assert stages["draft_levels"] == pytest.approx([4e-3, 4e-3])
+    assert (stages["tree"], stages["verify"]) == pytest.approx((2e-3, 9e-3))
+    assert stages["accept"] == pytest.approx(11e-3)
+
+
 def test_a_forced_tree_has_the_path_first_and_then_siblings_of_its_nodes():
     parents, depths = path_with_siblings(6, 3)
     assert parents.tolist() == [-1, 0, 1, 2, 0, 1]
@@ -192,6 +206,7 @@ def test_a_random_head_is_written_again_only_for_other_weights(tmp_path):
         (["--settings", "bush3"], "expected chainN, treeK/N/M or lookupN"),
         (["--acceptance", "0.5"], "expected a number from 1"),
         (["--head", "somewhere"], "need --checkpoint"),
+        (["--profile"], "--device cuda"),
     ],
 )
 def test_options_that_cannot_be_are_refused(arguments, message, capsys):
