@@ -51,7 +51,6 @@ class DraftEngineRunner:
         self.hidden_size, self.vocab_size = draft.hidden_size, draft.vocab_size
         self._executor = executor
         self._device = device
-        self._kernels = kernels
         self._tree_kernels = tree_kernels
         batch, capacity = config.max_supported_batch_size, draft.cache_capacity(config.max_kv_cache_capacity)
         found = executor.bindings[names.key_cache(0)].shape
@@ -79,7 +78,6 @@ class DraftEngineRunner:
         self._first = device.zeros((batch, 1), np.int64)
         self._nodes = device.empty((batch, top_k), np.int64)
         device.upload(self._nodes, np.tile(np.arange(top_k), (batch, 1)))
-        self._write_index = device.zeros((batch,), np.int64)
         self._depths = [device.empty((batch, top_k), np.int64) for _ in range(levels)]
         for depth, tensor in enumerate(self._depths):
             device.upload(tensor, np.full((batch, top_k), depth, np.int64))
@@ -117,14 +115,10 @@ class DraftEngineRunner:
 
         embeds [B,K,H] of the tokens, states [B,K,H] of their parents.
         """
-        batch, nodes, _ = embeds.shape
+        batch = embeds.shape[0]
         rows = range(batch)
-        lengths, write_index = self.kv_cache.lengths(rows), self._write_index.rows(0, batch)
-        inputs = self._inputs.inputs(rows, nodes)
-        self._inputs.write_depths(rows, self._depths[level - 1].rows(0, batch), self._tree_kernels)
-        self._tree_kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
-        self._kernels.visible_rows(lengths, (level - 1) * nodes, write_index)
-        inputs[names.KV_WRITE_INDEX] = write_index
+        depths = self._depths[level - 1].rows(0, batch)
+        inputs = self._inputs.for_level(rows, table, level, depths, self._tree_kernels)
         return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, self._nodes.rows(0, batch))
 
     def clear(self) -> None:
@@ -153,7 +147,20 @@ class DraftEngineRunner:
             names.NEXT_HIDDEN_STATES: next_states,
             **self.kv_cache.bindings(rows),
         }
-        dims = {"B": batch, "S": tokens, "N": wanted}
-        self._executor.prepare(profile, dims, tensors, self._device.stream)
-        self._executor.execute(self._device.stream)
+        alone = self._inputs.needs_one_sequence_per_run(tokens)
+        for part in [range(row, row + 1) for row in range(batch)] if alone else [range(batch)]:
+            self._run_rows(profile, part, tensors)
         return logits, next_states
+
+    def _run_rows(self, profile: int, rows: range, tensors: dict[str, Tensor]) -> None:
+        """Run the engine over some rows of tensors [B,...]."""
+        part = {
+            name: tensor if name in self._inputs.unbatched else tensor.rows(rows.start, rows.stop)
+            for name, tensor in tensors.items()
+        }
+        tokens, wanted = part[names.INPUTS_EMBEDS].shape[1], part[names.LOGITS].shape[1]
+        dims = {"B": len(rows), "S": tokens, "N": wanted}
+        if names.ROPE_COS in part:
+            dims["P"] = part[names.ROPE_COS].shape[0]
+        self._executor.prepare(profile, dims, part, self._device.stream)
+        self._executor.execute(self._device.stream)

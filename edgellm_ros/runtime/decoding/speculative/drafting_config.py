@@ -9,7 +9,7 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import VERIFY
 
-MAX_TREE_SIZE = 61  # of the verification profile of an engine without a draft head
+MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 OFF, EAGLE, LOOKUP = "off", "eagle", "lookup"
 STRATEGIES = (EAGLE, LOOKUP)
 
@@ -70,14 +70,16 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> 
     """Raise ValueError unless an engine directory can draft with these settings."""
     if config.llm.recurrent is not None:
         raise ValueError(f"drafting {drafting.strategy}: not supported for models with recurrent layers")
-    draft = config.draft
-    most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
+    draft, eagle = config.draft, drafting.strategy == EAGLE
+    if eagle and draft is None:
+        raise ValueError("drafting eagle: this engine has no draft head (edgellm export --draft)")
+    most = min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
+    if eagle and draft is not None:
+        most = draft.max_verify_tree_size
     if drafting.tree_size > most:
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
-    if drafting.strategy != EAGLE:
+    if not eagle or draft is None:
         return
-    if draft is None:
-        raise ValueError("drafting eagle: this engine has no draft head (edgellm export --draft)")
     if drafting.drafted_rows > draft.max_draft_tree_size:
         raise ValueError(
             f"drafting_top_k {drafting.drafting_top_k} and drafting_step {drafting.drafting_step} need "
