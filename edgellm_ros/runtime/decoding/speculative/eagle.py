@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
@@ -74,8 +75,6 @@ class EagleDrafter:
         self._counts = device.zeros((batch,), np.int64)
         self._same_count: int | None = None  # of all rows, if the host knows it
         # index of the newest pending token
-        self._minus_one = device.empty((batch,), np.int64)
-        device.upload(self._minus_one, np.full(batch, -1, np.int64))
         self._before = device.zeros((batch,), np.int64)
         self._indices = device.empty((batch, self._width, 1), np.int64)
         device.upload(self._indices, np.tile(np.arange(self._width)[:, None], (batch, 1, 1)))
@@ -148,9 +147,10 @@ class EagleDrafter:
         if width > 1:  # a round: `propose` has taken all pending tokens
             states = self._base.fused_hidden_states(batch, self._nodes)
             self._tree_kernels.take_rows(states, path, self._states.rows(0, batch))
-            self._device.copy(self._tokens.rows(0, batch), tokens)
-            self._device.copy(self._counts.rows(0, batch), counts)
-            self._same_count = None
+            # copies as kernels: a graph of kernels only is launched faster
+            places, pending = self._indices.view(batch, width), self._tokens.view(batch, width, 1)
+            self._tree_kernels.take_rows(tokens.view(batch, width, 1), places, pending)
+            self._kernels.visible_rows(counts, 0, self._counts.rows(0, batch))
             return
         if self._same_count is None or self._same_count == self._width:
             self._keep_newest(batch)
@@ -160,6 +160,20 @@ class EagleDrafter:
             self._put(row, self._same_count or 0, self._states, states.rows(row, row + 1))
         self._same_count = (self._same_count or 0) + 1
         self._set_counts(range(batch), self._same_count)
+
+    def drafted(self) -> None:
+        """Forget how many tokens are pending: only the device knows."""
+        self._same_count = None
+
+    def bind(self, batch: int) -> list[BoundRun]:
+        """Bind the head to the tensors of a round."""
+        size, states = self._head.hidden_size, self._states.rows(0, batch)
+        accepted = self._embeds.view(batch, self._width, size), states, self._last.rows(0, batch)
+        runs = self._head.bind_accepted(*accepted)
+        if self._levels > 1:
+            embeds = self._embeds.view(batch, self._top_k, size)
+            runs += self._head.bind_level(embeds, self._parents.rows(0, batch))
+        return runs
 
     def propose(self, tree: DraftTree) -> None:
         """Draft a tree for each row from its pending tokens."""
@@ -185,8 +199,7 @@ class EagleDrafter:
         Their rows are written, not committed. `_last` gets the index of the newest.
         """
         before, last = self._before.rows(0, batch), self._last.rows(0, batch)
-        self._device.copy(before, self._minus_one.rows(0, batch))
-        self._kernels.commit_rows(before, self._counts.rows(0, batch))
+        self._kernels.visible_rows(self._counts.rows(0, batch), -1, before)
         # a finished sequence may have no pending token: take_rows makes its index 0
         indices = self._indices.rows(0, batch)
         self._tree_kernels.take_rows(indices, before.view(batch, 1), last.view(batch, 1, 1))
