@@ -83,7 +83,7 @@ class Pipeline:
 
         builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
-        llm = base_graph(drafting)
+        llm = base_graph(drafting, config)
         decode_engine = engine(llm, decode_backend) if decode_backend else None
         self.runner = LLMEngineRunner(
             engine(llm),

@@ -26,8 +26,8 @@ ACTING = {"images": (IMAGE,), "action_samples": 2}
 
 
 @pytest.fixture(scope="module")
-def drafting(acting_engine, device):
-    with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0, drafting=CHAIN) as runtime:
+def drafting(acting_draft_engine, device):
+    with LLMInferenceRuntime(acting_draft_engine, device, prefix_cache_bytes=0, drafting=CHAIN) as runtime:
         yield runtime
 
 
@@ -182,10 +182,10 @@ def test_a_lost_device_is_raised(drafting):
 
 
 @pytest.mark.only_on("cpu", reason="brings its own device")
-def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_engine, acting_runtime):
+def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_draft_engine, acting_runtime):
     rng = np.random.default_rng(3)
     with queueing(), LLMInferenceRuntime(
-        acting_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=CHAIN
+        acting_draft_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=CHAIN
     ) as runtime:
         device = runtime.pipeline.device
         for _ in range(4):

@@ -55,31 +55,31 @@ class SpecDecodeDraftingConfig:
         return max((self.drafting_step - 1) * self.drafting_top_k, self.tokens_per_round)
 
 
-def base_graph(drafting: SpecDecodeDraftingConfig | None) -> str:
-    """Return the graph of the language model: one that outputs states, if a draft head needs them."""
-    return VERIFY if drafting is not None and drafting.strategy == EAGLE else "llm"
+def base_graph(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> str:
+    """Return the graph of the language model: with drafting the one for a draft head, if there is a head.
+
+    It outputs the states that a head takes, and takes a mask on every device.
+    """
+    return VERIFY if drafting is not None and config.draft is not None else "llm"
 
 
 def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> int:
-    """Return the size of the states that the draft head takes; 0 without a head."""
-    eagle = drafting is not None and drafting.strategy == EAGLE
-    return config.draft.hidden_size if eagle and config.draft is not None else 0
+    """Return the size of the states that `base_graph` outputs; 0 = it has none."""
+    return config.draft.hidden_size if drafting is not None and config.draft is not None else 0
 
 
 def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> None:
     """Raise ValueError unless an engine directory can draft with these settings."""
     if config.llm.recurrent is not None:
         raise ValueError(f"drafting {drafting.strategy}: not supported for models with recurrent layers")
-    draft, eagle = config.draft, drafting.strategy == EAGLE
-    if eagle and draft is None:
-        raise ValueError("drafting eagle: this engine has no draft head (edgellm export --draft)")
-    most = min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
-    if eagle and draft is not None:
-        most = draft.max_verify_tree_size
+    draft = config.draft
+    most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
     if drafting.tree_size > most:
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
-    if not eagle or draft is None:
+    if drafting.strategy != EAGLE:
         return
+    if draft is None:
+        raise ValueError("drafting eagle: this engine has no draft head (edgellm export --draft)")
     if drafting.drafted_rows > draft.max_draft_tree_size:
         raise ValueError(
             f"drafting_top_k {drafting.drafting_top_k} and drafting_step {drafting.drafting_step} need "
