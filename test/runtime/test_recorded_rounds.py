@@ -160,12 +160,14 @@ def test_smaller_trees_at_the_end_of_the_kv_cache_run_without_a_graph(recorded, 
 
 def test_vanilla_steps_between_recorded_rounds(eagle, plain):
     """The head catches up on the tokens of vanilla steps, and a graph goes on from there."""
+    prefill = used(eagle, dataclasses.replace(TALKING, sampling=request(max_tokens=1).sampling))
     with pytest.MonkeyPatch.context() as patch:
         kinds = itertools.cycle([True, False, True, True, *[False] * 6, True, *[False] * 3])
         patch.setattr(eagle.pipeline.method, "_is_worth_it", lambda: next(kinds))
         found = used(eagle, TALKING)
         assert min(found.rounds, found.vanilla_steps) > 3
         assert found.launches == found.rounds + found.vanilla_steps
+        assert found.uploads == prefill.uploads
         assert_same_answers(eagle, plain, TALKING)
 
 
