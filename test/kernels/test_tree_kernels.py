@@ -380,6 +380,16 @@ def test_rows_of_states_are_taken_by_index(side, rng):
     np.testing.assert_array_equal(side.read(out), expected)
 
 
+def test_rows_of_states_are_put_by_index(side, rng):
+    before = rng.standard_normal((2, 5, 7)).astype(np.float16)
+    source = rng.standard_normal((2, 3, 7)).astype(np.float16)
+    out = side.tensor(before)
+    side.trees.put_rows(side.tensor(source), side.tensor([[0, 4, 2], [5, 3, -1]]), out)
+    expected = before.copy()
+    expected[0, [0, 4, 2]], expected[1, 3] = source[0], source[1, 1]
+    np.testing.assert_array_equal(side.read(out), expected)
+
+
 def continuation(side: Side, entries: list[int], size: int, most=3, least=2, capacity=32) -> list[int]:
     history = np.full((1, capacity), 900)
     history[0, : len(entries)] = entries

@@ -245,12 +245,15 @@ def test_kv_rows_and_states(agree, rng, dtype, head_size):
     path = np.sort([rng.permutation(30)[:11] for _ in range(3)], axis=-1)
     lengths, counts = np.array([0, 4, 20]), np.array([11, 0, 9])
     index = rng.integers(-2, 15, (3, 6))
+    places = np.array([rng.permutation(np.arange(-2, 15))[:6] for _ in range(3)])
 
     def run(place: Side):
         cache, out = place.tensor(before), place.tensor(np.zeros((3, 6, head_size), dtype))
         place.trees.move_cache_rows(cache, 1, *map(place.tensor, (lengths, path, counts)))
         place.trees.take_rows(place.tensor(states), place.tensor(index), out)
-        return cache, out
+        put = place.tensor(states)
+        place.trees.put_rows(out, place.tensor(places), put)
+        return cache, out, put
 
     agree(run)
 

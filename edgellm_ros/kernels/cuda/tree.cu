@@ -266,6 +266,17 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
   }
 }
 
+// source [places, units]; out [batch, rows, units], index [batch, places / batch]. One block per row of `source`.
+template <class Unit>
+__device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
+                         i64 rows, i64 units) {
+  for (i64 place = blockIdx.x; place < places; place += gridDim.x) {
+    if (index[place] < 0 || index[place] >= rows) continue;
+    const i64 row = place / places_per_sequence * rows + index[place];
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x) out[row * units + unit] = source[place * units + unit];
+  }
+}
+
 #define TREE_KERNELS(width, Unit)                                                                                   \
   extern "C" __global__ void draft_mask_##width(Unit* out, const i64* nodes, const i64* lengths, i64 top_k,         \
                                                 i64 levels, i64 level, i64 units) {                                 \
@@ -284,6 +295,10 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
   extern "C" __global__ void take_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,         \
                                                i64 places_per_sequence, i64 rows, i64 units) {                      \
     take_rows(out, source, index, places, places_per_sequence, rows, units);                                        \
+  }                                                                                                                 \
+  extern "C" __global__ void put_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,          \
+                                              i64 places_per_sequence, i64 rows, i64 units) {                       \
+    put_rows(out, source, index, places, places_per_sequence, rows, units);                                         \
   }
 
 FOR_EACH_WIDTH(TREE_KERNELS)

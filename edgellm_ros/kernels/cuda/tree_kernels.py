@@ -153,6 +153,15 @@ class CudaTreeKernels(CudaLaunches):
             row // width,
         )  # fmt: skip
 
+    def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        row = row_bytes(source)
+        width = widest_unit(row, source, out)
+        self._by_token(
+            f"put_rows_{width}", index, row // width,
+            out.pointer, source.pointer, index.pointer, index.size, index.shape[1], out.shape[1],
+            row // width,
+        )  # fmt: skip
+
     def find_continuation(
         self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree
     ) -> None:
