@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from edgellm_ros.engine.device import Device, DeviceGraph
-from edgellm_ros.engine.executor import BindingSnapshot
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.runtime.lora import LoraAdapter
 
@@ -28,10 +27,10 @@ class Step(Protocol):
         """Queue the step, without input from the host and without waiting."""
         ...
 
-    def bind(self) -> tuple[BindingSnapshot, Any]:
+    def bind(self) -> tuple[Any, Any]:
         """Bind the engine to the step's tensors.
 
-        Returns the snapshot of the bindings, and the object that keeps them alive.
+        Returns what identifies the bindings, and the object that keeps them alive.
         """
         ...
 
@@ -45,7 +44,7 @@ class RecordedStep:
     """A step as a graph."""
 
     graph: DeviceGraph
-    snapshot: BindingSnapshot  # the engine's bindings when the graph was recorded
+    snapshot: Any  # identifies the engine's bindings when the graph was recorded
     bound: Any  # must live as long as the graph
 
 

@@ -13,12 +13,13 @@ on, V the head's vocabulary, C its cache's capacity.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -75,6 +76,7 @@ class DraftEngineRunner:
         )
         self._next_states = device.empty((batch * tokens, draft.hidden_size), self.dtype)
         self._logits = device.empty((batch * top_k, draft.vocab_size), np.float32)
+        self._bound: dict[BindingSnapshot | None, Any] = {}  # of the runs of drafts: recorded rounds use them
         self._first = device.zeros((batch, 1), np.int64)
         self._nodes = device.empty((batch, top_k), np.int64)
         device.upload(self._nodes, np.tile(np.arange(top_k), (batch, 1)))
@@ -163,4 +165,6 @@ class DraftEngineRunner:
         if names.ROPE_COS in part:
             dims["P"] = part[names.ROPE_COS].shape[0]
         self._executor.prepare(profile, dims, part, self._device.stream)
+        if profile == DRAFT_PROFILE:  # of a few shapes only
+            self._bound[self._executor.snapshot] = self._executor.bound
         self._executor.execute(self._device.stream)

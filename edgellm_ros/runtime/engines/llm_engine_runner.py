@@ -7,7 +7,7 @@ are inputs too. Prefill and decode may use two backends on one KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -204,11 +204,26 @@ class LLMEngineRunner:
         above and to itself. Its KV row is written to slot length + m, and not committed. inputs_embeds
         [B,M,H]; output_logits [B,M,V] float32. Only queues work on the device.
         """
-        batch, nodes, _ = inputs_embeds.shape
-        tensors = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
-        self._decode_inputs.for_tree(tensors, range(batch), tree, kernels)
-        tensors |= {names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
+        tensors = self._tree_tensors(inputs_embeds, output_logits)
+        self._decode_inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
         self._execute(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
+
+    def bind_tree_decoding_step(
+        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
+    ) -> tuple[list[BindingSnapshot], list[Any]]:
+        """Bind the tensors of a run on trees; see `bind_vanilla_decoding_step`.
+
+        Returns one snapshot and object for each run of the engine.
+        """
+        snapshots, bound = [], []
+        tensors = self._tree_tensors(inputs_embeds, output_logits)
+        adapters = [adapter] * inputs_embeds.shape[0]
+        for part, _ in self._parts(self._decode_inputs, tensors, adapters):
+            self._bind(self._decode, VERIFICATION_PROFILE, part, adapter)
+            assert self._decode.snapshot is not None  # the engine has just been bound
+            snapshots.append(self._decode.snapshot)
+            bound.append(self._decode.bound)
+        return snapshots, bound
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
         """Return the states of the last run's tokens that a draft head takes, [batch,tokens,Hd]."""
@@ -279,6 +294,11 @@ class LLMEngineRunner:
             **self._fused_bindings(len(rows), tokens),
         }
 
+    def _tree_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
+        batch, nodes, _ = inputs_embeds.shape
+        inputs = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
+        return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
+
     def _nodes_of(self, batch: int, nodes: int) -> Tensor:
         """Return the indices of the nodes of trees [batch,nodes]."""
         if nodes not in self._node_indices:
@@ -310,6 +330,14 @@ class LLMEngineRunner:
         A group consists of adjacent rows, or of one row if the engine needs one sequence per run. On a CPU,
         neither other groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
         """
+        for part, adapter in self._parts(attention_inputs, tensors, adapters):
+            self._bind(executor, profile, part, adapter)
+            executor.execute(self._device.stream)
+
+    def _parts(
+        self, attention_inputs: AttentionInputs, tensors: dict[str, Tensor], adapters: Sequence[LoraAdapter]
+    ) -> Iterator[tuple[dict[str, Tensor], LoraAdapter]]:
+        """Cut the tensors of a batch into groups of rows; return them with their adapters."""
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
         alone = attention_inputs.needs_one_sequence_per_run(tokens)
@@ -321,8 +349,7 @@ class LLMEngineRunner:
                     name: tensor if name in attention_inputs.unbatched else tensor.rows(rows[0], rows[-1] + 1)
                     for name, tensor in tensors.items()
                 }
-            self._bind(executor, profile, part, adapter)
-            executor.execute(self._device.stream)
+            yield part, adapter
 
     def _bind(
         self, executor: EngineExecutor, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter

@@ -46,6 +46,10 @@ class Drafter(RowState, Protocol):
         """Take note of the first tokens [b,1] of admitted rows, which have been committed."""
         ...
 
+    def round_queued(self) -> None:
+        """Take note on the host of a queued round; a recorded one calls neither `propose` nor `accepted`."""
+        ...
+
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Take note of the first counts[b] of tokens [B,n], which have been committed.
 

@@ -102,8 +102,9 @@ class EagleDrafter:
             self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
 
     def close(self, row: int) -> None:
-        """End a row."""
+        """End a row: it has no pending tokens."""
         self.kv_cache.close(row)
+        self._device.fill_zero(self._counts.rows(row, row + 1))
 
     def clear(self) -> None:
         """Zero the head's KV rows."""
@@ -141,6 +142,10 @@ class EagleDrafter:
         else:
             self._same_count = 1
 
+    def round_queued(self) -> None:
+        """Forget the numbers of pending tokens, which only the device knows after a round."""
+        self._same_count = None
+
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Make tokens pending, with the states of the nodes before them."""
         batch, width = tokens.shape
@@ -150,7 +155,6 @@ class EagleDrafter:
             self._tree_kernels.take_rows(states, path, self._states.rows(0, batch))
             self._device.copy(self._tokens.rows(0, batch), tokens)
             self._device.copy(self._counts.rows(0, batch), counts)
-            self._same_count = None
             return
         if self._same_count is None or self._same_count == self._width:
             self._keep_newest(batch)

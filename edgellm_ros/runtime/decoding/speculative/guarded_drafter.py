@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree
@@ -21,8 +22,9 @@ class GuardedDrafter:
     A lost device is raised: the base model cannot go on either.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, device: Device) -> None:
         self.drafter = drafter
+        self._device = device
         self.name, self.kv_cache = drafter.name, drafter.kv_cache
         self.failed = False
 
@@ -57,6 +59,10 @@ class GuardedDrafter:
         """Take note of first tokens; see `Drafter`."""
         self._try(lambda: self.drafter.started(rows, tokens, counts))
 
+    def round_queued(self) -> None:
+        """Take note of a round; see `Drafter`."""
+        self.drafter.round_queued()
+
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Take note of committed tokens; see `Drafter`."""
         self._try(lambda: self.drafter.accepted(tokens, path, counts))
@@ -69,5 +75,7 @@ class GuardedDrafter:
         except DeviceLostError:
             raise
         except EngineError as error:
+            if self._device.capturing:  # the call cannot be recorded
+                raise
             self.failed = True
             logger.warning("drafting (%s) has failed, decoding goes on without it: %s", self.name, error)

@@ -72,6 +72,9 @@ class PromptLookup:
         """Append the tokens."""
         self.started(range(tokens.shape[0]), tokens, counts)
 
+    def round_queued(self) -> None:
+        """Do nothing: all state is on the device."""
+
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Append the tokens to the given rows."""
         history = self._history.rows(rows.start, rows.stop)

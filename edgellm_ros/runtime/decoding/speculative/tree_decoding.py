@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.step_result import StepResult
+from edgellm_ros.runtime.decoding.recorded_steps import RecordedSteps, Step
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.decoding.speculative.fallback import Fallback
 from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
@@ -64,32 +66,33 @@ class TreeDecoding:
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
         self._fallback = Fallback() if config.falls_back else None
-        self._kernels = kernels
-        self._batch = batch
-        self._embedder = embedder
-        self._runner = runner
-        self._sampling = sampling
-        self._drafter = drafter
+        self.kernels = kernels
+        self.batch = batch
+        self.embedder = embedder
+        self.runner = runner
+        self.sampling = sampling
+        self.drafter = drafter
         self._vanilla = vanilla
         self._metrics = metrics
         self._is_synchronous = device.max_queued_steps == 0
         rows, size, tokens = batch.max_size, config.tree_size, config.tokens_per_round
         vocabulary = runner.config.output_vocab_size
         self._sizes = tree_sizes(size)
-        self._tree = DraftTree.zeros(device, rows, size)
-        self._logits = device.empty((rows, size, vocabulary), np.float32)
+        self.recorded: RecordedSteps[TreeRound] = RecordedSteps(device, rows)  # of the largest trees
+        self.tree = DraftTree.zeros(device, rows, size)
+        self.logits = device.empty((rows, size, vocabulary), np.float32)
         self._path_logits = device.empty((rows, tokens, vocabulary), np.float32)
-        self._path = device.zeros((rows, tokens), np.int64)
+        self.path = device.zeros((rows, tokens), np.int64)
         self._root = device.zeros((rows, 1), np.int64)  # the path of a vanilla step
-        self._offered = device.zeros((rows,), np.int64)
+        self.offered = device.zeros((rows,), np.int64)
         embedder.resize(size)
 
     def prefilled(self, rows: range) -> None:
         """Give the first tokens of admitted rows to the drafter."""
         if self._fallback is not None:
             self._fallback.new_text()
-        tokens = self._sampling.begin_step(len(rows), 1)[1]
-        self._drafter.started(rows, tokens, self._sampling.counts(len(rows)))
+        tokens = self.sampling.begin_step(len(rows), 1)[1]
+        self.drafter.started(rows, tokens, self.sampling.counts(len(rows)))
 
     def begin(self, batch: Batch) -> None:
         """Prepare for steps of these sequences."""
@@ -97,18 +100,22 @@ class TreeDecoding:
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
         self._wanted = not any(sequence.request.disable_spec_decode for sequence in batch.sequences)
         self._vanilla.begin(batch)
+        self._round = self.recorded.select(self._adapters, self._make_round)
         if self._fallback is not None:
             self._fallback.begin(len(batch))
 
     def queue(self, room: int) -> StepResult:
         """Queue a round of drafting, or a vanilla step; see `DecodeMethod`."""
         size = next((size for size in self._sizes if size <= room), 1)
-        if size > 1 and self._wanted and not self._drafter.failed and self._is_worth_it():
-            tree = self._tree_of(len(self._adapters), size)
-            with self._timed("draft_seconds"):
-                self._drafter.propose(tree)
-            if not self._drafter.failed:
-                return self._verify(tree)
+        if size > 1 and self._wanted and not self.drafter.failed and self._is_worth_it():
+            drafted = self._round
+            if size == self._sizes[0]:
+                self.recorded.queue()
+            else:
+                drafted = self._make_round(self._adapters, size)
+                drafted.run()
+            if not self.drafter.failed:
+                return self._finish_round(drafted)
         return self._vanilla_step(room)
 
     def delivered(self, result: StepResult, counts: Sequence[int]) -> None:
@@ -124,53 +131,84 @@ class TreeDecoding:
             self._fallback.delivered(drafted, sum(counts) / len(counts))
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
-        """Record vanilla steps as graphs; a round of drafting is not recorded."""
-        return self._vanilla.capture(adapters)
+        """Record vanilla steps, and rounds with the largest trees, as graphs; see `DecodeMethod`."""
+        done = self._vanilla.capture(adapters)
+        return self.recorded.capture(adapters, self._make_round) and done
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self._vanilla.drop(adapter)
+        self.recorded.drop(adapter)
 
-    def _verify(self, tree: DraftTree) -> StepResult:
-        """Queue the verification of a tree, and the commit of the tokens that it yields."""
-        batch, size = tree.tokens.shape
-        logits, path = self._logits.view(batch, size, self._logits.shape[2]), self._path.rows(0, batch)
-        path_logits, offered = self._path_logits.rows(0, batch), self._offered.rows(0, batch)
-        with self._timed("verify_seconds"):
-            embeds = self._embedder.embed_tokens(tree.tokens)
-            self._runner.execute_tree_decoding_step(embeds, tree, self._kernels, logits, self._adapters)
-        with self._timed("accept_seconds"):
-            self._sampling.sample_path(self._kernels, logits, tree, path, offered)
-            counts = self._sampling.count(offered=offered)
-            self._runner.kv_cache.move_path(self._kernels, path, counts)
-            self._batch.commit(counts)
-            self._tell_drafter(path)
-            if self._logprobs:
-                self._kernels.take_rows(logits, path, path_logits)
-        return self._sampling.copy_to_host(path_logits, self._logprobs)
+    def _make_round(self, adapters: Sequence[LoraAdapter], size: int = 0) -> TreeRound:
+        return TreeRound(self, adapters, size or self._sizes[0])
+
+    def _finish_round(self, drafted: TreeRound) -> StepResult:
+        """Queue the copy of a round's tokens to the host."""
+        self.drafter.round_queued()
+        path_logits = self._path_logits.rows(0, drafted.path.shape[0])
+        if self._logprobs:
+            self.kernels.take_rows(drafted.logits, drafted.path, path_logits)
+        return self.sampling.copy_to_host(path_logits, self._logprobs)
 
     def _vanilla_step(self, room: int) -> StepResult:
         result = self._vanilla.queue(room)
         batch = len(self._adapters)
-        self._tell_drafter(self._root.rows(0, batch))
+        self.tell_drafter(self._root.rows(0, batch))
         return result
 
-    def _tell_drafter(self, path: Tensor) -> None:
+    def tell_drafter(self, path: Tensor) -> None:
         """Give the tokens that the last step has committed to the drafter."""
-        tokens = self._sampling.begin_step(*path.shape)[1]
-        self._drafter.accepted(tokens, path, self._sampling.counts(path.shape[0]))
+        tokens = self.sampling.begin_step(*path.shape)[1]
+        self.drafter.accepted(tokens, path, self.sampling.counts(path.shape[0]))
 
     def _is_worth_it(self) -> bool:
         return self._fallback is None or self._fallback.drafts()
 
-    def _tree_of(self, batch: int, size: int) -> DraftTree:
-        tree = self._tree
-        return DraftTree(*(tensor.view(batch, size) for tensor in (tree.tokens, tree.parents, tree.depths)))
-
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
+    def timed(self, name: str) -> Iterator[None]:
         """Add the time of the block to a metric, if the device works while it is called."""
         start = time.perf_counter()
         yield
         if self._is_synchronous:
             setattr(self._metrics, name, getattr(self._metrics, name) + time.perf_counter() - start)
+
+
+class TreeRound(Step):
+    """One round of the first len(adapters) rows, with trees of `size` nodes.
+
+    `logits` [B,M,V] of the nodes; `path` [B,D]: nodes whose tokens were sampled.
+    """
+
+    def __init__(self, method: TreeDecoding, adapters: Sequence[LoraAdapter], size: int) -> None:
+        batch, tree = len(adapters), method.tree
+        self.logits = method.logits.view(batch, size, method.logits.shape[2])
+        self.path = method.path.rows(0, batch)
+        self._method = method
+        self._adapters = adapters
+        self._tree = DraftTree(*(each.view(batch, size) for each in (tree.tokens, tree.parents, tree.depths)))
+        self._offered = method.offered.rows(0, batch)
+
+    def run(self) -> None:
+        """Queue the round; nothing but a part of the draft after the drafter has failed."""
+        method, tree = self._method, self._tree
+        with method.timed("draft_seconds"):
+            method.drafter.propose(tree)
+        if method.drafter.failed:
+            return
+        with method.timed("verify_seconds"):
+            embeds = method.embedder.embed_tokens(tree.tokens)
+            method.runner.execute_tree_decoding_step(
+                embeds, tree, method.kernels, self.logits, self._adapters
+            )
+        with method.timed("accept_seconds"):
+            method.sampling.sample_path(method.kernels, self.logits, tree, self.path, self._offered)
+            counts = method.sampling.count(offered=self._offered)
+            method.runner.kv_cache.move_path(method.kernels, self.path, counts)
+            method.batch.commit(counts)
+            method.tell_drafter(self.path)
+
+    def bind(self) -> tuple[Any, Any]:
+        """Bind the base model to this round's tensors; all rows have one adapter."""
+        embeds = self._method.embedder.token_embeds(*self._tree.tokens.shape)
+        return self._method.runner.bind_tree_decoding_step(embeds, self.logits, self._adapters[0])
