@@ -15,6 +15,10 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.head_reference import HeadReference, RecordedInputs
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.only_on("cpu", "cuda", reason="minutes on the double, which runs other tests of drafts"),
+]
 TREE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
 TALKING = {"prompt": "what do you see?", "repetition_penalty": 1.3}
 DRAWING = {"prompt": "stop", "temperature": 1.2, "seed": 3, "repetition_penalty": 1.2}

@@ -22,6 +22,7 @@ from fixtures.exported_graphs import knows_lengths
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_with_drafting, request
 
+pytestmark = pytest.mark.slow
 EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
 TALKING = request("abc abc abc what do you see?", max_tokens=30, logprobs=2)
@@ -173,7 +174,6 @@ def test_an_asynchronous_device(draft_engine, pair, drafting):
         assert runtime.pipeline.device.most_host_copies > 1
 
 
-@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="brings its own device")
 def test_recorded_rounds(draft_engine, pair, drafting):
     """Also of three sequences with the graph of four, and between vanilla steps: the same trees."""
@@ -286,7 +286,6 @@ class TestRefused:
             LLMGenerationRequest("", disable_spec_decode=1)
 
 
-@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
 @knows_lengths
 def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):
