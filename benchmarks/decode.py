@@ -54,6 +54,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,8 @@ def _run_transformers(
     model = TransformersDecoder(checkpoint, args.shape, args.precision, place)
     clock.done("transformers_load")
     ways = {way: getattr(model, way) for way in ("eager", "compiled") if getattr(args, way)}
+    if not args.compiled_prefill and args.compiled:
+        ways["compiled"] = partial(model.compiled, prefill=False)
     for way, run in ways.items():
         theirs[way] = []
         for batch, expected in answers.items():
@@ -313,6 +316,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--no-graphs", dest="graphs", action="store_false", help="launch kernels one by one, without graphs")
     add("--no-transformers", dest="transformers", action="store_false", help="do not run transformers")
     add("--no-compile", dest="compiled", action="store_false", help="run transformers eager only")
+    add(
+        "--no-compiled-prefill",
+        dest="compiled_prefill",
+        action="store_false",
+        help="run transformers' prefill eager in the compiled run too: with recurrent layers, whose loops "
+        "over the prompt are unrolled, it takes minutes to compile",
+    )
     add("--no-eager", dest="eager", action="store_false", help="run transformers compiled only")
     add(
         "--profile", action="store_true", help="profile the kernels of a decode step; needs a GPU and PyTorch"

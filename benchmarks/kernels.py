@@ -39,6 +39,7 @@ from edgellm_ros.kernels import (
     DraftTable,
     DraftTree,
     Kernels,
+    PatchLayout,
     RopeTable,
     SamplingState,
     StopState,
@@ -50,7 +51,7 @@ from edgellm_ros.kernels import (
 VOCABULARY, HIDDEN, FREQUENCIES, POSITIONS = 151_936, 2048, 64, 4096
 LAYERS, HEADS, CAPACITY, HEAD_SIZE = 28, 8, 1024, 128
 PROMPT, PREFIX = 1024, 256  # tokens
-FRAME_PATCHES = 1200  # of a frame of 640x480 pixels, in pairs of frames
+RESIZED = 1280, 960  # height and width
 DRAFT_VOCABULARY, TOP_K, LEVELS, NODES, PATH = 32_000, 10, 6, 60, 4
 GRAPH_LAUNCHES, CALLS, RUNS = 200, 3, 7
 HALF = np.float16
@@ -146,9 +147,11 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     top_ids, top_values = device.zeros((batch, 1, 6), np.int64), device.zeros((batch, 1, 6), np.float32)
     noise, velocity = (device.zeros((batch, 16, 8), np.float32) for _ in range(2))
     vocab_map = put(np.arange(VOCABULARY))
-    pixels = put(rng.integers(0, 256, (FRAME_PATCHES, 3 * 2 * 16 * 16), np.uint8))
+    image = put(rng.integers(0, 256, (480, 640, 3), np.uint8))
+    resized = device.zeros((1, 3, *RESIZED), np.uint8)
+    layout = PatchLayout(*RESIZED, patch_size=16, block_size=32)
     levels = put(rng.standard_normal((3, 256)).astype(np.float32))
-    pixel_values = device.zeros(pixels.shape, np.float32)
+    pixel_values = device.zeros((RESIZED[0] * RESIZED[1] // 16**2, 3 * 2 * 16**2), np.float32)
     found: dict[str, Call] = {}
     for kind, steps in (("step", 1), ("prompt", PROMPT)):
         ids, embeds = integers(VOCABULARY + 9, batch, steps), device.zeros((batch, steps, HIDDEN), HALF)
@@ -163,7 +166,8 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
             f"causal_mask, {kind}": bind(kernels.causal_mask, lengths, mask),
         }
     found |= {
-        "normalise_pixels, 640x480": bind(kernels.normalise_pixels, levels, pixels, pixel_values),
+        "resize, 640x480 to 960x1280": bind(kernels.resize, image, resized.view(3, *RESIZED)),
+        "cut_patches, 960x1280": bind(kernels.cut_patches, levels, resized, layout, pixel_values),
         "visible_rows": bind(kernels.visible_rows, lengths, 1, visible),
         "map_tokens": bind(kernels.map_tokens, tokens, vocab_map, mapped),
         "count_tokens": bind(kernels.count_tokens, tokens, offered, stops, counts),

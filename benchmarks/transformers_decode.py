@@ -74,16 +74,23 @@ class TransformersDecoder:
         return self._run(prompts, images, tokens, runs, growing, lambda stage, whole: stage)
 
     def compiled(
-        self, prompts: Sequence[Sequence[int]], images: Sequence[np.ndarray], tokens: int, runs: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        images: Sequence[np.ndarray],
+        tokens: int,
+        runs: int,
+        prefill: bool = True,
     ) -> dict[str, Any]:
         """Run like `eager`, with a static cache and compiled stages.
 
         A decode step is one graph; on a GPU, a CUDA graph. Vision and prefill are compiled without CUDA
-        graphs.
+        graphs; prefill: whether it is compiled.
         """
         torch._dynamo.reset()
 
         def compile_stage(stage: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+            if stage == self._prefill and not prefill:
+                return stage
             if not whole:
                 return torch.compile(stage, dynamic=False)
             step = torch.compile(stage, mode="reduce-overhead", fullgraph=True, dynamic=False)

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.protocol import Kernels, RopeTable, SamplingState, SequenceCache, StopState
+from edgellm_ros.kernels.protocol import (
+    Kernels,
+    PatchLayout,
+    RopeTable,
+    SamplingState,
+    SequenceCache,
+    StopState,
+)
 from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree, TreeKernels
 
 __all__ = [
     "DraftTable",
     "DraftTree",
     "Kernels",
+    "PatchLayout",
     "RopeTable",
     "SamplingState",
     "SequenceCache",

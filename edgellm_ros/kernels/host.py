@@ -4,22 +4,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import cv2
 import numpy as np
+from PIL import Image
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, StopState
 from edgellm_ros.kernels.random import token_uniform
 
 
 class HostKernels:
     """The kernels on a CPU; `Kernels` documents the methods."""
 
-    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
-        channels = levels.shape[0]
-        source, target = (x.array.reshape(-1, channels, x.shape[-1] // channels) for x in (pixels, out))
-        for channel in range(channels):
-            target[:, channel] = levels.array[channel][source[:, channel]]
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(3, thread_name_prefix="pixels")  # one for each channel
+
+    def resize(self, image: Tensor, out: Tensor) -> None:
+        # Pillow uses one thread, so the channels are resized side by side.
+        channels, height, width = out.shape
+        planes = cv2.split(image.array) if channels > 1 else [image.array[..., 0]]
+        same = image.shape[:2] == (height, width)
+
+        def work(channel: int) -> None:
+            plane = planes[channel]
+            if not same:
+                plane = Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC)
+            out.array[channel] = plane
+
+        list(self._threads.map(work, range(channels)))
+
+    def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
+        count, channels, height, width = frames.shape
+        patch, merge = layout.patch_size, layout.block_size // layout.patch_size
+        rows, columns = height // layout.tile_height, width // layout.tile_width
+        blocks = layout.tile_height // layout.block_size, layout.tile_width // layout.block_size
+        patches = out.array.reshape(rows, columns, *blocks, merge, merge, channels, -1, patch, patch)
+
+        def work(channel: int) -> None:
+            values = levels.array[channel]
+            for place in range(patches.shape[-3]):
+                target = patches[..., channel, place, :, :]
+                if place >= count:
+                    target[...] = patches[..., channel, place - 1, :, :]
+                    continue
+                # lines of pixels are looked up and copied, not single ones
+                lines = frames.array[place, channel].reshape(
+                    rows, blocks[0], merge, patch, columns, blocks[1], merge, patch
+                )
+                target[...] = values[lines.transpose(0, 4, 1, 5, 2, 6, 3, 7)]
+
+        list(self._threads.map(work, range(channels)))
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
         ids, vocab_size = token_ids.array, table.shape[0]

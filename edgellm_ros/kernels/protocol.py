@@ -58,6 +58,16 @@ class StopState:
 
 
 @dataclass(frozen=True)
+class PatchLayout:
+    """How an image is cut into patches: tile by tile, merge block by merge block; sizes in pixels."""
+
+    tile_height: int  # the image's own, if there are no tiles
+    tile_width: int
+    patch_size: int  # side of a patch
+    block_size: int  # side of a merge block; divides the tile's sides
+
+
+@dataclass(frozen=True)
 class SequenceCache:
     """One sequence of a KV cache: views of its memory, no copies."""
 
@@ -87,10 +97,18 @@ class SequenceCache:
 class Kernels(Protocol):
     """The kernels on one kind of device."""
 
-    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
-        """Write out [...,C*N] fp32: the normalised values of pixels [...,C*N] uint8, channel by channel.
+    def resize(self, image: Tensor, out: Tensor) -> None:
+        """Write out [C,h,w] uint8: the channels of image [H,W,C] uint8, resized with bicubic weights.
 
-        levels [C,256] fp32: the value of each of a channel's 256 values.
+        The bits are those of Pillow's `Image.resize` with `Resampling.BICUBIC`.
+        """
+        ...
+
+    def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
+        """Write out [...,C*T*p*p] fp32: the normalised values of the patches of frames [F,C,h,w] uint8.
+
+        Each patch has C channels of T frames; the last of F <= T frames is repeated. levels [C,256] fp32: the
+        normalised value of each of a channel's 256 values. The sides of a frame are multiples of the tile's.
         """
         ...
 

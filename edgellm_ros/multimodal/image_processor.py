@@ -3,35 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from edgellm_ros.multimodal.image_pixels import ResizedImage
 from edgellm_ros.multimodal.patch_processor import PatchProcessor
 from edgellm_ros.multimodal.tile_processor import TileProcessor
 from edgellm_ros.multimodal.vision_config import InternVLVisionConfig, VisionConfig
 
 
 class ImageProcessor(Protocol):
-    """Converts images [H, W, 3] uint8 RGB to inputs of the vision tower.
+    """Says how images become inputs of the vision tower; `Kernels` computes the pixels.
 
     All methods raise ValueError for an image that the tower does not take.
     """
+
+    config: VisionConfig
+    levels: np.ndarray  # [C, 256] float32, the normalised value of each of a channel's 256 values
 
     def token_grid(self, height: int, width: int) -> tuple[int, int]:
         """Compute rows and columns of tokens of an image of this many pixels."""
         ...
 
-    @property
-    def levels(self) -> np.ndarray:
-        """Return the normalised value of each channel's 256 values: [C, 256] float32."""
-        ...
+    def resized(self, height: int, width: int) -> Sequence[ResizedImage]:
+        """Compute the sizes to which an image of this many pixels is resized.
 
-    def patches(self, image: np.ndarray) -> np.ndarray:
-        """Compute the tower's pixel_values before they are normalised, uint8.
-
-        See `VisionTower.pixels_shape`.
+        Their patches follow each other in the tower's pixel_values.
         """
         ...
 

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from edgellm_ros.multimodal.image_pixels import PatchCutter, check_image
+from edgellm_ros.multimodal.image_pixels import ResizedImage, image_levels, whole_image
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig, Qwen3VisionConfig, QwenVisionTower
 from edgellm_ros.multimodal.vision_positions import vision_positions
 
@@ -21,33 +21,23 @@ class PatchProcessor:
     """An `ImageProcessor` that keeps an image's aspect ratio as closely as it can."""
 
     def __init__(self, config: Qwen3VisionConfig | Qwen2_5VisionConfig) -> None:
-        self._config = config
-        self._cutter = PatchCutter.for_images(config)
+        self.config = config
+        self.levels = image_levels(config)
 
     def token_grid(self, height: int, width: int) -> tuple[int, int]:
         """Compute rows and columns of tokens. ValueError for a side ratio above 200."""
-        resized_height, resized_width = smart_resize(height, width, self._config)
-        factor = self._config.size_factor
+        resized_height, resized_width = smart_resize(height, width, self.config)
+        factor = self.config.size_factor
         return resized_height // factor, resized_width // factor
 
-    @property
-    def levels(self) -> np.ndarray:
-        return self._cutter.levels
-
-    def patches(self, image: np.ndarray) -> np.ndarray:
-        """Cut an image into patches [P, values of a patch] uint8, merge block by merge block.
-
-        As in the reference, a still image is repeated for the frames of a patch.
-        """
-        check_image(image)
-        height, width = smart_resize(image.shape[0], image.shape[1], self._config)
-        resized = self._cutter.resize(image, height, width)
-        return self._cutter.cut(*[resized] * self._config.frames_per_patch)
+    def resized(self, height: int, width: int) -> list[ResizedImage]:
+        """Return the size that `smart_resize` computes."""
+        return [whole_image(self.config, *smart_resize(height, width, self.config))]
 
     def grid_inputs(self, token_grid: tuple[int, int]) -> dict[str, np.ndarray]:
         """Compute the positions of the patches, see `vision_positions`."""
-        merge = self._config.spatial_merge_size
-        return vision_positions(token_grid[0] * merge, token_grid[1] * merge, self._config)
+        merge = self.config.spatial_merge_size
+        return vision_positions(token_grid[0] * merge, token_grid[1] * merge, self.config)
 
 
 def smart_resize(height: int, width: int, config: QwenVisionTower) -> tuple[int, int]:

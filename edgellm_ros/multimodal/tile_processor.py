@@ -10,7 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from edgellm_ros.multimodal.image_pixels import PatchCutter, check_image
+from edgellm_ros.kernels.protocol import PatchLayout
+from edgellm_ros.multimodal.image_pixels import ResizedImage, image_levels
 from edgellm_ros.multimodal.vision_config import InternVLVisionConfig
 
 
@@ -18,32 +19,22 @@ class TileProcessor:
     """An `ImageProcessor` that stretches an image to the nearest grid of tiles."""
 
     def __init__(self, config: InternVLVisionConfig) -> None:
-        self._config = config
-        self._cutter = PatchCutter.for_images(config)
+        self.config = config
+        self.levels = image_levels(config)
 
     def token_grid(self, height: int, width: int) -> tuple[int, int]:
         """Compute the number of tiles, and the number of tokens of a tile."""
-        rows, columns = best_tile_grid(height, width, self._config)
+        rows, columns = best_tile_grid(height, width, self.config)
         tiles = rows * columns
-        return tiles + (tiles > 1), self._config.tile_tokens
+        return tiles + (tiles > 1), self.config.tile_tokens
 
-    @property
-    def levels(self) -> np.ndarray:
-        return self._cutter.levels
-
-    def patches(self, image: np.ndarray) -> np.ndarray:
-        """Cut an image into the patches of each tile [T, P, C*p*p] uint8.
-
-        Tiles come row by row, the whole image last; a tile's patches merge block by merge block.
-        """
-        check_image(image)
-        rows, columns = best_tile_grid(image.shape[0], image.shape[1], self._config)
-        size = self._config.tile_size
-        resized = self._cutter.resize(image, rows * size, columns * size)
-        tiles = [tile for row in np.split(resized, rows, axis=1) for tile in np.split(row, columns, axis=2)]
-        if len(tiles) > 1:
-            tiles.append(self._cutter.resize(image, size, size))
-        return np.stack([self._cutter.cut(tile) for tile in tiles])
+    def resized(self, height: int, width: int) -> list[ResizedImage]:
+        """Return the grid of tiles, row by row, and the whole image as one more tile if there are several."""
+        rows, columns = best_tile_grid(height, width, self.config)
+        size, patch, block = self.config.tile_size, self.config.patch_size, self.config.size_factor
+        tile = PatchLayout(size, size, patch, block)
+        grid = ResizedImage(rows * size, columns * size, tile)
+        return [grid] if rows * columns == 1 else [grid, ResizedImage(size, size, tile)]
 
     def grid_inputs(self, token_grid: tuple[int, int]) -> dict[str, np.ndarray]:
         """Return no inputs: positions of patches are constants of the graph."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.multimodal.image_pixels import PatchCutter
+from edgellm_ros.multimodal.image_pixels import ResizedImage, whole_image
 from edgellm_ros.multimodal.patch_processor import check_aspect_ratio, fit_area
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.video_config import AS_POSITIONS, LIMITS_OF_A_FRAME, VideoConfig
@@ -39,48 +39,37 @@ class VideoGrid:
 
 
 class VideoProcessor:
-    """Converts videos to inputs of the vision tower, one group of frames per run."""
+    """Says how videos become inputs of the vision tower, one group of frames per run."""
 
     def __init__(self, tower: QwenVisionTower, config: VideoConfig) -> None:
-        self._tower, self._config = tower, config
+        self.tower, self._config = tower, config
         # In the reference's order of roundings, which is not that of its image processor.
         mean, std = (
             np.array(values, np.float32) * np.float32(1.0 / config.rescale_factor)
             for values in (config.image_mean, config.image_std)
         )
-        levels = (np.arange(256, dtype=np.float32)[None, :] - mean[:, None]) / std[:, None]
-        self._cutter = PatchCutter(tower, levels, config.resample)
+        # the normalised value of each of a channel's 256 values, [C, 256]
+        self.levels = (np.arange(256, dtype=np.float32)[None, :] - mean[:, None]) / std[:, None]
 
     def grid(self, frames: int, height: int, width: int) -> VideoGrid:
         """Compute the tokens of a video. ValueError for a side ratio above 200."""
-        size, factor = self._resized(frames, height, width), self._tower.size_factor
-        groups = -(-frames // self._tower.temporal_patch_size)
+        size, factor = self._resized(frames, height, width), self.tower.size_factor
+        groups = -(-frames // self.tower.temporal_patch_size)
         return VideoGrid(groups, size[0] // factor, size[1] // factor)
 
     def group(self, video: Video, index: int) -> tuple[np.ndarray, ...]:
         """Return the frames of a group; the last one is repeated where the video ends."""
-        length = self._tower.temporal_patch_size
+        length = self.tower.temporal_patch_size
         frames = tuple(video.frames[index * length : (index + 1) * length])
         return frames + frames[-1:] * (length - len(frames))
 
-    @property
-    def levels(self) -> np.ndarray:
-        """Return the normalised value of each channel's 256 values: [C, 256] float32."""
-        return self._cutter.levels
-
-    def patches(self, video: Video, index: int) -> np.ndarray:
-        """Cut a group of frames into patches [P, C*T*p*p] uint8, merge block by merge block."""
-        size = self._resized(len(video.frames), *video.size)
-        resized: list[np.ndarray] = []
-        frames = self.group(video, index)
-        for place, frame in enumerate(frames):
-            repeated = place and frame is frames[place - 1]
-            resized.append(resized[-1] if repeated else self._cutter.resize(frame, *size))
-        return self._cutter.cut(*resized)
+    def resized(self, video: Video) -> list[ResizedImage]:
+        """Return the size to which every frame is resized."""
+        return [whole_image(self.tower, *self._resized(len(video.frames), *video.size))]
 
     def group_times(self, video: Video) -> list[float]:
         """Compute the time of each group in seconds: the mean of its first and last frame's."""
-        length, times = self._tower.temporal_patch_size, list(video.timestamps or ())
+        length, times = self.tower.temporal_patch_size, list(video.timestamps or ())
         times += times[-1:] * (-len(times) % length)
         return [(times[i] + times[i + length - 1]) / 2 for i in range(0, len(times), length)]
 
@@ -91,7 +80,7 @@ class VideoProcessor:
         """
         if self._config.timestamps != AS_POSITIONS:
             return 0.0
-        seconds = np.float32(self._tower.temporal_patch_size / video.sampled_fps)
+        seconds = np.float32(self.tower.temporal_patch_size / video.sampled_fps)
         return float(np.float32(self._config.tokens_per_second) * seconds)
 
     def sample(self, total: int, file_fps: float, fps: float) -> list[int]:
@@ -99,7 +88,7 @@ class VideoProcessor:
 
         ValueError for a file with fewer frames than a group.
         """
-        length, config = self._tower.temporal_patch_size, self._config
+        length, config = self.tower.temporal_patch_size, self._config
         wanted = total / file_fps * fps
         if config.processor == LIMITS_OF_A_FRAME:
             most = min(config.max_frames, total) // length * length
@@ -114,7 +103,7 @@ class VideoProcessor:
 
     def _resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """Compute height and width in pixels after resizing, multiples of patch size times merge size."""
-        config, factor, length = self._config, self._tower.size_factor, self._tower.temporal_patch_size
+        config, factor, length = self._config, self.tower.size_factor, self.tower.temporal_patch_size
         low, high, cap = config.min_pixels, config.max_pixels, config.max_video_tokens
         if config.processor == LIMITS_OF_A_FRAME:
             if cap:

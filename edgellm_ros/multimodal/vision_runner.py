@@ -14,6 +14,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.image_processor import make_image_processor
+from edgellm_ros.multimodal.pixel_buffers import PixelBuffers
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.video_processor import VideoGrid, VideoProcessor
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
@@ -40,7 +41,6 @@ class VisionRunner:
         self._executor = executor
         self._config = config
         self._device = device
-        self._kernels = kernels
         self._max_tokens = max_tokens
         self._processor = make_image_processor(config)
         self._image_levels = self._video_levels = self._put(self._processor.levels)
@@ -48,8 +48,7 @@ class VisionRunner:
         if isinstance(config, QwenVisionTower) and config.video is not None:
             self.videos = VideoProcessor(config, config.video)
             self._video_levels = self._put(self.videos.levels)
-        self._patches = device.empty(config.pixels_shape(max_tokens), np.uint8)
-        self._pixel_values = device.empty(config.pixels_shape(max_tokens), np.float32)
+        self._pixels = PixelBuffers(device, kernels, config, max_tokens)
         self._last_run: BindingSnapshot | None = None
         self._grid_inputs: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
 
@@ -84,8 +83,10 @@ class VisionRunner:
 
     def encode(self, image: np.ndarray, image_rows: Tensor, deepstack_rows: Sequence[Tensor]) -> None:
         """Encode an image into image_rows [tokens, H] and the deepstack rows."""
-        grid = self._processor.token_grid(*image.shape[:2])
-        self._run(self._processor.patches(image), self._image_levels, grid, image_rows, deepstack_rows)
+        check_image(image)
+        sizes = self._processor.resized(*image.shape[:2])
+        pixel_values = self._pixels.compute([image], sizes, self._image_levels)
+        self._run(pixel_values, self._processor.token_grid(*image.shape[:2]), image_rows, deepstack_rows)
 
     def encode_group(
         self, video: Video, group: int, image_rows: Tensor, deepstack_rows: Sequence[Tensor]
@@ -93,22 +94,17 @@ class VisionRunner:
         """Encode a group of a video's frames, counted from 0, as `encode` does an image."""
         assert self.videos is not None
         grid = self.videos.grid(len(video.frames), *video.size)
-        patches, size = self.videos.patches(video, group), (grid.rows, grid.columns)
-        self._run(patches, self._video_levels, size, image_rows, deepstack_rows)
+        frames, sizes = self.videos.group(video, group), self.videos.resized(video)
+        pixel_values = self._pixels.compute(frames, sizes, self._video_levels)
+        self._run(pixel_values, (grid.rows, grid.columns), image_rows, deepstack_rows)
 
     def _run(
         self,
-        host_patches: np.ndarray,
-        levels: Tensor,
+        pixel_values: Tensor,
         token_grid: tuple[int, int],
         image_rows: Tensor,
         deepstack_rows: Sequence[Tensor],
     ) -> None:
-        patches, pixel_values = (
-            each.rows(0, len(host_patches)) for each in (self._patches, self._pixel_values)
-        )
-        self._device.upload(patches, host_patches)
-        self._kernels.normalise_pixels(levels, patches, pixel_values)
         grid_inputs = self._inputs_of_grid(token_grid)
         tensors = {
             "pixel_values": pixel_values,

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import ExportOptions, check, export, inspect, render, render_check
 from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.draft.head import read_base_state_layers
+from edgellm_ros.builder.draft.base_states import read_base_state_layers
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.changed_json import change
 from fixtures.decoder_checkpoint import LLAMA3, write_decoder_checkpoint
@@ -76,6 +76,7 @@ def assert_refused(base: Path, head: Path, *words: str, **options) -> None:
         ({}, 7, (2, 3, 4)),
         ({"eagle_config": {LIST: [1, 13, 24]}}, 28, (2, 14, 25)),
         ({"eagle_config": {"use_aux_hidden_state": True}}, 36, (2, 18, 33)),
+        ({"eagle_config": {LIST: []}}, 28, (2, 14, 25)),
         ({LIST: [1, 13, 24]}, 28, (2, 14, 25)),
         ({LIST: [2, 14, 25], "speculators_model_type": "eagle3"}, 28, (2, 14, 25)),
         ({"eagle_config": {LIST: [1, 13, 24]}, "speculators_model_type": "eagle3"}, 28, (2, 14, 25)),

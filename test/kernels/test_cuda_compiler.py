@@ -18,8 +18,8 @@ ARCHITECTURES = ["sm_87", "sm_90", "sm_110"]  # Jetson Orin, H100 and H200, Jets
 WIDTHS = (1, 2, 4, 8, 16)
 BY_WIDTH = ("embed", "deepstack", "copy_cache_rows", "causal_mask", "commit_states")
 OTHERS = (
-    "normalise_pixels", "rope_rows", "mrope_rows", "visible_rows", "count_tokens", "commit_tokens",
-    "commit_rows", "map_tokens", "euler_step", "sample", "log_probabilities", "fill",
+    "resize_width", "resize_height", "cut_patches", "rope_rows", "mrope_rows", "visible_rows", "count_tokens",
+    "commit_tokens", "commit_rows", "map_tokens", "euler_step", "sample", "log_probabilities", "fill",
 )  # fmt: skip
 NAMES = {*OTHERS, *(f"{name}_{width}" for name in BY_WIDTH for width in WIDTHS)}
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
+from PIL import Image
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels import RopeTable, StopState, load_kernels
+from edgellm_ros.kernels import PatchLayout, RopeTable, StopState, load_kernels
 
 RNG = np.random.default_rng(0)
 
@@ -16,13 +17,33 @@ def test_kernels_of_an_unknown_device_are_an_error():
         load_kernels(Other())
 
 
-def test_pixels_take_the_values_of_their_channel(side):
+def test_patches_are_cut_tile_by_tile_and_merge_block_by_merge_block(side):
     levels = RNG.standard_normal((3, 256)).astype(np.float32)
-    pixels = RNG.integers(0, 256, (5, 3, 4), np.uint8)
-    out = side.tensor(np.zeros((5, 12), np.float32))
-    side.kernels.normalise_pixels(side.tensor(levels), side.tensor(pixels.reshape(5, 12)), out)
-    expected = np.stack([levels[channel][pixels[:, channel]] for channel in range(3)], axis=1)
-    np.testing.assert_array_equal(side.read(out), expected.reshape(5, 12))
+    frames = RNG.integers(0, 256, (2, 3, 12, 16), np.uint8)
+    out = side.tensor(np.zeros((48, 3 * 3 * 4), np.float32))  # 6 tiles of 4 x 8 pixels, patches of 2 x 2
+    layout = PatchLayout(tile_height=4, tile_width=8, patch_size=2, block_size=4)
+    side.kernels.cut_patches(side.tensor(levels), side.tensor(frames), layout, out)
+    expected = []
+    for tile_y, tile_x in np.ndindex(3, 2):
+        for block_x in range(2):
+            for patch_y, patch_x in np.ndindex(2, 2):
+                y, x = 4 * tile_y + 2 * patch_y, 8 * tile_x + 4 * block_x + 2 * patch_x
+                patch = frames[[0, 1, 1], :, y : y + 2, x : x + 2]  # the last frame is repeated
+                expected.append([levels[c][patch[:, c]] for c in range(3)])
+    np.testing.assert_array_equal(side.read(out), np.array(expected).reshape(48, -1))
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [((48, 64), (134, 179)), ((48, 64), (20, 11)), ((1, 7), (5, 1)), ((31, 30), (31, 17)), ((9, 8), (9, 8))],
+)
+def test_resize_has_the_bits_of_pillow(side, size, resized):
+    image = RNG.integers(0, 256, (*size, 3), np.uint8)
+    image[: size[0] // 2] = np.where(image[: size[0] // 2] > 127, 255, 0)  # sums beyond 0..255
+    out = side.tensor(np.zeros((3, *resized), np.uint8))
+    side.kernels.resize(side.tensor(image), out)
+    expected = Image.fromarray(image).resize(resized[::-1], Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(side.read(out), np.asarray(expected).transpose(2, 0, 1))
 
 
 def test_embed_takes_text_from_the_table_and_other_tokens_from_multimodal_rows(side):

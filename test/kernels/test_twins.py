@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from edgellm_ros.kernels import RopeTable, StopState
+from edgellm_ros.kernels import PatchLayout, RopeTable, StopState
 from edgellm_ros.kernels.random import MAX_SEED
 from fixtures.device_under_test import Side, host_side
 
@@ -29,14 +29,29 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(280, 256), (3, 7)])
-def test_normalised_pixels(agree, rng, rows, width):
-    levels = rng.standard_normal((3, 256)).astype(np.float32)
-    pixels = rng.integers(0, 256, (2, rows, 3 * width), np.uint8)
+@pytest.mark.parametrize(
+    "resized", [(448, 896), (32, 48), (1, 1), (480, 640), (480, 33), (1001, 640), (448, 620)], ids=str
+)
+def test_resize(agree, rng, resized):
+    image = rng.integers(0, 256, (480, 640, 3), np.uint8)
 
     def run(place: Side):
-        out = place.tensor(np.full(pixels.shape, 9, np.float32))
-        place.kernels.normalise_pixels(place.tensor(levels), place.tensor(pixels), out)
+        out = place.tensor(np.full((3, *resized), 9, np.uint8))
+        place.kernels.resize(place.tensor(image), out)
+        return (out,)
+
+    agree(run)
+
+
+@pytest.mark.parametrize("layout", [(32, 64, 8, 16), (96, 64, 8, 8), (16, 16, 16, 16)], ids=str)
+@pytest.mark.parametrize("frames", [1, 2])
+def test_cut_patches(agree, rng, layout, frames):
+    levels = rng.standard_normal((3, 256)).astype(np.float32)
+    pixels = rng.integers(0, 256, (frames, 3, 96, 128), np.uint8)
+
+    def run(place: Side):
+        out = place.tensor(np.full((96 * 128 // layout[2] ** 2, 6 * layout[2] ** 2), 9, np.float32))
+        place.kernels.cut_patches(place.tensor(levels), place.tensor(pixels), PatchLayout(*layout), out)
         return (out,)
 
     agree(run)

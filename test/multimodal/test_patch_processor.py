@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.patch_processor import PatchProcessor, smart_resize
 from edgellm_ros.multimodal.vision_config import Qwen3VisionConfig
 from fixtures.pixel_values import pixel_values
@@ -81,7 +82,7 @@ def test_an_image_that_is_too_long_is_an_error():
 )
 def test_an_invalid_image_is_an_error_with_its_type_and_shape(image, message):
     with pytest.raises(ValueError, match=message):
-        pixel_values(PatchProcessor(CONFIG), image)
+        check_image(image)
 
 
 def test_the_array_need_not_be_contiguous():

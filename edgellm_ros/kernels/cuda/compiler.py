@@ -24,6 +24,7 @@ SOURCES = (  # one program, in this order
     "random.cuh",
     "rows.cu",
     "steps.cu",
+    "pixels.cu",
     "sampling.cu",
     "log_probabilities.cu",
     "tree.cu",

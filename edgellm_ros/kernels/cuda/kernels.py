@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.launches import (
@@ -16,18 +21,71 @@ from edgellm_ros.kernels.cuda.launches import (
     widest_unit,
 )
 from edgellm_ros.kernels.cuda.layout import MOST_LOGPROBS, SAMPLE_THREADS
-from edgellm_ros.kernels.protocol import RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.resampling import bicubic_weights, height_first
+
+MAX_CACHED_WEIGHTS = 32
+
+
+@dataclass(frozen=True)
+class ResizeWeights:
+    """Weights of `bicubic_weights` on the device."""
+
+    first: Tensor
+    weights: Tensor
+
+    @property
+    def taps(self) -> int:
+        """Return the number of weights of a pixel."""
+        return self.weights.shape[1]
 
 
 class CudaKernels(CudaLaunches):
     """The kernels on a GPU; `Kernels` documents the methods."""
 
-    def normalise_pixels(self, levels: Tensor, pixels: Tensor, out: Tensor) -> None:
-        check_float32(levels, out)
-        channels = levels.shape[0]
+    def __init__(self, device: Any, program: Any) -> None:
+        super().__init__(device, program)
+        self._half_resized = device.empty((0,), np.uint8)  # an image resized in one direction
+        self._resizing: OrderedDict[tuple[int, int], ResizeWeights] = OrderedDict()  # by both sizes
+
+    def resize(self, image: Tensor, out: Tensor) -> None:
+        (height, width, channels), (_, out_height, out_width) = image.shape, out.shape
+        across, down = self._weights(width, out_width), self._weights(height, out_height)
+        if height_first((height, width), (out_height, out_width)):
+            between = self._between(out_height * width * channels)
+            self._resize_height(between, image, down, 1, height, out_height, width * channels)
+            self._resize_width(out, between, across, channels, out_height, width, out_width)
+        else:
+            between = self._between(channels * height * out_width)
+            self._resize_width(between, image, across, channels, height, width, out_width)
+            self._resize_height(out, between, down, channels, height, out_height, out_width)
+
+    def _resize_width(
+        self, out: Tensor, image: Tensor, weights: ResizeWeights, channels: int, height: int, *widths: int
+    ) -> None:
         self._by_element(
-            "normalise_pixels", out.size,
-            out.pointer, levels.pointer, pixels.pointer, out.size, channels, out.shape[-1] // channels,
+            "resize_width", channels * height * widths[1],
+            out.pointer, image.pointer, weights.first.pointer, weights.weights.pointer,
+            channels, height, *widths, weights.taps,
+        )  # fmt: skip
+
+    def _resize_height(
+        self, out: Tensor, planes: Tensor, weights: ResizeWeights, count: int, height: int, *sizes: int
+    ) -> None:
+        self._by_element(
+            "resize_height", count * sizes[0] * sizes[1],
+            out.pointer, planes.pointer, weights.first.pointer, weights.weights.pointer,
+            count, height, *sizes, weights.taps,
+        )  # fmt: skip
+
+    def cut_patches(self, levels: Tensor, frames: Tensor, layout: PatchLayout, out: Tensor) -> None:
+        check_float32(levels, out)
+        count, channels, height, width = frames.shape
+        repeated = out.shape[-1] // (channels * layout.patch_size**2)
+        self._by_element(
+            "cut_patches", out.size,
+            out.pointer, levels.pointer, frames.pointer, out.size, count, repeated, channels, height, width,
+            layout.tile_height, layout.tile_width, layout.patch_size, layout.block_size // layout.patch_size,
         )  # fmt: skip
 
     def embed(self, token_ids: Tensor, table: Tensor, multimodal_rows: Tensor, out: Tensor) -> None:
@@ -168,3 +226,23 @@ class CudaKernels(CudaLaunches):
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
         check_float32(x, velocity)
         self._by_element("euler_step", x.size, x.pointer, velocity.pointer, x.size, float(dt))
+
+    def _between(self, size: int) -> Tensor:
+        if self._half_resized.size < size:
+            self._half_resized = self._device.empty((size,), np.uint8)
+        return self._half_resized
+
+    def _weights(self, size: int, out_size: int) -> ResizeWeights:
+        """Return the weights of a direction on the device; a camera always needs the same."""
+        key = size, out_size
+        if key in self._resizing:
+            self._resizing.move_to_end(key)
+            return self._resizing[key]
+        arrays = bicubic_weights(size, out_size)
+        tensors = [self._device.empty(array.shape, array.dtype) for array in arrays]
+        for tensor, array in zip(tensors, arrays, strict=True):
+            self._device.upload(tensor, array)
+        self._resizing[key] = found = ResizeWeights(*tensors)
+        if len(self._resizing) > MAX_CACHED_WEIGHTS:
+            self._resizing.popitem(last=False)
+        return found

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels before and after the engine in one step: pixels, rotary rows, masks, lengths, stop tokens, Euler steps.
-
-// out, pixels [rows, channels, width]; levels [channels, 256].
-extern "C" __global__ void normalise_pixels(float* out, const float* levels, const unsigned char* pixels, i64 size,
-                                            i64 channels, i64 width) {
-  for (i64 i = first_index(); i < size; i += index_stride()) {
-    out[i] = levels[i / width % channels * 256 + pixels[i]];
-  }
-}
+// Kernels before and after the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
 
 // cos, sin [batch, steps, frequencies] from tables [positions, frequencies].
 extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,

@@ -66,7 +66,7 @@ def build_vision(
     add_norm = _add_norm_cuda if cuda else _add_norm
     pixels = graph.input(names.PIXEL_VALUES, FLOAT, ["T", config.tile_patches, config.patch_dim])
     with graph.module(f"{architecture.prefix}vision_tower", nodes="vision_tower"):
-        x = _embeddings(graph, architecture, graph.from_fp32(pixels))
+        x = _embeddings(graph, architecture, pixels)
         normed = _norm(graph, architecture, "encoder.layer.0.layernorm_before", x)
         for i in range(config.depth):
             with graph.module(f"encoder.layer.{i}", nodes=f"layer.{i}"):
@@ -94,11 +94,11 @@ def build_vision(
     return graph
 
 
-# x [T,P,C*p*p] -- projection -- Pad [T,1+P,hidden] --(+)-->
-#                                                      |
-#             [class token + position 0; bias + positions 1..P]
-def _embeddings(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Value) -> ir.Value:
-    """Add the patch convolution, the class token and positions: [T,P,C*p*p] -> [T,1+P,hidden]."""
+# pixels [T,P,C*p*p] -- Pad [T,1+P,C*p*p] -- projection --(+)-->
+#                                                          |
+#                 [class token + position 0; bias + positions 1..P]
+def _embeddings(graph: ModelBuilder, architecture: VisionArchitecture, pixels: ir.Value) -> ir.Value:
+    """Add the patch convolution, the class token and positions: [T,P,C*p*p] fp32 -> [T,1+P,hidden]."""
     config = architecture.config
     hidden, rows = config.hidden_size, config.tile_patches + 1
     with graph.module("embeddings"):
@@ -127,8 +127,9 @@ def _embeddings(graph: ModelBuilder, architecture: VisionArchitecture, x: ir.Val
             return added
 
         with graph.module("patch_embeddings"):
-            x = graph.linear("projection", x, config.patch_dim, hidden)
-        x = graph.op("Pad", x, graph.constant([0, 1, 0, 0, 0, 0]))
+            # the class token is a patch of zeros; ONNX Runtime's CUDA provider has no Pad in bf16
+            x = graph.op("Pad", pixels, graph.constant([0, 1, 0, 0, 0, 0]))
+            x = graph.linear("projection", graph.from_fp32(x), config.patch_dim, hidden)
         return graph.op("Add", x, graph.weight(graph.full_name("added"), (rows, hidden), read))
 
 
