@@ -153,6 +153,17 @@ def test_candidates_after_vanilla_steps(drafting, plain, reference, drafts):
         assert_scores(draft, *recorded)
 
 
+def test_nan_of_an_earlier_sequence_does_not_stay(drafting, plain, drafts):
+    pipeline, one = drafting.pipeline, request(**TALKING, max_tokens=5)
+    cache = pipeline.drafter.kv_cache
+    for tensor in cache.bindings(range(1)).values():
+        pipeline.device.upload(tensor, np.full(tensor.shape, np.nan, tensor.dtype))
+    answer = plain.handle_request(one).token_ids
+    draft_by_script(drafting, TREE.drafting_step, 10).answers = lambda request: answer
+    drafting.handle_request(one)
+    assert all(np.isfinite(draft.table["scores"]).all() for draft in drafts)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("tree", [(1, 3, 4), (3, 3, 10), (5, 4, 32)], ids=str)
 def test_answers_are_those_of_vanilla_decoding(engine, plain, device, tree, seed):
