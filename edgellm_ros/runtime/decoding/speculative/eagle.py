@@ -94,7 +94,8 @@ class EagleDrafter:
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills the head's rows of the reused prefix.
 
-        Values of a head are not checked, so an earlier sequence may have left NaN, which masked slots pass on.
+        The values of a head are not checked, so an earlier sequence may have left NaN in slots. A masked slot
+        with NaN would enter a sum.
         """
         self.kv_cache.clear_row(row)
         self.kv_cache.open(row, sequence)
