@@ -231,6 +231,7 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
             trees.move_cache_rows, cache, 0, lengths, path, put(np.full(batch, PATH))
         ),
         "take_rows, 7 tokens": bind(trees.take_rows, states, path, taken),
+        "put_rows, 7 tokens": bind(trees.put_rows, taken, path, states),
         "find_continuation": bind(trees.find_continuation, history, lengths, 4, 2, chain),
         "append_history": bind(trees.append_history, appended, counts, lengths, history),
     }

@@ -158,6 +158,11 @@ class HostTreeKernels:
         for rows, places, taken in zip(source.array, index.array, out.array, strict=True):
             np.take(rows, places, axis=0, out=taken, mode="clip")
 
+    def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        for rows, places, target in zip(source.array, index.array, out.array, strict=True):
+            known = (places >= 0) & (places < len(target))
+            target[places[known]] = rows[known]
+
     def find_continuation(
         self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree
     ) -> None:

@@ -196,6 +196,13 @@ class TreeKernels(Protocol):
         """
         ...
 
+    def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        """Write rows index [B,R] of out [B,S,H]: those of source [B,R,H], of the same type.
+
+        The indices of a sequence differ. A row with an index outside 0..S-1 is left out.
+        """
+        ...
+
     def find_continuation(
         self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree
     ) -> None:

@@ -150,7 +150,7 @@ class Pipeline:
                 self.embedder,
                 self.sampling,
             )
-            self.drafter = GuardedDrafter(drafter)
+            self.drafter = GuardedDrafter(drafter, self.device)
             metrics.spec_decode.strategy = drafter.name
             states.append(self.drafter)
         self.batch = Batch(states, builder.max_batch_size)
