@@ -137,16 +137,16 @@ def test_candidates_in_a_batch_whose_sequences_come_and_go(drafting, plain, refe
             assert_scores(draft, *recorded)
 
 
-@pytest.mark.parametrize("vanilla", [0, 3], ids=["after rounds", "after vanilla steps"])
+@pytest.mark.parametrize("vanilla", [0, 8], ids=["between rounds", "between vanilla steps"])
 def test_candidates_of_a_request_that_joins_a_running_batch(drafting, plain, reference, drafts, vanilla):
-    early = [request(**TALKING, max_tokens=30), request(**DRAWING, max_tokens=6 + vanilla)]
-    late = [request(**SEEING, max_tokens=9)]
+    early = [request(**TALKING, max_tokens=30), request(**DRAWING, max_tokens=6)]
+    late = [request(**SEEING, max_tokens=20)]
     answers = {id(one): plain.handle_request(one) for one in (*early, *late)}
     pipeline = drafting.pipeline
     scripted = draft_by_script(drafting, TREE.drafting_step, 10, right=0.6)
     scripted.answers = lambda one: answers[id(one)].token_ids
     waiting, done = [early, late], []
-    worth_it = [True, True, *[False] * vanilla]
+    worth_it = [True, *[False] * vanilla]
     pipeline.method._is_worth_it = lambda: worth_it.pop(0) if worth_it else True
     while waiting or pipeline.batch.sequences:
         if waiting:
