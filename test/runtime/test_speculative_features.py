@@ -2,7 +2,6 @@
 """Drafting beside other features: adapters, reduced vocabularies, hidden states, conversations."""
 
 import dataclasses
-import itertools
 import logging
 import shutil
 
@@ -172,40 +171,6 @@ def test_an_asynchronous_device(draft_engine, pair, drafting):
             for one, other in zip(answers, map(plain.handle_request, batch), strict=True):
                 assert_same_with_drafting(one, other)
         assert runtime.pipeline.device.most_host_copies > 1
-
-
-@pytest.mark.only_on("cpu", reason="brings its own device")
-def test_recorded_rounds(draft_engine, pair, drafting):
-    """Also of three sequences with the graph of four, and between vanilla steps: the same trees."""
-    plain, _ = pair
-    batch = [TALKING, DRAWING, request(images=(IMAGE,), max_tokens=9)]
-    trees: dict[bool, list] = {False: [], True: []}
-    for recorded, found in trees.items():
-        with queueing(), LLMInferenceRuntime(
-            draft_engine, WatchedDevice(), lora_dirs={}, drafting=drafting
-        ) as runtime:
-            assert not recorded or runtime.capture_decoding_cuda_graph()
-            method, device = runtime.pipeline.method, runtime.pipeline.device
-            note = runtime.pipeline.drafter.round_queued
-
-            def watched(found=found, method=method, device=device, note=note):
-                note()
-                tokens = device.download(method.tree.tokens.view(len(method.batch), method.tree.size))
-                found.append(tokens.tolist())
-
-            runtime.pipeline.drafter.round_queued = watched
-            kinds = itertools.cycle([True, True, False, True, False, False, False, False, False])
-            for worth_it in (lambda: True, lambda kinds=kinds: next(kinds)):
-                method._is_worth_it = worth_it
-                device.calls.clear()
-                answers = runtime.handle_request(batch)
-                for one, other in zip(answers, map(plain.handle_request, batch), strict=True):
-                    assert_same_with_drafting(one, other)
-                assert (device.calls["launch"] > 10) == recorded
-                assert device.calls["capture"] == 0
-            assert not runtime.pipeline.drafter.failed
-    assert trees[True] == trees[False]
-    assert len(trees[True]) > 20
 
 
 def test_falling_back_and_forth_gives_the_same_answers(draft_engine, device, pair, drafting):

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
+from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -136,7 +135,7 @@ class LLMEngineRunner:
 
         - inputs_embeds, each of deepstack_embeds [B,S,H]: padded at the end to the longest prompt
         - context_lengths: tokens per prompt, 0 for a row that stays as it is
-        - positions [B,3,S] int64
+        - positions [B,3,S] float32
         - output_logits [B,1,V] float32: of each prompt's last token
         - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
         - adapters [B]: empty = the base model for all
@@ -208,40 +207,25 @@ class LLMEngineRunner:
         self._decode_inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
         self._execute(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
 
-    def bind_tree_decoding_step(
-        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
-    ) -> tuple[list[BindingSnapshot], list[Any]]:
-        """Bind the tensors of a run on trees; see `bind_vanilla_decoding_step`.
-
-        Returns one snapshot and object for each run of the engine.
-        """
-        snapshots, bound = [], []
-        tensors = self._tree_tensors(inputs_embeds, output_logits)
-        adapters = [adapter] * inputs_embeds.shape[0]
-        for part, _ in self._parts(self._decode_inputs, tensors, adapters):
-            self._bind(self._decode, VERIFICATION_PROFILE, part, adapter)
-            assert self._decode.snapshot is not None  # the engine has just been bound
-            snapshots.append(self._decode.snapshot)
-            bound.append(self._decode.bound)
-        return snapshots, bound
-
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
         """Return the states of the last run's tokens that a draft head takes, [batch,tokens,Hd]."""
         return self._fused.view(batch, tokens, self._fused.shape[1])
 
     def bind_vanilla_decoding_step(
-        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
-    ) -> tuple[BindingSnapshot, Any]:
-        """Bind the tensors of a decode step whose sequences all have this adapter.
-
-        Returns the snapshot of the bindings, which identifies a recorded step, and an object that must live
-        as long as the recorded step.
-        """
+        self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
+    ) -> list[BoundRun]:
+        """Bind the tensors of a decode step; return the runs of the engine, which identify the step."""
         tensors = self._decode_tensors(inputs_embeds, output_logits)
-        self._bind(self._decode, DECODE_PROFILE, tensors, adapter)
-        snapshot = self._decode.snapshot
-        assert snapshot is not None  # the engine has just been bound
-        return snapshot, self._decode.bound
+        groups = self._groups(self._decode, self._decode_inputs, DECODE_PROFILE, tensors, adapters)
+        return [self._decode.bound_run for _ in groups]
+
+    def bind_tree_decoding_step(
+        self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
+    ) -> list[BoundRun]:
+        """Bind the tensors of a verification of trees; return the runs of the engine."""
+        tensors = self._tree_tensors(inputs_embeds, output_logits)
+        groups = self._groups(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
+        return [self._decode.bound_run for _ in groups]
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Replace the LM head, the input `lm_head.weight` [H,V], from the next step on.
@@ -270,6 +254,11 @@ class LLMEngineRunner:
         inputs = self._decode_windows.get(batch) or self._make_decode_inputs(range(batch))
         return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
+    def _tree_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
+        batch, nodes, _ = inputs_embeds.shape
+        tensors = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
+        return tensors | {names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
+
     def _make_decode_inputs(self, rows: range) -> dict[str, Tensor]:
         """Return views of the buffers of decode steps of this batch size."""
         batch = len(rows)
@@ -293,11 +282,6 @@ class LLMEngineRunner:
             **{name: buffer.view(*shape) for name, buffer in self._decode_hidden_states.items()},
             **self._fused_bindings(len(rows), tokens),
         }
-
-    def _tree_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
-        batch, nodes, _ = inputs_embeds.shape
-        inputs = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
-        return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
     def _nodes_of(self, batch: int, nodes: int) -> Tensor:
         """Return the indices of the nodes of trees [batch,nodes]."""
@@ -325,19 +309,23 @@ class LLMEngineRunner:
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
     ) -> None:
-        """Run the engine over the batch: once per group of rows with one adapter.
+        """Run the engine over the batch: once per group of rows with one adapter."""
+        for _ in self._groups(executor, attention_inputs, profile, tensors, adapters):
+            executor.execute(self._device.stream)
+
+    def _groups(
+        self,
+        executor: EngineExecutor,
+        attention_inputs: AttentionInputs,
+        profile: int,
+        tensors: dict[str, Tensor],
+        adapters: Sequence[LoraAdapter],
+    ) -> Iterator[None]:
+        """Bind one group of rows with one adapter after another.
 
         A group consists of adjacent rows, or of one row if the engine needs one sequence per run. On a CPU,
         neither other groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
         """
-        for part, adapter in self._parts(attention_inputs, tensors, adapters):
-            self._bind(executor, profile, part, adapter)
-            executor.execute(self._device.stream)
-
-    def _parts(
-        self, attention_inputs: AttentionInputs, tensors: dict[str, Tensor], adapters: Sequence[LoraAdapter]
-    ) -> Iterator[tuple[dict[str, Tensor], LoraAdapter]]:
-        """Cut the tensors of a batch into groups of rows; return them with their adapters."""
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
         alone = attention_inputs.needs_one_sequence_per_run(tokens)
@@ -349,7 +337,8 @@ class LLMEngineRunner:
                     name: tensor if name in attention_inputs.unbatched else tensor.rows(rows[0], rows[-1] + 1)
                     for name, tensor in tensors.items()
                 }
-            yield part, adapter
+            self._bind(executor, profile, part, adapter)
+            yield
 
     def _bind(
         self, executor: EngineExecutor, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
@@ -68,12 +69,16 @@ class PromptLookup:
         history, lengths = self._history.rows(0, batch), self._cache.lengths(range(batch))
         self._kernels.find_continuation(history, lengths, MOST_NGRAM, LEAST_NGRAM, tree)
 
+    def drafted(self) -> None:
+        """Do nothing: all state is on the device."""
+
+    def bind(self, batch: int) -> list[BoundRun]:
+        """Return no runs: no engine drafts."""
+        return []
+
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Append the tokens."""
         self.started(range(tokens.shape[0]), tokens, counts)
-
-    def round_queued(self) -> None:
-        """Do nothing: all state is on the device."""
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Append the tokens to the given rows."""
