@@ -114,6 +114,11 @@ class LinearKVCache:
         one = range(row, row + 1)
         return SequenceCache(self._slots, row, self.lengths(one), self.rope_deltas(one))
 
+    def clear_row(self, row: int) -> None:
+        """Zero the slots of one row."""
+        for _, _, slots in self._bindings:
+            self._device.fill_zero(slots.rows(row, row + 1))
+
     def clear(self) -> None:
         """Zero all slots: NaN in a masked slot would enter a sum as 0 x NaN."""
         self._device.fill_zero(self._slots)

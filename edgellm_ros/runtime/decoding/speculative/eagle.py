@@ -92,7 +92,12 @@ class EagleDrafter:
         self._prompt_ids = device.zeros((batch * max_prompt,), np.int64)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Begin a sequence; the caller fills the head's rows of the reused prefix."""
+        """Begin a sequence; the caller fills the head's rows of the reused prefix.
+
+        The values of a head are not checked, so an earlier sequence may have left NaN in slots. A masked slot
+        with NaN would enter a sum.
+        """
+        self.kv_cache.clear_row(row)
         self.kv_cache.open(row, sequence)
 
     def move(self, source: int, target: int) -> None:
