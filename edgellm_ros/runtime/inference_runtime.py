@@ -155,7 +155,7 @@ class LLMInferenceRuntime:
         self._noise_seed = seed
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps of all batch sizes with all adapters as graphs.
+        """Record decode steps of all batch sizes with all adapters as graphs, and rounds of drafting.
 
         The device launches a graph with one call. Recording takes seconds and some memory. Steps of an
         adapter that is added later are recorded when the adapter is first used. Returns False if the device

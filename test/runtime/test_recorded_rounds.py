@@ -22,6 +22,7 @@ ONE_LEVEL = SpecDecodeDraftingConfig(4, 1, 5, falls_back=False)
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
 TALKING = request("abc abc abc what do you see?", max_tokens=30, repetition_penalty=1.3)
 DRAWING = request("stop", temperature=1.2, seed=3, repetition_penalty=1.2, max_tokens=25)
+SOME_VANILLA = [True, False, True, True, *[False] * 6, True, *[False] * 3]  # whether a step is a round
 REPEATING = request("abc " * 60, max_tokens=1000)  # fills the KV cache
 
 
@@ -132,12 +133,35 @@ def test_a_batch_of_3_whose_sequences_leave_one_by_one_replays_graphs(recorded, 
     assert_same_answers(recorded, plain, *batch)
 
 
+def drafts(runtime, *batch) -> list[list[np.ndarray]]:
+    """Answer a batch with rounds and vanilla steps; return candidates, tree and path of each round."""
+    method, device = runtime.pipeline.method, runtime.pipeline.device
+    table, rounds = runtime.pipeline.drafter.drafter._table, method._rounds
+    queue, kinds, found = method.queue, itertools.cycle(SOME_VANILLA), []
+
+    def watched(room):
+        result, rows = queue(room), len(runtime.pipeline.batch)
+        if result.most_tokens > 1:
+            tensors = *vars(table).values(), *vars(rounds.tree(rows, EAGLE.tree_size)).values(), rounds.path
+            found.append([device.download(tensor.rows(0, rows)) for tensor in tensors])
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(method, "_is_worth_it", lambda: next(kinds))
+        patch.setattr(method, "queue", watched)
+        runtime.handle_request(list(batch))
+    return found
+
+
 def test_recorded_rounds_draft_as_unrecorded_ones(draft_engine, eagle):
     with open_drafting(draft_engine, EAGLE) as unrecorded:
         for batch in ([TALKING], [DRAWING, TALKING]):
-            counts = [used(runtime, *batch) for runtime in (unrecorded, eagle)]
-            assert counts[0].launches == 0
-            assert counts[0].rounds == counts[1].rounds == counts[1].launches
+            both = drafts(unrecorded, *batch), drafts(eagle, *batch)
+            assert len(both[0]) > 4
+            for one, other in zip(*both, strict=True):
+                for expected, found in zip(one, other, strict=True):
+                    np.testing.assert_array_equal(found, expected)
+            assert unrecorded.pipeline.device.calls["launch"] == 0
 
 
 def test_log_probabilities_of_recorded_rounds(recorded, plain):
@@ -152,17 +176,17 @@ def test_recorded_rounds_are_queued_ahead(recorded):
     assert device.most_host_copies == 2
 
 
-def test_smaller_trees_at_the_end_of_the_kv_cache_run_without_a_graph(recorded, plain):
-    found = used(recorded, REPEATING)
+def test_smaller_trees_at_the_end_of_the_kv_cache_run_without_a_graph(eagle, plain):
+    found = used(eagle, REPEATING)
     assert found.rounds > found.launches - found.vanilla_steps > 0
-    assert_same_answers(recorded, plain, REPEATING)
+    assert_same_answers(eagle, plain, REPEATING)
 
 
 def test_vanilla_steps_between_recorded_rounds(eagle, plain):
     """The head catches up on the tokens of vanilla steps, and a graph goes on from there."""
     prefill = used(eagle, dataclasses.replace(TALKING, sampling=request(max_tokens=1).sampling))
     with pytest.MonkeyPatch.context() as patch:
-        kinds = itertools.cycle([True, False, True, True, *[False] * 6, True, *[False] * 3])
+        kinds = itertools.cycle(SOME_VANILLA)
         patch.setattr(eagle.pipeline.method, "_is_worth_it", lambda: next(kinds))
         found = used(eagle, TALKING)
         assert min(found.rounds, found.vanilla_steps) > 3
