@@ -34,8 +34,10 @@ from edgellm_ros.builder.recurrent import (
     Chunks,
     State,
     causal_conv,
+    cut_columns,
     decays,
     float_tensor,
+    join_columns,
     negative_exponential,
     silu,
 )
@@ -128,7 +130,7 @@ def _delta_rule(
     state: ir.Value,
     max_tokens: int,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the delta rule: channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state [B,heads,dk,dv].
+    """Add the delta rule: channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state as it is bound.
 
     Returns y [B,S,heads*dv] fp32 and the last state. Letters in shapes: G key heads, R value heads of a key
     head, c chunks, Q tokens of a chunk.
@@ -165,6 +167,7 @@ def _delta_rule(
     total = op("Unsqueeze", op("Exp", total), constant([-1]))  # [B,G,R,c,1,1]
 
     # 2. The state before each chunk.
+    state = join_columns(graph, state, net.value_heads, key_dim, value_dim)
     first = graph.reshape(state, [0, groups, heads, 1, key_dim, value_dim])
     before = _states(graph, chunks, key_dim, first, (u, w, written, total), -(-max_tokens // CHUNK))
 
@@ -181,7 +184,7 @@ def _delta_rule(
     parts = [_pick(graph, x, where, *shape) for x, shape in zip(values, shapes, strict=True)]
     last, last_total, last_written, last_updates = parts
     last = op("Add", op("Mul", last, last_total), op("MatMul", last_written, last_updates))
-    return chunks.cut(y), last
+    return chunks.cut(y), cut_columns(graph, last, net.value_heads, key_dim, value_dim)
 
 
 def _unit(graph: ModelBuilder, x: ir.Value) -> ir.Value:

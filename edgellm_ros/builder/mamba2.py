@@ -25,8 +25,10 @@ from edgellm_ros.builder.recurrent import (
     Chunks,
     State,
     causal_conv,
+    cut_columns,
     decays,
     float_tensor,
+    join_columns,
     lower_triangle,
     negative_exponential,
     silu,
@@ -99,7 +101,7 @@ def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) 
 def _scan(
     graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P].
+    """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state as it is bound.
 
     Returns y [B,S,heads*P] fp32 and the last state. Letters in shapes: G groups, R heads of a group,
     c chunks, Q tokens of a chunk.
@@ -141,6 +143,7 @@ def _scan(
     started = op("CumSum", started, constant(-1))  # [B,G,R,c+1]
     with graph.scope("chunks"):
         mask = lower_triangle(graph, op("Add", chunks.count, constant([1])))
+    state = join_columns(graph, state, mamba.heads, size, head_dim)
     parts = (
         graph.reshape(state, [0, groups, heads, 1, size * head_dim]),
         graph.reshape(added, [0, 0, 0, -1, size * head_dim]),
@@ -156,4 +159,5 @@ def _scan(
     skip = graph.reshape(float_tensor(graph, "D", mamba.heads), [groups, heads, 1, 1, 1])
     y = op("Add", y, op("Mul", x, skip))
     y = graph.reshape(graph.transpose(y, 0, 3, 4, 1, 2, 5), [0, -1, mamba.inner])
-    return chunks.cut(y), graph.reshape(last, [0, mamba.heads, size, head_dim])
+    last = graph.reshape(last, [0, mamba.heads, size, head_dim])
+    return chunks.cut(y), cut_columns(graph, last, mamba.heads, size, head_dim)

@@ -22,12 +22,12 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.config import RecurrentConfig
+from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig, state_columns
 
 CHUNK = 64  # tokens
 MASKED = -1e9  # a logarithm whose exponential is 0
 
-State = tuple[ir.Value, ir.Value]  # of one layer, fp32: convolution [B,C,K-1], state [B,heads,dk,dv]
+State = tuple[ir.Value, ir.Value]  # of one layer, fp32: convolution [B,C,K-1], state [B,groups,dk,columns]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.V
 
     - valid_tokens [B] i64: tokens of each sequence in this run; those after them are padding
     - conv_state_i [B,C,K-1] fp32: the last inputs of the convolution of recurrent layer i
-    - recurrent_state_i [B,heads,dk,dv] fp32
+    - recurrent_state_i [B,groups,dk,columns] fp32, see `RecurrentConfig.state_shape`
     """
     valid_tokens = graph.input(names.VALID_TOKENS, INT64, ["B"])
     states = [
@@ -110,6 +110,25 @@ def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: li
     for i, (conv, state) in enumerate(presents):
         graph.output(conv, names.present_conv_state(i), FLOAT, ["B", *config.conv_shape])
         graph.output(state, names.present_recurrent_state(i), FLOAT, ["B", *config.state_shape])
+
+
+def join_columns(graph: ModelBuilder, state: ir.Value, heads: int, key_dim: int, value_dim: int) -> ir.Value:
+    """Convert a state [B,groups,dk,columns] to [B,heads,dk,dv]."""
+    columns = state_columns(value_dim)
+    if columns == value_dim:
+        return state
+    state = graph.reshape(state, [0, heads, value_dim // columns, key_dim, columns])
+    return graph.reshape(graph.transpose(state, 0, 1, 3, 2, 4), [0, heads, key_dim, value_dim])
+
+
+def cut_columns(graph: ModelBuilder, state: ir.Value, heads: int, key_dim: int, value_dim: int) -> ir.Value:
+    """Convert a state [B,heads,dk,dv] to [B,groups,dk,columns]."""
+    columns = state_columns(value_dim)
+    if columns == value_dim:
+        return state
+    state = graph.reshape(state, [0, heads, key_dim, value_dim // columns, columns])
+    state = graph.transpose(state, 0, 1, 3, 2, 4)
+    return graph.reshape(state, [0, heads * value_dim // columns, key_dim, columns])
 
 
 def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -> Chunks:

@@ -2,18 +2,18 @@
 """Recurrent layers for ONNX Runtime's CUDA provider.
 
 A decode step of the standard graphs (`mamba2.py`, `delta_net.py`) has some 70 small kernels per layer, and
-copies from host memory, which a CUDA graph cannot record: Split and Concat of parts of unequal sizes copy the
-sizes and addresses. Here ONNX Runtime's own operators (domain com.microsoft) compute the convolution and the
-state, one kernel each, in fp32 as the standard graph does. A run chooses between two branches of an If, by
-the number of tokens per sequence, which is known on the host:
+copies from host memory, which a CUDA graph cannot record: Concat copies the sizes and addresses of its parts,
+and so does Split into more than four unequal ones. Here ONNX Runtime's own operators (domain com.microsoft)
+compute the convolution and the state, one kernel each, in fp32 as the standard graph does. A run chooses
+between two branches of an If, by the number of tokens per sequence, which is known on the host:
 
   one token     -- CausalConvWithState -- LinearAttention ----------+-- y, states -->
   more tokens   -- CausalConvWithState -- LinearAttention --+       |
                    padding neither decays nor changes the state; +--+
                    the last valid inputs are gathered
 
-Outside of the second branch there is no Split of unequal parts, no Concat of tensors, and no value that the
-host computes from the shapes and the GPU would have to be given.
+Outside of the second branch there is no such Split, no Concat of tensors, and no value that the host computes
+from the shapes and the GPU would have to be given.
 """
 
 from __future__ import annotations
@@ -28,17 +28,25 @@ from edgellm_ros.builder.decoder_cuda import ORT_DOMAIN
 from edgellm_ros.builder.delta_net import NORM_EPSILON, DeltaNet
 from edgellm_ros.builder.graph import FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.mamba2 import Mamba2, gated_norm
-from edgellm_ros.builder.recurrent import State, conv_taps, float_tensor, negative_exponential
+from edgellm_ros.builder.mamba2 import Mamba2
+from edgellm_ros.builder.recurrent import (
+    State,
+    conv_taps,
+    cut_columns,
+    float_tensor,
+    join_columns,
+    negative_exponential,
+    silu,
+)
 from edgellm_ros.builder.token_layout import TokenLayout
 from edgellm_ros.engine_directory.config import LanguageModelConfig
-from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
+from edgellm_ros.engine_directory.recurrent_config import ROW, RecurrentConfig, state_columns
 
 DECODE_KEY_DIMS = (64, 128, 256)  # LinearAttention's kernels for few tokens take any d_v with these d_k
 SHARED_BYTES = 48 * 1024  # of a block on every GPU; the kernel for other d_k has the state of a head there
 MAX_THREADS = 1024  # of a block, one for each row and column of the state
 MAX_HEAD_DIM = 256  # of attention
-COLUMNS = 32  # LinearAttention's fast kernels for many tokens take multiples of this as d_v
+MAX_PARTS = 4  # of unequal sizes, along the last axis, that Split cuts without copies from host memory
 
 Mixed = tuple[ir.Value, ir.Value, ir.Value]  # y [B,S,...], present convolution, present state; fp32
 
@@ -58,18 +66,10 @@ def has_kernels(config: LanguageModelConfig) -> bool:
 
 
 def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.Value]:
-    """Cut the last axis into parts without copies from host memory.
-
-    Takes one kernel if the parts are equal, or else one for each.
-    """
-    if len(set(sizes)) == 1:
-        return graph.split(x, sizes, axis=-1)
-    ends = np.cumsum(sizes)
-    constant = graph.constant
-    return [
-        graph.op("Slice", x, constant([end - size]), constant([end]), constant([-1]))
-        for end, size in zip(ends.tolist(), sizes, strict=True)
-    ]
+    """Cut the last axis into at most four parts, for which ONNX Runtime has one kernel without copies."""
+    if len(sizes) > MAX_PARTS:
+        raise ValueError(f"at most {MAX_PARTS} parts, got {len(sizes)}")
+    return graph.split(x, sizes, axis=-1)
 
 
 class CudaRun:
@@ -177,52 +177,103 @@ def mamba2_cuda_layer(
 
     def one() -> Mixed:
         mixed, present = _conv_step(graph, conv, channels, state[0])
-        y, last = _scan(graph, mamba, mixed, steps, state[1])
+        y, last = _scan_step(graph, mamba, mixed, steps, state[1])
         return y, present, last
 
     def several() -> Mixed:
         mixed, present = _conv_tokens(run, conv, channels, state[0])
-        y, last = _scan(graph, mamba, mixed, steps, state[1], run.valid)
+        y, last = _scan_tokens(graph, mamba, mixed, steps, state[1], run.valid)
         return y, present, last
 
     with graph.scope("scan"):
         y, conv_state, last_state = run.mix(one, several)
-    y = run.tokens.flatten(gated_norm(graph, mamba, y, gate), mamba.inner)
+    y = _gated_norm(graph, mamba, y, gate)
     return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
 
 
-def _scan(
+def _scan_step(
+    graph: ModelBuilder, mamba: Mamba2, channels: ir.Value, steps: ir.Value, state: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Add the scan of one token: channels [B,1,C] fp32, steps [B,1,heads] fp32, state as it is bound.
+
+    Each group of columns is a head of `LinearAttention`, with the decay of the head that it is a part of.
+    Returns y [B,1,heads*P] fp32 and the state.
+    """
+    op, heads, columns = graph.op, mamba.heads, state_columns(mamba.head_dim)
+    groups = mamba.head_dim // columns  # of a head
+    dt = graph.reshape(_softplus(graph, mamba, steps), [0, 0, heads, 1])
+    decay = graph.reshape(negative_exponential(graph, "A_log", heads), [heads, 1])
+    if mamba.time_step_min > 0:  # repeats dt for the groups too
+        dt = op("Max", dt, graph.constant([mamba.time_step_min] * groups, FLOAT))
+    elif groups > 1:
+        decay = op("Expand", decay, graph.constant([heads, groups]))
+    logs = graph.reshape(op("Mul", dt, decay), [0, 0, heads * groups])
+    x, b, c = _parts(graph, mamba, channels)
+    update = graph.reshape(x, [0, 0, heads, groups, columns])
+    update = op("Mul", update, graph.reshape(dt, [0, 0, heads, -1, 1]))
+    update = graph.reshape(update, [0, 0, mamba.inner])
+    y, last = _linear_attention(graph, mamba, (c, b, update, state, logs), heads * groups)
+    return _skip_step(graph, mamba, x, y), last
+
+
+def _scan_tokens(
     graph: ModelBuilder,
     mamba: Mamba2,
     channels: ir.Value,
     steps: ir.Value,
     state: ir.Value,
-    valid: ir.Value | None = None,
+    valid: ir.Value,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add the scan, which `LinearAttention` computes with q = C, k = B, v = dt x.
+    """Add `_scan_step` for several tokens: valid [B,S,1].
 
-    channels [B,S,C] fp32, steps [B,S,heads] fp32, state [B,heads,N,P]; valid [B,S,1]: None for one token.
-    Returns y [B,S,heads*P] fp32 and the state. For several tokens P is padded to whole columns of the kernel.
+    P is padded to whole rows of the kernel for many tokens.
     """
     op, heads, head_dim = graph.op, mamba.heads, mamba.head_dim
-    ones = graph.constant(np.ones(heads), FLOAT)
-    bias = float_tensor(graph, "dt_bias", heads)
-    (dt,) = graph.ops("LinearAttentionGate", steps, bias, ones, outputs=1, domain=ORT_DOMAIN)  # Softplus
-    dt = op("Max", dt, graph.constant(mamba.time_step_min, FLOAT))
-    if valid is not None:
-        dt = op("Mul", dt, valid)  # no decay and no update in padding
+    dt = _softplus(graph, mamba, steps)
+    if mamba.time_step_min > 0:
+        dt = op("Max", dt, graph.constant(mamba.time_step_min, FLOAT))
+    dt = op("Mul", dt, valid)  # no decay and no update in padding
     logs = op("Mul", dt, negative_exponential(graph, "A_log", heads))
-    shared = mamba.groups * mamba.state_size
-    x, b, c = cut(graph, channels, [mamba.inner, shared, shared])
-    x = graph.reshape(x, [0, 0, heads, head_dim])
+    x, b, c = _parts(graph, mamba, channels)
     update = op("Mul", x, graph.reshape(dt, [0, 0, heads, 1]))
-    columns = head_dim if valid is None else -(-head_dim // COLUMNS) * COLUMNS
+    state = join_columns(graph, state, heads, mamba.state_size, head_dim)
+    columns = -(-head_dim // ROW) * ROW
     padded = graph.constant([0] * 7 + [columns - head_dim])
     if columns > head_dim:
         update, state = op("Pad", update, padded), op("Pad", state, padded)
-    y, last = graph.ops(
+    update = graph.reshape(update, [0, 0, heads * columns])
+    y, last = _linear_attention(graph, mamba, (c, b, update, state, logs), heads)
+    y = graph.reshape(y, [0, 0, heads, columns])
+    if columns > head_dim:
+        ends = graph.constant([0]), graph.constant([head_dim]), graph.constant([-1])
+        y, last = op("Slice", y, *ends), op("Slice", last, *ends)
+    skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
+    y = graph.reshape(op("Add", y, skip), [0, 0, mamba.inner])
+    return y, cut_columns(graph, last, heads, mamba.state_size, head_dim)
+
+
+def _softplus(graph: ModelBuilder, mamba: Mamba2, steps: ir.Value) -> ir.Value:
+    """Add softplus(steps + bias)."""
+    ones = graph.constant(np.ones(mamba.heads), FLOAT)
+    bias = float_tensor(graph, "dt_bias", mamba.heads)
+    (dt,) = graph.ops("LinearAttentionGate", steps, bias, ones, outputs=1, domain=ORT_DOMAIN)
+    return dt
+
+
+def _parts(graph: ModelBuilder, mamba: Mamba2, channels: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Cut the channels into x [B,S,heads,P], B and C [B,S,groups*N]."""
+    shared = mamba.groups * mamba.state_size
+    x, b, c = cut(graph, channels, [mamba.inner, shared, shared])
+    return graph.reshape(x, [0, 0, mamba.heads, mamba.head_dim]), b, c
+
+
+def _linear_attention(
+    graph: ModelBuilder, mamba: Mamba2, inputs: tuple[ir.Value, ...], heads: int
+) -> Sequence[ir.Value]:
+    """Add the operator for inputs C, B, dt x, state and decays of so many heads."""
+    return graph.ops(
         "LinearAttention",
-        *(c, b, graph.reshape(update, [0, 0, heads * columns]), state, logs),
+        *inputs,
         outputs=2,
         domain=ORT_DOMAIN,
         update_rule="gated",
@@ -230,12 +281,33 @@ def _scan(
         kv_num_heads=heads,
         scale=1.0,
     )
-    skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
-    y = graph.reshape(y, [0, 0, heads, columns])
-    if columns > head_dim:
-        ends = graph.constant([0]), graph.constant([head_dim]), graph.constant([-1])
-        y, last = op("Slice", y, *ends), op("Slice", last, *ends)
-    return graph.reshape(op("Add", y, skip), [0, 0, mamba.inner]), last
+
+
+def _skip_step(graph: ModelBuilder, mamba: Mamba2, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Add y + D x of one token in one kernel: x [B,1,heads,P], y [B,1,heads*P], as the result.
+
+    HyperConnectionPostMix adds the product of one vector for all streams with a factor for each value of each
+    stream. The rows of x are the factors; D is the vector.
+    """
+    d = graph.reshape(float_tensor(graph, "D", mamba.heads), [mamba.heads, 1])
+    d = graph.reshape(graph.op("Expand", d, graph.constant([mamba.heads, mamba.head_dim])), [mamba.inner])
+    x, y = (graph.reshape(part, [-1, mamba.inner]) for part in (x, y))
+    (y,) = graph.ops("HyperConnectionPostMix", y, d, x, outputs=1, domain=ORT_DOMAIN)
+    return graph.reshape(y, [-1, 1, mamba.inner])
+
+
+def _gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
+    """Add `gated_norm` with the weight in the norm's node: [B,S,heads*P] fp32 each -> [B*S,heads*P].
+
+    ONNX Runtime takes a scale [1,groups,P'] for rows [B*S,groups,P'].
+    """
+    with graph.module("norm"):
+        y = graph.op("Mul", y, silu(graph, gate))
+        size = mamba.inner // mamba.groups
+        y = graph.reshape(y, [-1, mamba.groups, size])
+        scale = graph.reshape(float_tensor(graph, "weight", mamba.inner), [1, mamba.groups, size])
+        y = graph.op("RMSNormalization", y, scale, axis=-1, epsilon=mamba.epsilon, stash_type=1)
+        return graph.from_fp32(graph.reshape(y, [-1, mamba.inner]))
 
 
 # x -- in_proj --+-- z ------------------------------------------+
@@ -289,10 +361,12 @@ def _delta_rule(
 ) -> tuple[ir.Value, ir.Value]:
     """Add the delta rule.
 
-    channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state [B,heads,dk,dv]; valid [B,S,1]: None for one
-    token. Returns y [B,S,heads*dv] fp32 and the state.
+    channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state as it is bound; valid [B,S,1]: None for one
+    token, where each group of columns is a head of `LinearAttention`. Returns y [B,S,heads*dv] fp32 and the
+    state.
     """
     b, a = gates
+    heads, groups = net.value_heads, 1
     q, k, v = cut(graph, channels, [net.keys, net.keys, net.values])
     q, k = (_unit_heads(graph, net, part) for part in (q, k))
     logs, strengths = graph.ops(
@@ -304,6 +378,11 @@ def _delta_rule(
     )
     if valid is not None:  # no decay and no update in padding
         logs, strengths = (graph.op("Mul", gate, valid) for gate in (logs, strengths))
+        state = join_columns(graph, state, heads, net.key_dim, net.value_dim)
+    else:
+        groups = net.value_dim // state_columns(net.value_dim)
+    if groups > 1:
+        logs, strengths = (_repeat(graph, gate, heads, groups) for gate in (logs, strengths))
     y, last = graph.ops(
         "LinearAttention",
         *(q, k, v, state, logs, strengths),
@@ -311,10 +390,16 @@ def _delta_rule(
         domain=ORT_DOMAIN,
         update_rule="gated_delta",
         q_num_heads=net.key_heads,
-        kv_num_heads=net.value_heads,
+        kv_num_heads=heads * groups,
         scale=net.key_dim**-0.5,
     )
-    return y, last
+    return y, last if valid is None else cut_columns(graph, last, heads, net.key_dim, net.value_dim)
+
+
+def _repeat(graph: ModelBuilder, x: ir.Value, heads: int, groups: int) -> ir.Value:
+    """Repeat each value of x [B,1,heads] for the groups of its head: [B,1,heads*groups]."""
+    x = graph.op("Expand", graph.reshape(x, [0, 0, heads, 1]), graph.constant([1, 1, 1, groups]))
+    return graph.reshape(x, [0, 0, heads * groups])
 
 
 def _unit_heads(graph: ModelBuilder, net: DeltaNet, x: ir.Value) -> ir.Value:

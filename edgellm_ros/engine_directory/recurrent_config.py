@@ -8,6 +8,20 @@ from math import prod
 
 ATTENTION, RECURRENT, MLP = LAYER_TYPES = ("attention", "recurrent", "mlp")
 KINDS = ("mamba2", "gated_delta_net")
+ROW = 32  # columns; ONNX Runtime's CUDA kernels take rows of multiples of this as a whole
+FEW = 2  # columns
+
+
+def state_columns(value_dim: int) -> int:
+    """Return how many columns of a head's state [key_dim, value_dim] are side by side in memory.
+
+    They are all of them if rows are whole vectors for ONNX Runtime's CUDA kernels (LinearAttention). Its
+    kernel for other sizes has a warp for each column, so that neighbouring threads read neighbouring rows:
+    with few columns side by side these are in the same pieces of memory.
+    """
+    if value_dim % ROW == 0:
+        return value_dim
+    return FEW if value_dim % FEW == 0 else 1
 
 
 @dataclass(frozen=True)
@@ -15,7 +29,7 @@ class RecurrentConfig:
     """Shape of the recurrent layers, all of one kind, and of the state that they carry.
 
     Each layer has two tensors per sequence: the last inputs of its convolution, [conv_dim, conv_kernel - 1],
-    and its state, [num_heads, key_dim, value_dim] in fp32.
+    and its state in fp32: [key_dim, value_dim] for each head, stored as `state_shape`.
     """
 
     kind: str  # one of KINDS
@@ -33,8 +47,12 @@ class RecurrentConfig:
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """Return the shape of the state of one sequence."""
-        return self.num_heads, self.key_dim, self.value_dim
+        """Return the shape of the state of one sequence: groups of columns of all heads, one after another.
+
+        A group has `state_columns` columns of one head, side by side.
+        """
+        columns = state_columns(self.value_dim)
+        return self.num_heads * self.value_dim // columns, self.key_dim, columns
 
     @property
     def bytes_per_sequence(self) -> int:

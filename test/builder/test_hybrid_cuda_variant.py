@@ -169,8 +169,9 @@ HOST_INPUTS = {"If": {0}, "Reshape": {1}, "Slice": {1, 2, 3}, "Split": {1}, "Uns
 def decode_copies(model: onnx.ModelProto) -> list[str]:
     """Return the nodes of a decode step that would copy between host and GPU, after ONNX Runtime's rules.
 
-    What follows from shapes and constants alone is computed on the host. A Split of unequal parts and a
-    Concat copy sizes and addresses. A decode step takes the first branch of each If.
+    What follows from shapes and constants alone is computed on the host. A Concat copies sizes and addresses,
+    and so does a Split of unequal parts, unless they are up to four along the last axis. A decode step takes
+    the first branch of each If.
     """
     constants = {w.name: w for w in model.graph.initializer}
     host, copies = set(), []
@@ -187,7 +188,9 @@ def decode_copies(model: onnx.ModelProto) -> list[str]:
                 copies.append(node.name)
             if node.op_type == "Split":
                 sizes = onnx.numpy_helper.to_array(constants[node.input[1]])
-                copies.extend([node.name] * (len(set(sizes.tolist())) > 1))
+                axis = next(a.i for a in node.attribute if a.name == "axis")
+                in_one_kernel = len(set(sizes.tolist())) == 1 or (len(sizes) <= 4 and axis == -1)
+                copies.extend([node.name] * (not in_one_kernel))
             if node.op_type == "Concat":
                 copies.append(node.name)
             if node.op_type == "If":

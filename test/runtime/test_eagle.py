@@ -15,6 +15,10 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.head_reference import HeadReference, RecordedInputs
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.only_on("cpu", "cuda", reason="minutes on the double, which runs other tests of drafts"),
+]
 TREE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
 TALKING = {"prompt": "what do you see?", "repetition_penalty": 1.3}
 DRAWING = {"prompt": "stop", "temperature": 1.2, "seed": 3, "repetition_penalty": 1.2}
@@ -147,6 +151,17 @@ def test_candidates_after_vanilla_steps(drafting, plain, reference, drafts):
     assert max(np.diff(lengths)) > 11
     for draft in drafts:
         assert_scores(draft, *recorded)
+
+
+def test_nan_of_an_earlier_sequence_does_not_stay(drafting, plain, drafts):
+    pipeline, one = drafting.pipeline, request(**TALKING, max_tokens=5)
+    cache = pipeline.drafter.kv_cache
+    for tensor in cache.bindings(range(1)).values():
+        pipeline.device.upload(tensor, np.full(tensor.shape, np.nan, tensor.dtype))
+    answer = plain.handle_request(one).token_ids
+    draft_by_script(drafting, TREE.drafting_step, 10).answers = lambda request: answer
+    drafting.handle_request(one)
+    assert all(np.isfinite(draft.table["scores"]).all() for draft in drafts)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -21,6 +21,7 @@ from fixtures.exported_graphs import knows_lengths
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_with_drafting, request
 
+pytestmark = pytest.mark.slow
 EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
 TALKING = request("abc abc abc what do you see?", max_tokens=30, logprobs=2)
@@ -250,7 +251,6 @@ class TestRefused:
             LLMGenerationRequest("", disable_spec_decode=1)
 
 
-@pytest.mark.slow
 @pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
 @knows_lengths
 def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):

@@ -69,7 +69,7 @@ def test_a_right_draft_yields_all_its_tokens(answers, drafting):
     assert_all_same(answers([request(**TALKING, max_tokens=31)], steps=5, size=24, right=1.0))
     found = drafting.spec_decode_generation_metrics
     assert found.generated_tokens - before.generated_tokens == 30  # and the prefill's
-    assert found.total_runs - before.total_runs < 10
+    assert found.total_runs - before.total_runs < 15
 
 
 def test_a_wrong_draft_yields_one_token_per_round(answers, drafting):

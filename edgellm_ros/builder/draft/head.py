@@ -149,7 +149,7 @@ def _read_decoder(
     runner = text.make(
         LanguageModelConfig,
         hidden_size=hidden,
-        num_hidden_layers=text.size("num_hidden_layers", 1),
+        num_hidden_layers=_num_layers(text, weights),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
@@ -169,6 +169,15 @@ def _read_decoder(
         mlp_bias=f"{layer(0)}.mlp.gate_proj.bias" in weights,
         head_norms=f"{attention}.q_norm.weight" in weights,
     )
+
+
+def _num_layers(text: ConfigSection, weights: Weights) -> int:
+    """Read the number of layers, all of which the file has."""
+    layers, stored = text.size("num_hidden_layers", 1), weights.list_length(f"{MODULE}.layers")
+    if layers > stored:
+        name = published_name(layer(stored - 1))
+        raise text.fail("num_hidden_layers", f"the last layer in {weights.where.name} is {name}; {SUPPORTED}")
+    return layers
 
 
 def _head_dim(text: ConfigSection, weights: Weights, name: str, heads: int) -> int:

@@ -52,7 +52,7 @@ class AttentionInputs:
         rows = batch * tokens
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
-        self._positions = device.empty((batch, 3, tokens), np.int64)
+        self._positions = device.empty((batch, 3, tokens), np.float32)
         self._has_rope = names.ROPE_COS in engine_inputs
         self._has_mask = names.ATTENTION_MASK in engine_inputs
         self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
@@ -98,7 +98,7 @@ class AttentionInputs:
         return visible
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
-        """Write and return the inputs for prompts with positions [B,3,S] int64."""
+        """Write and return the inputs for prompts with positions [B,3,S] float32."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
@@ -129,6 +129,13 @@ class AttentionInputs:
         if self._has_lengths:
             self._kernels.visible_rows(lengths, size, inputs[names.KV_LENGTH])
 
+    def level_inputs(self, rows: range, nodes: int) -> dict[str, Tensor]:
+        """Return views of the buffers for a draft's run on the nodes of any level."""
+        inputs = self.inputs(rows, nodes)
+        if self._has_write_index:
+            inputs[names.KV_WRITE_INDEX] = self._write_index.rows(0, len(rows))
+        return inputs
+
     def for_level(
         self, rows: range, table: DraftTable, level: int, depths: Tensor, kernels: TreeKernels
     ) -> dict[str, Tensor]:
@@ -137,12 +144,11 @@ class AttentionInputs:
         depths [B,K]: of the rows that the nodes continue. The nodes' KV rows are behind those of the levels
         before, which are not committed.
         """
-        batch, nodes = depths.shape
-        inputs, lengths = self.inputs(rows, nodes), self._cache.lengths(rows)
+        nodes = depths.shape[1]
+        inputs, lengths = self.level_inputs(rows, nodes), self._cache.lengths(rows)
         self._write_depths(rows, depths, kernels)
         kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
         if self._has_write_index:
-            inputs[names.KV_WRITE_INDEX] = self._write_index.rows(0, batch)
             self._kernels.visible_rows(lengths, (level - 1) * nodes, inputs[names.KV_WRITE_INDEX])
         if self._has_lengths:
             self._kernels.visible_rows(lengths, level * nodes, inputs[names.KV_LENGTH])
