@@ -247,8 +247,9 @@ class _Comparison:
                 self._force(contender, groups, vanilla)
                 events = profile_events(contender.runtime, groups[0], profile)
                 rows = rows_of(events, PROFILED_STEPS)
-                found[contender.name] = {"stages_ms": stages_of(events), "kernels": rows}
-                print(f"{contender.name}: {found[contender.name]['stages_ms']}", file=sys.stderr)
+                stages = stages_of(events) if contender.drafting else None
+                found[contender.name] = {"stages_ms": stages, "kernels": rows}
+                print(f"{contender.name}: {stages}", file=sys.stderr)
                 print(format_table(rows), file=sys.stderr)
         return found
 
