@@ -137,6 +137,34 @@ def test_candidates_in_a_batch_whose_sequences_come_and_go(drafting, plain, refe
             assert_scores(draft, *recorded)
 
 
+@pytest.mark.parametrize("vanilla", [0, 8], ids=["between rounds", "between vanilla steps"])
+def test_candidates_of_a_request_that_joins_a_running_batch(drafting, plain, reference, drafts, vanilla):
+    early = [request(**TALKING, max_tokens=30), request(**DRAWING, max_tokens=6)]
+    late = [request(**SEEING, max_tokens=20)]
+    answers = {id(one): plain.handle_request(one) for one in (*early, *late)}
+    pipeline = drafting.pipeline
+    scripted = draft_by_script(drafting, TREE.drafting_step, 10, right=0.6)
+    scripted.answers = lambda one: answers[id(one)].token_ids
+    waiting, done = [early, late], []
+    worth_it = [True, *[False] * vanilla]
+    pipeline.method._is_worth_it = lambda: worth_it.pop(0) if worth_it else True
+    while waiting or pipeline.batch.sequences:
+        if waiting:
+            joining = pipeline.prepare(waiting.pop(0), 0)
+            pipeline.encode_images(joining)
+            pipeline.encode_audio(joining)
+            pipeline.prefill(joining)
+        ended = pipeline.decode()
+        pipeline.batch.evict(ended)
+        done += ended
+    assert len(done) == 3
+    for sequence in done:
+        assert sequence.generated == answers[id(sequence.request)].token_ids
+        recorded = reference(sequence.request)
+        for draft in (draft for draft in drafts if draft.request is sequence.request):
+            assert_scores(draft, *recorded)
+
+
 def test_candidates_after_vanilla_steps(drafting, plain, reference, drafts):
     """The head catches up, from the states that the vanilla steps have kept."""
     one = request(**TALKING, max_tokens=30)

@@ -20,11 +20,11 @@ struct Histogram {
 constexpr int TURNS = 3;  // one is being filled, one may still be read, one is being cleared
 
 struct RowScratch {
-  u64 best;                              // highest rank; NOT_FINITE if a logit is not finite
+  u64 best;                               // highest rank; NOT_FINITE if a logit is not finite
   u64 block_best[2][MAX_BLOCKS_PER_ROW];  // stamped ranks: see RowSampler::exchange
-  u64 min_p_mass[TURNS];                 // of the tokens that min-p keeps, for each token in turn
-  u32 arrived;                           // arrivals of blocks at all barriers so far
-  u32 left;                              // blocks that have finished
+  u64 min_p_mass[TURNS];                  // of the tokens that min-p keeps, for each token in turn
+  u32 arrived;                            // arrivals of blocks at all barriers so far
+  u32 left;                               // blocks that have finished
   Histogram histograms[TURNS];
 
   // Returns whether this block is the last one of the row to finish; in its first thread only.
@@ -46,7 +46,6 @@ struct RowScratch {
 };
 
 static_assert(MAX_BLOCKS_PER_ROW <= 32, "one warp reads the best ranks of all blocks");
-
 static_assert(sizeof(RowScratch) == ROW_SCRATCH_BYTES, "the host allocates ROW_SCRATCH_BYTES per row");
 
 struct Bin {  // thread i has bin i; *_through: sums over bins 0 .. i
@@ -71,10 +70,10 @@ struct SampleShared {
   u32 barriers;  // that this block has passed; used by its first thread
   Found found;
   u32 least_key, greatest_key;
-  float top;          // score of the most likely token
-  Scale scale;        // of distances from `top`
-  float least_score;  // the lowest score that min-p keeps
-  double min_p_distance;  // from `top`
+  float top;              // score of the most likely token
+  Scale scale;            // of distances from `top`
+  float least_score;      // the lowest score that min-p keeps
+  double min_p_distance;  // the lowest score minus `top`, not rounded
 };
 
 struct Logit {
@@ -115,8 +114,8 @@ struct RowSampler {
   float penalty;
   Ranks ranks;
   int begin, end;  // range of ids of this block
-  int count;      // tokens of the row sampled before
-  int histogram;  // index of the next histogram
+  int count;       // tokens of the row sampled before
+  int histogram;   // index of the next histogram
 
   __device__ Logit logit(int id) const { return {logits[id], penalty != 1.0f && seen[id]}; }
 

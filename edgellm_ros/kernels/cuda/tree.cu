@@ -64,7 +64,9 @@ __device__ void find_top(TopShared& shared, const u64 (&values)[TOP_VALUES], int
 }
 
 // Returns the table entry where a level begins.
-__device__ inline i64 level_start(i64 level, i64 top_k) { return level == 1 ? 1 : 1 + top_k + (level - 2) * top_k * top_k; }
+__device__ inline i64 level_start(i64 level, i64 top_k) {
+  return level == 1 ? 1 : 1 + top_k + (level - 2) * top_k * top_k;
+}
 
 // logits [rows, vocab]; tables [batch, entries]; nodes [batch, levels - 1, K]. gridDim.x blocks of TOP_SHARE logits for
 // each of gridDim.y rows; the last block of a row to finish combines what they found. arrived [rows]: zero before and
@@ -262,7 +264,8 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
                           i64 rows, i64 units) {
   for (i64 place = blockIdx.x; place < places; place += gridDim.x) {
     const i64 row = place / places_per_sequence * rows + clamp(index[place], 0, rows - 1);
-    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x) out[place * units + unit] = source[row * units + unit];
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x)
+      out[place * units + unit] = source[row * units + unit];
   }
 }
 
