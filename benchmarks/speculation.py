@@ -47,7 +47,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -196,22 +197,31 @@ class _Comparison:
         self._vanilla = Contender(OFF, engine, device, None, False)
         self._drafting: list[Contender] = []
         for name, setting in args.settings.items():
-            try:
+            with self._excusing(name):
                 self._drafting.append(Contender(name, engine, device, setting, self._forces))
-            except (EngineError, ValueError) as error:  # the other settings are measured
-                self._errors[name] = f"{type(error).__name__}: {error}"
-                print(f"{name}: {self._errors[name]}", file=sys.stderr)
         clock.done("load")
+
+    @contextmanager
+    def _excusing(self, name: str) -> Iterator[None]:
+        """Note that a setting fails in the block; the others are measured without it, but not without OFF."""
+        try:
+            yield
+        except (EngineError, RuntimeError, ValueError) as error:
+            if name == OFF:
+                raise
+            self._errors[name] = f"{type(error).__name__}: {error}"
+            print(f"{name}: {self._errors[name]}", file=sys.stderr)
+            self._drafting = [contender for contender in self._drafting if contender.name != name]
 
     def results(self, batches: dict[int, list[list[LLMGenerationRequest]]]) -> dict[str, Any]:
         """Measure each batch size; the stages come first, because recorded steps have none."""
         answers = {batch: self._vanilla.run(groups) for batch, groups in batches.items()}
         self._clock.done("vanilla")
-        before = {
-            (contender.name, batch): self._stages(contender, groups, answers[batch])
-            for contender in self._drafting
-            for batch, groups in batches.items()
-        }
+        before = {}
+        for contender in self._drafting:
+            with self._excusing(contender.name):
+                for batch, groups in batches.items():
+                    before[contender.name, batch] = self._stages(contender, groups, answers[batch])
         self._clock.done("stages", "synchronised between stages, no graphs")
         graphs = {
             contender.name: self._args.graphs and contender.runtime.capture_decoding_cuda_graph()
@@ -233,12 +243,14 @@ class _Comparison:
         """Profile a round of each setting, at its highest rate, and a step of "off"."""
         found: dict[str, Any] = {}
         for contender in (self._vanilla, *self._drafting):
-            self._force(contender, groups, vanilla)
-            events = profile_events(contender.runtime, groups[0], profile)
-            rows = rows_of(events, PROFILED_STEPS)
-            found[contender.name] = {"stages_ms": stages_of(events), "kernels": rows}
-            print(f"{contender.name}: {found[contender.name]['stages_ms']}", file=sys.stderr)
-            print(format_table(rows), file=sys.stderr)
+            with self._excusing(contender.name):
+                self._force(contender, groups, vanilla)
+                events = profile_events(contender.runtime, groups[0], profile)
+                rows = rows_of(events, PROFILED_STEPS)
+                stages = stages_of(events) if contender.drafting else None
+                found[contender.name] = {"stages_ms": stages, "kernels": rows}
+                print(f"{contender.name}: {stages}", file=sys.stderr)
+                print(format_table(rows), file=sys.stderr)
         return found
 
     def _force(
@@ -256,7 +268,7 @@ class _Comparison:
         kernels = contender.kernels
         if isinstance(kernels, ForcedTreeKernels):
             self._force(contender, groups, vanilla)
-            kernels.counts_own_tokens = True
+            kernels.own_tokens, kernels.forced_tokens, kernels.counts_own_tokens = 0, 0, True
             contender.run(groups)  # the warm-up of the next run
             kernels.counts_own_tokens = False
             found["own_tokens"] = kernels.own_tokens / kernels.forced_tokens
@@ -275,14 +287,19 @@ class _Comparison:
         runs: list[list[Run]] = [[] for _ in turns]
         for number in range(WARM_UP_RUNS + self._args.runs):
             for (contender, rate), mine in zip(turns, runs, strict=True):
-                self._force(contender, groups, vanilla, rate)
-                run = contender.run(groups)
-                if number >= WARM_UP_RUNS:
-                    mine.append(run)
+                if contender.name in self._errors:
+                    continue
+                with self._excusing(contender.name):
+                    self._force(contender, groups, vanilla, rate)
+                    run = contender.run(groups)
+                    if number >= WARM_UP_RUNS:
+                        mine.append(run)
         off, settings = _figures(runs[0]), []
         step_ms = off.pop("round_ms")
         off["step_ms"] = step_ms
         for (contender, rate), mine in zip(turns[1:], runs[1:], strict=True):
+            if contender.name in self._errors:
+                continue
             figures = _figures(mine)
             figures["times_vanilla"] = off["token_ms"] / figures["token_ms"]
             figures["pays_from"] = figures["round_ms"] / step_ms

@@ -95,6 +95,18 @@ def test_forced_tokens_are_taken_where_the_sampler_chooses_others(setting, print
 
 
 @pytest.mark.slow
+def test_a_setting_that_fails_is_left_out_of_the_comparison(tiny_checkpoint, tmp_path, device_arguments):
+    head = write_random_head(tmp_path / "head", base_config(tiny_checkpoint))
+    prompts = tmp_path / "prompts"
+    prompts.write_text("stop")
+    settings = "tree41/1/3,lookup2"  # the head has a vocabulary of 40
+    options = ["--checkpoint", tiny_checkpoint, "--head", head, "--prompts", prompts, "--settings", settings]
+    result = speculation.main([*map(str, options), "--runs", "1", "--tokens", "4", *device_arguments])
+    assert "drafting_top_k 41 exceeds" in result["errors"]["tree41/1/3"]
+    assert [figures["setting"] for figures in result["batches"][0]["settings"]] == ["lookup2"]
+
+
+@pytest.mark.slow
 def test_ratios_follow_from_the_times(printed):
     for batch in printed[0]["batches"]:
         off = batch["off"]
