@@ -229,6 +229,30 @@ def test_a_decode_step_has_one_kernel_for_the_convolution_and_one_for_the_state(
     assert attention["GroupQueryAttention"] == counts["key_cache_"]
 
 
+def test_a_decode_step_of_a_mamba2_layer_has_seventeen_kernels(exports):
+    """Its norm, two products, and what is between them; Sigmoid and a Mul become one kernel, QuickGelu."""
+    engine = exports("nemotron_h", 0, {"hybrid_override_pattern": "M*-", "use_bias": False}, precision="fp16")
+    graph = onnx.load(engine / "llm" / "model.cuda.onnx", load_external_data=False).graph
+    constants = {weight.name for weight in graph.initializer}
+    found: Counter[str] = Counter()
+
+    def visit(nodes) -> None:
+        for node in nodes:
+            if node.op_type == "If":
+                visit(next(a.g.node for a in node.attribute if a.name == "then_branch"))
+            elif set(node.input) <= constants:  # computed when the graph is loaded
+                constants.update(node.output)
+            elif node.name.startswith("/layers.0/") and node.op_type not in ("Reshape", "Concat"):
+                found[node.op_type] += 1
+
+    visit(graph.node)
+    assert found == {
+        "RMSNormalization": 2, "MatMul": 2, "Cast": 2, "Split": 2, "CausalConvWithState": 1,
+        "LinearAttentionGate": 1, "Max": 1, "Mul": 4, "LinearAttention": 1, "HyperConnectionPostMix": 1,
+        "Sigmoid": 1,
+    }  # fmt: skip
+
+
 def test_both_graphs_of_a_hybrid_share_one_file_of_weights(exports):
     places = []
     for name in ("model.onnx", "model.cuda.onnx"):
