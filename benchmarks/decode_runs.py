@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import spread
-from benchmarks.kernel_profile import KernelProfile, Row
+from benchmarks.kernel_profile import Event, KernelProfile, Row, rows_of
 from benchmarks.model_shapes import BYTES_PER_VALUE, ModelShape
 from benchmarks.published_models import PublishedModel
+from edgellm_ros.diffusion.trajectory_history import check_history, history_tokens
 from edgellm_ros.engine.device import Device, HostCopy
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -71,14 +72,18 @@ def bytes_per_step(
 
 
 def prompt_ids(checkpoint: Path, config: EngineConfig, request: LLMGenerationRequest) -> list[int]:
-    """Return the ids of a request's prompt, with one placeholder for each row of its image."""
+    """Return the ids of a request's prompt, with one placeholder for each row of its images."""
     tokenizer = Tokenizer(checkpoint / "tokenizer.json")
     builder = PromptBuilder(tokenizer, ChatTemplate(checkpoint / "chat_template.jinja"), config)
     rows = []
     if request.images and config.vision is not None:
         processor = make_image_processor(config.vision)
         rows = [int(np.prod(processor.token_grid(*image.shape[:2]))) for image in request.images]
-    return builder.build(request, rows, [], [])
+    history = []
+    if config.action is not None:
+        points = check_history(request.history, config.action.trajectory_history)
+        history = history_tokens(points, config.action.trajectory_history)
+    return builder.build(request, rows, [], history)
 
 
 def decode(
@@ -183,22 +188,26 @@ class _TimedCopy:
 def profile_steps(
     runtime: LLMInferenceRuntime, requests: Sequence[LLMGenerationRequest], profile: KernelProfile
 ) -> list[Row]:
-    """Profile the kernels of some decode steps.
+    """Profile the kernels of some decode steps. ValueError if the answers are too short."""
+    return rows_of(profile_events(runtime, requests, profile), PROFILED_STEPS)
 
-    ValueError if the answers are too short.
-    """
+
+def profile_events(
+    runtime: LLMInferenceRuntime, requests: Sequence[LLMGenerationRequest], profile: KernelProfile
+) -> list[Event]:
+    """Record the kernels of PROFILED_STEPS decode steps. ValueError if the answers are too short."""
     last = FIRST_PROFILED + PROFILED_STEPS
     if requests[0].sampling.max_tokens <= last + 1:
         raise ValueError(
             f"a profile needs more than {last + 1} tokens per answer, got {requests[0].sampling.max_tokens}"
         )
-    rows: list[Row] = []
+    events: list[Event] = []
 
     def listen(progress: Progress) -> None:
         if (progress.stage, progress.step) == ("decode", FIRST_PROFILED):
             profile.start()
         elif (progress.stage, progress.step) == ("decode", last):
-            rows.extend(profile.stop(PROFILED_STEPS))
+            events.extend(profile.stop())
 
     decode(runtime, [replace(requests[0], on_progress=listen), *requests[1:]])
-    return rows
+    return events

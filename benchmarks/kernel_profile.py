@@ -6,9 +6,17 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
+
+
+class Event(NamedTuple):
+    """A kernel or a copy; times in microseconds."""
+
+    name: str
+    start: float
+    end: float
 
 
 class KernelProfile:
@@ -39,23 +47,25 @@ class KernelProfile:
         self._running = self._profiler()
         self._running.start()
 
-    def stop(self, steps: int) -> list[Row]:
-        """Return name, count and microseconds of kernels and copies per step.
-
-        The longest come first.
-        """
+    def stop(self) -> list[Event]:
+        """Return kernels and copies in the order of their starts."""
         self._synchronize()
         self._running.stop()
         device = self._torch.autograd.DeviceType.CUDA
-        found: dict[str, list[float]] = defaultdict(list)
-        for event in self._running.events():
-            if event.device_type == device:
-                found[event.name].append(event.time_range.elapsed_us())
-        rows = [
-            {"name": name, "count": len(times) / steps, "us": sum(times) / steps}
-            for name, times in found.items()
-        ]
-        return sorted(rows, key=lambda row: -row["us"])
+        events = [event for event in self._running.events() if event.device_type == device]
+        found = [Event(event.name, event.time_range.start, event.time_range.end) for event in events]
+        return sorted(found, key=lambda event: event.start)
+
+
+def rows_of(events: list[Event], steps: int) -> list[Row]:
+    """Return name, count and microseconds of kernels and copies per step; the longest come first."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        found[event.name].append(event.end - event.start)
+    rows = [
+        {"name": name, "count": len(times) / steps, "us": sum(times) / steps} for name, times in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row["us"])
 
 
 def format_table(rows: list[Row]) -> str:

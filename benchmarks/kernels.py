@@ -135,10 +135,12 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
 
     table = device.zeros((VOCABULARY, HIDDEN), HALF)
     image_rows = device.zeros((PROMPT, HIDDEN), HALF)
-    rope = RopeTable(*(device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2)))
+    tables = (device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2))
+    rope = RopeTable(*tables, device.zeros((FREQUENCIES,), np.float32))
     shape = (2 * LAYERS, batch, HEADS, CAPACITY, HEAD_SIZE)
     cache, page = device.zeros(shape, HALF), device.zeros((2 * LAYERS, 1, HEADS, PREFIX, HEAD_SIZE), HALF)
-    lengths, deltas, tokens = integers(PROMPT, batch), integers(9, batch), integers(VOCABULARY, batch, 1)
+    lengths, tokens = integers(PROMPT, batch), integers(VOCABULARY, batch, 1)
+    deltas = device.zeros((batch,), np.float32)
     mapped, visible, last_tokens = integers(9, batch, 1), integers(9, batch), integers(9, batch)
     counts, offered = put(np.zeros(batch, np.int64)), put(np.ones(batch, np.int64))
     stops = StopState(put(np.full(batch, 2**60)), integers(9, batch), integers(VOCABULARY, 4))
@@ -157,7 +159,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         ids, embeds = integers(VOCABULARY + 9, batch, steps), device.zeros((batch, steps, HIDDEN), HALF)
         cos, sin = (device.zeros((batch, steps, FREQUENCIES), np.float32) for _ in range(2))
         mask = device.zeros((batch, 1, steps, CAPACITY), np.bool_)
-        positions = integers(POSITIONS, batch, 3, steps)
+        positions = put(rng.integers(0, POSITIONS, (batch, 3, steps)).astype(np.float32))
         found |= {
             f"embed, {kind}": bind(kernels.embed, ids, table, image_rows, embeds),
             f"deepstack, {kind}": bind(kernels.deepstack, ids, VOCABULARY, image_rows, embeds),
@@ -206,8 +208,9 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
     for level in range(1, LEVELS):
         trees.select_nodes(table, level, tokens, parent_rows)
         trees.add_candidates(further, token_of_logit, table, level + 1)
-    lengths, deltas, counts = put(rng.integers(0, CAPACITY - NODES, batch)), whole(batch), whole(batch)
-    rope = RopeTable(*(device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2)))
+    lengths, counts = put(rng.integers(0, CAPACITY - NODES, batch)), whole(batch)
+    deltas, frequencies = device.zeros((batch,), np.float32), device.zeros((FREQUENCIES,), np.float32)
+    rope = RopeTable(*(device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2)), frequencies)
     cos, sin = (device.zeros((batch, NODES, FREQUENCIES), np.float32) for _ in range(2))
     draft_mask = device.zeros((batch, 1, TOP_K, CAPACITY), np.bool_)
     tree_mask = device.zeros((batch, 1, NODES, CAPACITY), np.bool_)
@@ -228,6 +231,7 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
             trees.move_cache_rows, cache, 0, lengths, path, put(np.full(batch, PATH))
         ),
         "take_rows, 7 tokens": bind(trees.take_rows, states, path, taken),
+        "put_rows, 7 tokens": bind(trees.put_rows, taken, path, states),
         "find_continuation": bind(trees.find_continuation, history, lengths, 4, 2, chain),
         "append_history": bind(trees.append_history, appended, counts, lengths, history),
     }

@@ -100,7 +100,7 @@ def _write_shards(directory: Path, shape: ModelShape, precision: str, seed: int)
 
     def write(index: int) -> None:
         rng = np.random.Generator(np.random.SFC64(seeds[index]))
-        tensors = {name: _tensor(rng, name, size, precision) for name, size in shards[index].items()}
+        tensors = {name: random_tensor(rng, name, size, precision) for name, size in shards[index].items()}
         save_file(tensors, directory / files[index])
 
     with ThreadPoolExecutor(4) as pool:
@@ -143,7 +143,7 @@ def make_tokenizer(vocab_size: int, special: Mapping[str, int] | None = None) ->
     return tokenizer
 
 
-def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], precision: str) -> np.ndarray:
+def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...], precision: str) -> np.ndarray:
     """Make a random matrix that keeps the scale of its input, a scale of ones or a bias of zeros.
 
     The row of the stop token is 0.

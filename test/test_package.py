@@ -197,7 +197,7 @@ def numbers(version: str) -> list[int]:
 
 
 ROOMS = ("prompt", "prefix", "batch", "engines", "decoding")  # of the runtime, each above those before it
-BELOW_ROOMS = {"request", "conversation", "lora", "metrics"}  # files at the runtime's root that rooms may import
+BELOW_ROOMS = {"request", "conversation", "lora", "metrics"}  # files at the runtime's root, for all rooms
 
 
 @pytest.mark.parametrize("room", ROOMS)

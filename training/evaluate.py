@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from edgellm_ros.arena.scoring import check
 from edgellm_ros.arena.situation import Situation, situations
@@ -41,9 +43,20 @@ DENOISE_STEPS = 10
 ROWS = 256
 
 
+def most_likely(logits: Tensor) -> Tensor:
+    """Return the most likely token [B] of logits [B, V]."""
+    return logits.argmax(-1)
+
+
 @torch.no_grad()
-def greedy_answers(policy: Policy, batch: Batch, sequences: Sequences, stops: list[int]) -> list[list[int]]:
-    """Decode each prompt greedily and return the answer ids.
+def decode_answers(
+    policy: Policy,
+    batch: Batch,
+    sequences: Sequences,
+    stops: list[int],
+    choose: Callable[[Tensor], Tensor] = most_likely,
+) -> list[list[int]]:
+    """Decode each prompt, greedily unless `choose` samples, and return the answer ids.
 
     Each token takes a complete forward pass, which is slow and simple. The call fills sequences.ids and the
     batch's length.
@@ -53,7 +66,7 @@ def greedy_answers(policy: Policy, batch: Batch, sequences: Sequences, stops: li
     rows = torch.arange(len(open_rows), device=open_rows.device)
     for _ in range(MAX_ANSWER):
         hidden, _ = policy.thinker(sequences)
-        token = policy.thinker.thinker.lm_head(hidden[rows, batch["length"].long() - 1]).argmax(-1)
+        token = choose(policy.thinker.thinker.lm_head(hidden[rows, batch["length"].long() - 1]))
         index = batch["length"].long()[open_rows]
         sequences.ids[rows[open_rows], index] = token[open_rows]
         batch["length"] += open_rows
@@ -70,7 +83,7 @@ def greedy_answers(policy: Policy, batch: Batch, sequences: Sequences, stops: li
 def sample_actions(
     policy: Policy, batch: Batch, sequences: Sequences, generator: torch.Generator
 ) -> np.ndarray:
-    """Sample one trajectory per row, after `greedy_answers`.
+    """Sample one trajectory per row, after `decode_answers`.
 
     Returns [B, 40, 2] in physical units."""
     _, cache = policy.thinker(sequences)
@@ -138,7 +151,7 @@ def respond(
     for batch in batches(chunk, clips, tokenizer, device):
         with torch.no_grad():
             sequences = policy.encode(batch)
-        answers += greedy_answers(policy, batch, sequences, [tokenizer.token_to_id("<|im_end|>"), driving])
+        answers += decode_answers(policy, batch, sequences, [tokenizer.token_to_id("<|im_end|>"), driving])
         actions.append(sample_actions(policy, batch, sequences, generator))
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
     return Responses(texts, [ids[-1] == driving for ids in answers], np.concatenate(actions))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 TARGETS = {
@@ -54,6 +54,20 @@ def put_adapters(thinker: nn.Module, rank: int, alpha: float) -> dict[str, LoraL
                 setattr(parent, name, adapter)
                 adapters[f"{_PREFIX}.{i}.{block}.{name}"] = adapter
     return adapters
+
+
+def adapter_rank(directory: Path) -> tuple[int, float]:
+    """Return rank and alpha of an adapter of `save_adapter`."""
+    config = json.loads((directory / "adapter_config.json").read_text())
+    return config["r"], config["lora_alpha"]
+
+
+def load_adapter(directory: Path, adapters: dict[str, LoraLinear]) -> None:
+    """Read the weights of `save_adapter` into adapters of the same rank, in place."""
+    weights = load_file(directory / "adapter_model.safetensors")
+    for name, adapter in adapters.items():
+        for matrix, value in (("A", adapter.a), ("B", adapter.b)):
+            value.data.copy_(weights[f"base_model.model.{name}.lora_{matrix}.weight"])
 
 
 def save_adapter(directory: Path, adapters: dict[str, LoraLinear], rank: int, alpha: float) -> None:

@@ -69,14 +69,16 @@ class SampleStream:
                 write(self._buffers[slot], i)
             self._full.put(slot)
 
-    def take(self, wait: bool) -> Iterator[Chunk]:
-        """Yield the full chunks, at least one if `wait`.
+    def take(self, wait: bool, most: int | None = None) -> Iterator[Chunk]:
+        """Yield the full chunks, at least one if `wait`, at most `most` of them.
 
         A chunk is valid until the next one is requested. RuntimeError if a worker has ended.
         """
-        first = wait
-        while first or not self._full.empty():
-            first = False
+        count = 0
+        while (wait and count == 0) or not self._full.empty():
+            if count == most:
+                return
+            count += 1
             slot = self._next_full()
             yield self._buffers[slot]
             self._free.put(slot)

@@ -160,22 +160,41 @@ class ThinkerForward(nn.Module):
 
         Returns final hidden states [B, L, H], and keys and values [B, Hkv, L, D] per layer.
         """
-        text = self.thinker.model.language_model
-        image, deepstack = sequences.image, sequences.deepstack
-        index = sequences.image_start[:, None] + torch.arange(image.shape[1], device=image.device)
-        index = index[..., None].expand(-1, -1, image.shape[-1])
-        h = text.embed_tokens(sequences.ids)
-        h = h.scatter(1, index, image.to(h.dtype))
-        if sequences.sounds is not None:
-            h = _with_sounds(h, sequences.sounds)
+        hidden, cache, _ = self.run(sequences, self.embed(sequences))
+        return hidden, cache
+
+    def embed(self, sequences: Sequences) -> Tensor:
+        """Compute the text model's inputs [B, L, H] from tokens, image and sounds."""
+        h = self.thinker.model.language_model.embed_tokens(sequences.ids)
+        h = h.scatter(1, _image_index(sequences), sequences.image.to(h.dtype))
+        return h if sequences.sounds is None else _with_sounds(h, sequences.sounds)
+
+    def run(
+        self, sequences: Sequences, h: Tensor, kept: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Cache, list[Tensor]]:
+        """Run the text model on its inputs h of `embed`.
+
+        Returns what `forward` does, and the states [B, L, H] at the input of the decoder layers `kept`.
+        """
+        text, deepstack = self.thinker.model.language_model, sequences.deepstack
+        index = _image_index(sequences)
         cos, sin = self.rope(mrope_positions(sequences.image_start, h.shape[1]))
         rope = (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
-        cache = DynamicCache()
+        cache, states = DynamicCache(), []
         for i, layer in enumerate(text.layers):
+            states.append(h)
             h = layer(h, attention_mask=None, position_embeddings=rope, past_key_values=cache)
             if i < len(deepstack):
                 h = h.scatter_add(1, index, deepstack[i].to(h.dtype))
-        return text.norm(h), [(layer.keys, layer.values) for layer in cache.layers]
+        keys_values = [(layer.keys, layer.values) for layer in cache.layers]
+        return text.norm(h), keys_values, [states[i] for i in kept]
+
+
+def _image_index(sequences: Sequences) -> Tensor:
+    """Compute the rows of the image [B, P/4, H] in a batch, for gather and scatter."""
+    count, size = sequences.image.shape[1:]
+    index = sequences.image_start[:, None] + torch.arange(count, device=sequences.ids.device)
+    return index[..., None].expand(-1, -1, size)
 
 
 def _with_sounds(h: Tensor, sounds: Sounds) -> Tensor:

@@ -95,13 +95,16 @@ class Samples:
     marks: tuple[int, int, int]
     rng: np.random.Generator
 
-    def refresh(self, wait: bool = False) -> list[Chunk]:
-        """Add the full chunks, at least one of situations if `wait`; return their actions."""
+    def refresh(self, wait: bool = False, most: int | None = None) -> list[Chunk]:
+        """Add the full chunks, at least one of situations if `wait`; return their actions.
+
+        most: chunks of each kind to add at most, where workers are faster than the copies to the device.
+        """
         taken = []
-        for chunk in self.situations.take(wait):
+        for chunk in self.situations.take(wait, most):
             self.buffer.add(chunk)
             taken.append({name: chunk[name].copy() for name in ("actions", "has_actions")})
-        for chunk in self.clips.take(wait and not self.bank.ready):
+        for chunk in self.clips.take(wait and not self.bank.ready, most):
             self.bank.add(chunk)
         return taken
 

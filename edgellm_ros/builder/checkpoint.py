@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from math import prod
 from pathlib import Path
 
@@ -76,6 +77,21 @@ class Weights:
     def has_module(self, name: str) -> bool:
         """Tell whether the checkpoint has any tensor of the module `name`."""
         return any(tensor.startswith(f"{name}.") for tensor in self._tensors)
+
+    def list_length(self, name: str) -> int:
+        """Count the modules of a list: `name.0`, `name.1` and so on, up to the first without tensors."""
+        inside = (tensor for tensor in self._tensors if tensor.startswith(f"{name}."))
+        found = {tensor[len(name) + 1 :].partition(".")[0] for tensor in inside}
+        return next(number for number in count() if str(number) not in found)
+
+    @property
+    def largest_dimension(self) -> int:
+        """Return the largest dimension of all tensors."""
+        return max((size for tensor in self._tensors.values() for size in tensor.shape), default=0)
+
+    def longer_name(self, part: str) -> str | None:
+        """Return the first tensor whose name has `part` after a prefix."""
+        return min((tensor for tensor in self._tensors if f".{part}" in tensor), default=None)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor.

@@ -15,6 +15,8 @@ from edgellm_ros.engine_directory.schema import read_json
 
 T = TypeVar("T")
 
+MAX_SIZE = 2**31 - 1  # so that products of sizes fit in a dimension of an ONNX graph
+
 
 class MixtureOfExpertsError(ValueError):
     """The model is a mixture of experts, which no family supports."""
@@ -55,10 +57,12 @@ class ConfigSection:
         return self._get(key, int, "an integer")
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Read a positive integer at `key`, or return `default` if the key is missing."""
+        """Read an integer from 1 to MAX_SIZE at `key`, or return `default` if the key is missing."""
         value = self.integer(key, default)
         if value < 1:
             raise self.fail(key, "expected at least 1")
+        if value > MAX_SIZE:
+            raise self.fail(key, f"expected at most {MAX_SIZE}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -13,16 +13,13 @@ from edgellm_ros.builder.export_plan import ExportOptions, ExportPlan, cuda_vari
 from edgellm_ros.builder.inspection import (
     PARTS,
     AdapterReport,
-    MemoryReport,
     PartReport,
     adapter_reports,
-    memory_report,
-    memory_rows,
     model_rows,
     part_report,
-    size_rows,
     table,
 )
+from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows, size_rows
 from edgellm_ros.engine_directory.adapter_folder import FOLDER
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import VERIFY, graph_path

@@ -93,6 +93,7 @@ def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time:
     Angles, sines and cosines are fp32 in every precision.
     """
     hidden, size = architecture.hidden_size, architecture.time_embedding_dim
+    graph.weights.require("time_mlp.0.weight", (hidden, size))
     low, high = architecture.time_min_period, architecture.time_max_period
     frequency = 2 * math.pi / (low * (high / low) ** np.linspace(0.0, 1.0, size // 2))
     with graph.scope("time"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
@@ -69,23 +70,6 @@ class PartReport:
     weight_bytes: int  # without those of `llm/model.onnx` that the graph shares
     variants: tuple[str, ...]  # graphs for other devices with the same weights
     plans: tuple[PlanReport, ...]
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Memory in bytes."""
-
-    weights: int
-    embedding: int
-    kv_cache_per_token: int
-    kv_cache_per_sequence: int
-    kv_cache: int  # `max_kv_cache_capacity` tokens for each of `max_batch_size` sequences
-    state_per_sequence: int  # of the recurrent layers; 0 if there are none
-    states: int  # of `max_batch_size` sequences, before and after a run
-    draft_embedding: int  # the draft head's own table; 0 without
-    draft_kv_cache: int  # of the draft head, for `max_batch_size` sequences; 0 without one
-    prefix_cache: int  # by default as large as the KV rows and states of the batch
-    total: int
 
 
 @dataclass(frozen=True)
@@ -306,79 +290,6 @@ def adapter_reports(
 def _binding(value: ir.Value) -> BindingReport:
     shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape or ())
     return BindingReport(str(value.name), str(value.dtype).lower(), shape)
-
-
-def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryReport:
-    """Compute the memory that an engine needs at its limits."""
-    llm, builder = config.llm, config.builder
-    itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
-    weights = sum(part.weight_bytes for part in parts)
-    embedding = llm.vocab_size * llm.hidden_size * itemsize
-    per_token = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim * itemsize
-    per_sequence = per_token * builder.max_kv_cache_capacity
-    cache = per_sequence * builder.max_batch_size
-    state = llm.recurrent.bytes_per_sequence if llm.recurrent else 0
-    states, prefixes = 2 * builder.max_batch_size * state, cache + builder.max_batch_size * state
-    draft_embedding, draft_cache = _draft_memory(config, itemsize)
-    total = weights + embedding + cache + states + draft_embedding + draft_cache + prefixes
-    return MemoryReport(
-        weights,
-        embedding,
-        per_token,
-        per_sequence,
-        cache,
-        state,
-        states,
-        draft_embedding,
-        draft_cache,
-        prefixes,
-        total,
-    )
-
-
-def _draft_memory(config: EngineConfig, itemsize: int) -> tuple[int, int]:
-    """Compute the bytes of a draft head's own table of embeddings and of its KV cache; 0 without a head."""
-    draft, builder = config.draft, config.builder
-    if draft is None:
-        return 0, 0
-    table = 0 if draft.shares_embedding else config.llm.vocab_size * draft.hidden_size * itemsize
-    rows = builder.max_batch_size * draft.cache_capacity(builder.max_kv_cache_capacity)
-    per_row = 2 * draft.num_layers * draft.num_key_value_heads * draft.head_dim * itemsize
-    return table, rows * per_row
-
-
-def memory_rows(
-    parts: Sequence[PartReport], adapters: Sequence[AdapterReport], memory: MemoryReport
-) -> list[tuple[str, str]]:
-    """Make the rows of a table about memory."""
-    rows = [(f"weights of {part.name}", part.weight_bytes) for part in parts]
-    rows += [(f"adapter {adapter.name}", adapter.bytes) for adapter in adapters]
-    rows += [
-        ("embedding table", memory.embedding),
-        ("KV cache of a token", memory.kv_cache_per_token),
-        ("KV cache of a sequence", memory.kv_cache_per_sequence),
-        ("KV cache", memory.kv_cache),
-    ]
-    if memory.states:
-        rows += [
-            ("recurrent state of a sequence", memory.state_per_sequence),
-            ("recurrent states, before and after a run", memory.states),
-        ]
-    if memory.draft_embedding:
-        rows.append(("embedding table of the draft head", memory.draft_embedding))
-    if memory.draft_kv_cache:
-        rows.append(("KV cache of the draft head", memory.draft_kv_cache))
-    caches = "all caches" if memory.draft_kv_cache else "both caches"
-    rows += [
-        ("prefix cache", memory.prefix_cache),
-        (f"weights, embedding, {'states, ' if memory.states else ''}{caches}", memory.total),
-    ]
-    return size_rows(rows)
-
-
-def size_rows(rows: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
-    """Format sizes in bytes."""
-    return [(name, f"{size / 2**20:9.3f} MiB") for name, size in rows]
 
 
 def _plan_lines(plan: PlanReport) -> str:

@@ -43,6 +43,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int  # of its first byte in the file
 
+    @property
+    def rows(self) -> int:
+        """Return the size of the first dimension; 0 for a scalar."""
+        return self.shape[0] if self.shape else 0
+
     def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Read rows `start` to `stop` (all rows by default) of a tensor in its stored type, one of DTYPES."""
         dtype = DTYPES[self.dtype]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the configuration of a checkpoint's video processor.
 
-Source: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor and AutoVideoProcessor.
+Source: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor, AutoVideoProcessor and
+Qwen3OmniMoeProcessor.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.image_processing import BICUBIC, area_limits, colours
 from edgellm_ros.multimodal.video_config import (
+    AS_EXACT_POSITIONS,
     AS_POSITIONS,
     AS_TEXT,
     LIMITS_OF_A_FRAME,
@@ -50,13 +52,17 @@ def read_video(
     tower: ConfigSection,
     default_class: str,
     tokens_per_second: float | None = None,
+    exact_positions: bool = False,
+    limits: tuple[int, int] | None = None,
 ) -> VideoConfig | None:
     """Read the video processor of a tower; None if the checkpoint has none, or no token for videos.
 
     config: the section with `video_token_id`. tower: the section of the vision tower. default_class: for
     checkpoints that name neither a video nor an image processor's class. tokens_per_second: positions per
-    second on mRoPE's time axis; None = times are words of the prompt. ValueError if the video processor has
-    other sizes, or a setting that is not supported.
+    second on mRoPE's time axis; None = times are words of the prompt. exact_positions: whether these are not
+    rounded, see `video_config`. limits: smallest and largest area in pixels of a model whose processor has
+    its own, whatever the checkpoint says. ValueError if the video processor has other sizes, or a setting
+    that is not supported.
     """
     processor = _find_processor(checkpoint)
     if processor is None or not config.has("video_token_id"):
@@ -73,12 +79,13 @@ def read_video(
     for step in ("do_resize", "do_rescale", "do_normalize"):
         processor.one_of(step, [True], default=True)
     capped = processor.flag("cap_pixels_per_frame", False)
-    low, high = _pixel_limits(processor, defaults, name)
+    low, high = limits or _pixel_limits(processor, defaults, name)
+    as_positions = AS_EXACT_POSITIONS if exact_positions else AS_POSITIONS
     return processor.make(
         VideoConfig,
         token_id=config.integer("video_token_id"),
         processor=defaults.processor,
-        timestamps=AS_TEXT if tokens_per_second is None else AS_POSITIONS,
+        timestamps=AS_TEXT if tokens_per_second is None else as_positions,
         tokens_per_second=tokens_per_second or 0.0,
         min_pixels=low,
         max_pixels=high,

@@ -56,14 +56,25 @@ def added_token_id(checkpoint: Path, name: str, text: ConfigSection) -> int:
     content = named.get("content") if isinstance(named, dict) else named
     if not isinstance(content, str):
         raise ValueError(f"{path}: {name} must be a string or an added token, got {named!r}")
-    added = read_json(checkpoint / TOKENIZER_FILE).get("added_tokens") or []
-    ids = {token["content"]: token["id"] for token in added}
+    ids = _added_tokens(checkpoint)
     if content not in ids or not 0 <= ids[content] < text.size("vocab_size"):
         raise ValueError(
             f"{path}: {name} {content!r}: expected an added token of {TOKENIZER_FILE} within the vocabulary "
             f"of {text.size('vocab_size')}"
         )
     return ids[content]
+
+
+def template_has_token(checkpoint: Path, token: int) -> bool:
+    """Tell whether the chat template contains an added token of `tokenizer.json`."""
+    template = _chat_template(checkpoint)
+    return any(each == token and content in template for content, each in _added_tokens(checkpoint).items())
+
+
+def _added_tokens(checkpoint: Path) -> dict[str, int]:
+    """Read the added tokens of `tokenizer.json`: content -> id."""
+    added = read_json(checkpoint / TOKENIZER_FILE).get("added_tokens") or []
+    return {token["content"]: token["id"] for token in added}
 
 
 def stop_token_ids(text: ConfigSection, generation: ConfigSection) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ class BindingSnapshot:
 
     profile: int  # optimization profile
     bindings: tuple[tuple[int, Shape, np.dtype], ...]  # address, shape and type, in the engine's order
+
+
+@dataclass(frozen=True)
+class BoundRun:
+    """A run of an engine with a binding; runs with equal snapshots are equal."""
+
+    snapshot: BindingSnapshot
+    bound: Any = field(compare=False)  # the owner of a recorded run keeps this as long as the record
 
 
 @dataclass(eq=False)
@@ -65,12 +73,11 @@ class EngineExecutor:
         return self._snapshot
 
     @property
-    def bound(self) -> Any:
-        """The backend's current binding; None before a successful `prepare`.
-
-        The owner of a recorded run must keep this object as long as the record.
-        """
-        return None if self._current is None else self._current.bound
+    def bound_run(self) -> BoundRun:
+        """The run of the current binding. EngineError before a successful `prepare`."""
+        if self._snapshot is None or self._current is None:
+            raise EngineError(f"{self.name}: no run without a successful prepare")
+        return BoundRun(self._snapshot, self._current.bound)
 
     @classmethod
     def open(cls, path: str | Path, device: Device, threads: int = 0, backend: str = "") -> EngineExecutor:

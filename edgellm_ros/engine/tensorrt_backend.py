@@ -111,7 +111,7 @@ class TensorRTBackend:
             raise engine_error(f"{self.path}: TensorRT could not run the plan: {self._log.take()}")
         for target, source in bound.outward:
             self._device.copy(target, source)
-        if self._device.capturing:
+        if self._device.capturing and bound in self._contexts[bound.profile]:
             bound.recorded.append(self._contexts[bound.profile].pop(bound))
 
     def capture(self, bound: Bound, stream: Any) -> DeviceGraph | None:
@@ -207,8 +207,11 @@ class TensorRTBackend:
     def _context(self, bound: Bound) -> trt.IExecutionContext:
         """Return a context with the shapes and addresses of a binding.
 
-        If no context has them, a new context gets them, or the least recently used one.
+        If no context has them, a new context gets them, or the least recently used one. In a graph a binding
+        may run several times, with one context.
         """
+        if self._device.capturing and bound.recorded:
+            return bound.recorded[-1]
         contexts = self._contexts[bound.profile]
         if bound in contexts:
             contexts.move_to_end(bound)

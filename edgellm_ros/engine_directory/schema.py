@@ -94,6 +94,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if type(value) is not hint:
         expected = "null" if hint is type(None) else hint.__name__
         raise ValueError(f"{where}: expected {expected}, got {_describe(value)}")
+    if hint is int and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{where}: expected an integer of 64 bits, got {value}")
     return value
 
 

@@ -14,6 +14,8 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, StopState
 from edgellm_ros.kernels.random import token_uniform
 
+ALL = slice(None)
+
 
 class HostKernels:
     """The kernels on a CPU; `Kernels` documents the methods."""
@@ -73,9 +75,8 @@ class HostKernels:
         out.array[is_multimodal] = multimodal_rows.array[token_ids.array[is_multimodal] - vocab_size]
 
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
-        positions = (lengths.array + deltas.array)[:, None] + np.arange(cos.shape[1])
-        np.take(table.cos.array, positions, axis=0, out=cos.array, mode="clip")
-        np.take(table.sin.array, positions, axis=0, out=sin.array, mode="clip")
+        tokens = lengths.array[:, None] + np.arange(cos.shape[1])
+        write_rope(table, tokens.astype(np.float32) + deltas.array[:, None], cos, sin)
 
     def mrope_rows(
         self,
@@ -86,15 +87,12 @@ class HostKernels:
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        time, height, width = positions.array[:, 0], positions.array[:, 1], positions.array[:, 2]
-        for source, target in ((table.cos.array, cos.array), (table.sin.array, sin.array)):
-            np.take(source, time, axis=0, out=target, mode="clip")
-            if mrope_section:
-                for axis, axis_positions in ((1, height), (2, width)):
-                    first = sum(mrope_section[:axis])
-                    block = slice(first, first + mrope_section[axis])
-                    chosen = slice(axis, 3 * mrope_section[axis], 3) if interleaved else block
-                    target[..., chosen] = source[:, chosen][axis_positions]
+        write_rope(table, positions.array[:, 0], cos, sin)
+        for axis in (1, 2) if mrope_section else ():
+            first = sum(mrope_section[:axis])
+            block = slice(first, first + mrope_section[axis])
+            chosen = slice(axis, 3 * mrope_section[axis], 3) if interleaved else block
+            write_rope(table, positions.array[:, axis], cos, sin, chosen)
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:
         _, _, steps, capacity = out.shape
@@ -168,6 +166,24 @@ class HostKernels:
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
         x.array += np.float32(dt) * velocity.array
+
+
+def write_rope(
+    table: RopeTable, positions: np.ndarray, cos: Tensor, sin: Tensor, chosen: slice = ALL
+) -> None:
+    """Write the chosen frequencies of tokens at positions [B,S] f32."""
+    whole = positions.astype(np.int64)
+    for source, target in ((table.cos.array, cos.array), (table.sin.array, sin.array)):
+        if chosen is ALL:  # mode "clip" writes to `out` without a buffer
+            np.take(source, whole, axis=0, out=target, mode="clip")
+        else:
+            target[..., chosen] = np.take(source[:, chosen], whole, axis=0, mode="clip")
+    between = positions != whole
+    if between.any():
+        angles = positions[between][:, None] * table.frequencies.array[chosen]
+        scaling = table.cos.array[0, chosen]
+        cos.array[between, chosen] = np.cos(angles) * scaling
+        sin.array[between, chosen] = np.sin(angles) * scaling
 
 
 def sample_row(

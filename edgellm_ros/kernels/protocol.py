@@ -3,8 +3,9 @@
 
 Letters in shapes: B sequences, S tokens of each, H hidden size, D head size, C cache capacity, V vocabulary,
 L layers of a cache (keys of each layer of the model, then values of each layer), R multimodal rows, P
-positions. Token ids and lengths are int64. The caller provides the output tensors: a kernel allocates nothing
-on the device. The result of a row never depends on the other rows of the batch.
+positions. Token ids and lengths are int64. Positions on the axes of RoPE are float32, because times of videos
+may lie between whole positions. The caller provides the output tensors: a kernel allocates nothing on the
+device. The result of a row never depends on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from edgellm_ros.engine.tensor import Tensor
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Cosine and sine of the rotary angle of every position and frequency."""
+    """Scaled cosine and sine of the rotary angle of every whole position and frequency.
+
+    The rows of other positions are computed. Row 0 has the scaling, as the cosine of angle 0 is 1.
+    """
 
     cos: Tensor  # [P, D/2] f32
     sin: Tensor  # [P, D/2] f32
+    frequencies: Tensor  # [D/2] f32, radians per position
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class SequenceCache:
     cache: Tensor  # [L,B,Hkv,C,D], of all sequences
     index: int  # of the sequence, along B
     length: Tensor  # [1] i64, committed KV rows
-    rope_delta: Tensor  # [1] i64; the token at index i of the sequence has position i + rope_delta
+    rope_delta: Tensor  # [1] f32; the token at index i of the sequence has position i + rope_delta
 
     @property
     def keys(self) -> list[Tensor]:
@@ -130,7 +135,7 @@ class Kernels(Protocol):
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Write cos, sin [B,S,D/2] of new text tokens.
 
-        Token i of sequence b has position lengths[b] + deltas[b] + i.
+        Token i of sequence b has position lengths[b] + i + deltas[b], deltas [B] f32.
         """
         ...
 
@@ -143,7 +148,7 @@ class Kernels(Protocol):
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        """Write cos, sin [B,S,D/2] of tokens at positions [B,3,S] (time, height, width).
+        """Write cos, sin [B,S,D/2] of tokens at positions [B,3,S] f32 (time, height, width).
 
         Interleaved as in Qwen3, frequency j belongs to height if j % 3 == 1 and j < 3 * mrope_section[1], to
         width if j % 3 == 2 and j < 3 * mrope_section[2], else to time. Otherwise the first mrope_section[0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.host import most_likely, sample_row
+from edgellm_ros.kernels.host import most_likely, sample_row, write_rope
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
     DraftTable,
@@ -105,9 +105,8 @@ class HostTreeKernels:
     def tree_rope_rows(
         self, table: RopeTable, lengths: Tensor, deltas: Tensor, depths: Tensor, cos: Tensor, sin: Tensor
     ) -> None:
-        positions = (lengths.array + deltas.array)[:, None] + depths.array
-        np.take(table.cos.array, positions, axis=0, out=cos.array, mode="clip")
-        np.take(table.sin.array, positions, axis=0, out=sin.array, mode="clip")
+        tokens = lengths.array[:, None] + depths.array
+        write_rope(table, tokens.astype(np.float32) + deltas.array[:, None], cos, sin)
 
     def sample_path(
         self,
@@ -158,6 +157,11 @@ class HostTreeKernels:
     def take_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         for rows, places, taken in zip(source.array, index.array, out.array, strict=True):
             np.take(rows, places, axis=0, out=taken, mode="clip")
+
+    def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        for rows, places, target in zip(source.array, index.array, out.array, strict=True):
+            known = (places >= 0) & (places < len(target))
+            target[places[known]] = rows[known]
 
     def find_continuation(
         self, history: Tensor, lengths: Tensor, most_ngram: int, least_ngram: int, tree: DraftTree

@@ -148,7 +148,7 @@ class TreeKernels(Protocol):
     ) -> None:
         """Write cos, sin [B,S,D/2] of nodes at depths [B,S].
 
-        Node s of sequence b has position lengths[b] + deltas[b] + depths[b,s].
+        Node s of sequence b has position lengths[b] + depths[b,s] + deltas[b], deltas [B] f32.
         """
         ...
 
@@ -193,6 +193,13 @@ class TreeKernels(Protocol):
         """Write out [B,R,H]: rows index [B,R] of source [B,S,H], of the same type.
 
         An index outside 0..S-1 takes the nearest row.
+        """
+        ...
+
+    def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        """Write rows index [B,R] of out [B,S,H]: those of source [B,R,H], of the same type.
+
+        The indices of a sequence differ. A row with an index outside 0..S-1 is left out.
         """
         ...
 

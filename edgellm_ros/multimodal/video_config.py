@@ -10,8 +10,10 @@ from dataclasses import dataclass
 LIMITS_OF_A_FRAME, LIMITS_OF_ALL_FRAMES = "qwen2_vl", "qwen3_vl"
 PROCESSORS = (LIMITS_OF_A_FRAME, LIMITS_OF_ALL_FRAMES)
 # How a prompt tells times: as words before each group of frames, or as positions on the time axis of mRoPE.
-AS_TEXT, AS_POSITIONS = "text", "positions"
-TIMESTAMPS = (AS_TEXT, AS_POSITIONS)
+# Positions are rounded down to whole ones, and the text continues after the video's rows and columns; or they
+# are exact, and the text continues after the last of them too.
+AS_TEXT, AS_POSITIONS, AS_EXACT_POSITIONS = "text", "positions", "exact_positions"
+TIMESTAMPS = (AS_TEXT, AS_POSITIONS, AS_EXACT_POSITIONS)
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class VideoConfig:
     token_id: int  # the chat template's placeholder of a video
     processor: str  # one of PROCESSORS
     timestamps: str  # one of TIMESTAMPS
-    tokens_per_second: float  # positions per second of AS_POSITIONS; otherwise 0
+    tokens_per_second: float  # positions per second; 0 with AS_TEXT
     min_pixels: int  # smallest area after resizing; the processor's `shortest_edge`
     max_pixels: int  # largest area after resizing; the processor's `longest_edge`
     max_video_tokens: int  # the processor's further limit with `cap_pixels_per_frame`; 0 = off
@@ -46,7 +48,7 @@ class VideoConfig:
                 )
         if self.max_video_tokens < 0:
             raise ValueError(f"max_video_tokens must not be negative, got {self.max_video_tokens}")
-        positions = self.timestamps == AS_POSITIONS
+        positions = self.timestamps != AS_TEXT
         if not 0 <= self.tokens_per_second < math.inf or (self.tokens_per_second > 0) != positions:
             expected = "positive" if positions else "0"
             raise ValueError(

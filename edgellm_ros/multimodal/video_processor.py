@@ -4,7 +4,8 @@
 A group has temporal_patch_size frames, 2 in all published models. Every patch spans the frames of its group,
 and patches attend to their own group only.
 
-Reference: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor and Qwen3VLProcessor.
+Reference: transformers, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor, Qwen3VLProcessor and
+Qwen3OmniMoeProcessor.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from edgellm_ros.multimodal.image_pixels import ResizedImage, whole_image
 from edgellm_ros.multimodal.patch_processor import check_aspect_ratio, fit_area
 from edgellm_ros.multimodal.video import Video
-from edgellm_ros.multimodal.video_config import AS_POSITIONS, LIMITS_OF_A_FRAME, VideoConfig
+from edgellm_ros.multimodal.video_config import AS_EXACT_POSITIONS, LIMITS_OF_A_FRAME, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower
 
 
@@ -73,15 +74,17 @@ class VideoProcessor:
         times += times[-1:] * (-len(times) % length)
         return [(times[i] + times[i + length - 1]) / 2 for i in range(0, len(times), length)]
 
-    def position_step(self, video: Video) -> float:
-        """Compute the step on mRoPE's time axis from a group to the next; 0 if times are words.
+    def group_positions(self, video: Video) -> tuple[float, ...]:
+        """Compute the time of each group on mRoPE's time axis, from the first group's; 0 if times are words.
 
-        The product is rounded to float32, as in the reference.
+        All products are rounded to float32, in the order of the reference.
         """
-        if self._config.timestamps != AS_POSITIONS:
-            return 0.0
-        seconds = np.float32(self.tower.temporal_patch_size / video.sampled_fps)
-        return float(np.float32(self._config.tokens_per_second) * seconds)
+        length, per_second = self.tower.temporal_patch_size, np.float32(self._config.tokens_per_second)
+        groups = np.arange(-(-len(video.frames) // length), dtype=np.float32)
+        seconds = np.float32(length / video.sampled_fps)
+        if self._config.timestamps == AS_EXACT_POSITIONS:
+            return tuple((groups * seconds * per_second).tolist())
+        return tuple(np.floor(groups * (per_second * seconds)).tolist())
 
     def sample(self, total: int, file_fps: float, fps: float) -> list[int]:
         """Choose frames of a video file with `total` frames, about `fps` per second.

@@ -83,7 +83,7 @@ class Pipeline:
 
         builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
-        llm = base_graph(drafting)
+        llm = base_graph(drafting, config)
         decode_engine = engine(llm, decode_backend) if decode_backend else None
         self.runner = LLMEngineRunner(
             engine(llm),
@@ -150,7 +150,7 @@ class Pipeline:
                 self.embedder,
                 self.sampling,
             )
-            self.drafter = GuardedDrafter(drafter)
+            self.drafter = GuardedDrafter(drafter, self.device)
             metrics.spec_decode.strategy = drafter.name
             states.append(self.drafter)
         self.batch = Batch(states, builder.max_batch_size)
@@ -241,13 +241,14 @@ class Pipeline:
         """Store conversations as their next turns begin: the answer as the chat template writes it.
 
         The rows are computed by a prefill, so that they have the bits of a prompt's rows (prefix_cache.py).
+        What was encoded for the answers is not encoded again: the encoder rows of the batch are still there.
         Conversations whose prompt the prefix cache had no room for are left out. The batch must be empty.
         """
         turns: list[GenerationSequence] = []
         for sequence in sequences:
             if sequence.is_cancelled or not self.reuse.has_pages(sequence):
                 continue
-            turn = self.preparer.prepare_next_turn(sequence, turns[-1].end_row if turns else 0)
+            turn = self.preparer.prepare_next_turn(sequence)
             if turn is not None:
                 turns.append(turn)
         self.match_prefixes(turns)
@@ -294,7 +295,10 @@ class Pipeline:
             self.reuse.clear()
 
     def encode_images(self, sequences: list[GenerationSequence]) -> None:
-        """Encode images, one at a time, then videos; cancelled sequences are skipped."""
+        """Encode images, one at a time, then videos; cancelled sequences are skipped.
+
+        Rows of a reused prefix are not needed, and those that have been computed are kept.
+        """
         if self.vision is None:
             return
         for sequence in sequences:
@@ -305,7 +309,8 @@ class Pipeline:
                 if not sequence.report("vision", index):
                     break
                 start, row = row, row + height * width
-                if row > first_new:
+                if row > first_new and start not in sequence.encoded_rows:
+                    sequence.encoded_rows.add(start)
                     image_rows, deepstack_rows = self.embedder.image_rows(start, height * width)
                     self.vision.encode(images[index], image_rows, deepstack_rows)
                     self._metrics.multimodal.total_images += 1
@@ -323,7 +328,8 @@ class Pipeline:
                 if not sequence.report("vision", step):
                     return
                 start, row, step = row, row + tokens, step + 1
-                if row > first_new:
+                if row > first_new and start not in sequence.encoded_rows:
+                    sequence.encoded_rows.add(start)
                     image_rows, deepstack_rows = self.embedder.image_rows(start, tokens)
                     vision.encode_group(video, group, image_rows, deepstack_rows)
                     self._metrics.multimodal.total_frame_groups += 1
@@ -341,7 +347,8 @@ class Pipeline:
                 if not sequence.report("audio", index):
                     break
                 start, row = row, row + tokens
-                if row > first_new:
+                if row > first_new and start not in sequence.encoded_rows:
+                    sequence.encoded_rows.add(start)
                     self.audio.encode(sounds[index], self.embedder.audio_rows(start, tokens))
                     self._metrics.multimodal.total_sounds += 1
                     self._metrics.multimodal.total_audio_tokens += tokens

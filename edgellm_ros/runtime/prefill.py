@@ -68,7 +68,7 @@ class Prefill:
             rows_before = sequence.image_row + image, sequence.video_row + video, sequence.audio_row + audio
             first_rows.append(rows_before)
         embeds, deepstack = self._embedder.embed_prompts(prompts, first_rows)
-        positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.int64)
+        positions = np.zeros((len(prompts), 3, embeds.shape[1]), np.float32)
         for index, (sequence, tokens) in enumerate(zip(sequences, part, strict=True)):
             positions[index, :, : len(tokens)] = sequence.positions[:, tokens.start : tokens.stop]
         logits = self._logits.rows(0, len(prompts))

@@ -160,7 +160,7 @@ class PrefixReuse:
                 self._videos.group(video, index),
                 layout.grid.rows,
                 layout.grid.columns,
-                index * layout.blocks[0].step,
+                layout.times[index],
             )
             for video, layout in zip(sequence.request.prompt_videos, sequence.videos, strict=True)
             for index in range(layout.grid.groups)

@@ -26,6 +26,8 @@ MIN_TOP_P = 1e-30
 MIN_PENALTY, MAX_PENALTY = 1e-6, 1e6
 # Variables of a chat template that a request sets by fields of its own.
 TEMPLATE_FIELDS = ("messages", "tools", "enable_thinking", "add_generation_prompt", "continue_final_message")
+# Arguments of transformers' processor of Qwen3-Omni, which puts a video's sound between its rows.
+AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
 
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:
@@ -190,6 +192,11 @@ class LLMGenerationRequest:
         taken = [name for name in TEMPLATE_FIELDS if name in self.chat_template_kwargs]
         if taken:
             raise ValueError(f"chat_template_kwargs must not have {taken[0]!r}: it is not a further variable")
+        mixed = [name for name in AUDIO_IN_VIDEO if self.chat_template_kwargs.get(name)]
+        if mixed:
+            raise ValueError(
+                f"chat_template_kwargs: {mixed[0]} is not supported: give the sound of a video beside it"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -76,13 +77,12 @@ class RequestPreparer:
         sequence.begins_later_prompts = True
         return sequence
 
-    def prepare_next_turn(
-        self, answered: GenerationSequence, first_row: int
-    ) -> GenerationSequence | None:
+    def prepare_next_turn(self, answered: GenerationSequence) -> GenerationSequence | None:
         """Make a sequence of the ids that the next turn of a conversation begins with.
 
-        None if there can be no next turn: the request has no messages, the prompt would be too long, or the
-        chat template refuses it.
+        It has the encoder rows of the answered sequence, which must not have been overwritten. None if there
+        can be no next turn: the request has no messages, the prompt would be too long, or the chat template
+        refuses it.
         """
         if answered.request.messages is None:
             return None
@@ -92,10 +92,10 @@ class RequestPreparer:
             token_ids = self._prompts.next_turn_prefix(
                 request, answered.text.text, answered.image_tokens, sounds, _token_ids(videos)
             )
-            turn = self._make_sequence(request, token_ids, grids, videos, sounds, first_row)
+            turn = self._make_sequence(request, token_ids, grids, videos, sounds, answered.first_row)
         except ValueError:
             return None
-        turn.adapter = answered.adapter
+        turn.adapter, turn.encoded_rows = answered.adapter, answered.encoded_rows
         turn.begins_later_prompts = True
         return turn
 
@@ -138,7 +138,7 @@ class RequestPreparer:
                 f"the prompt has {len(token_ids)} tokens; this engine takes at most "
                 f"{config.builder.max_input_len} (max_input_len)"
             )
-        positions, delta = plain_rope_index(len(token_ids)), 0
+        positions, delta = plain_rope_index(len(token_ids)), 0.0
         if config.use_context_dependent_rope:
             positions, delta = get_rope_index(
                 token_ids,
@@ -149,12 +149,13 @@ class RequestPreparer:
                 config.video_token_id,
             )
         capacity = config.builder.max_kv_cache_capacity
-        if len(token_ids) + delta >= capacity:  # times of a video may be beyond the number of tokens
+        beyond = max(math.ceil(delta), 0)  # positions; times of a video may be beyond the number of tokens
+        if len(token_ids) + beyond >= capacity:
             raise ValueError(
-                f"the times of the videos reach position {len(token_ids) + delta - 1}; this engine has "
+                f"the times of the videos reach position {len(token_ids) + beyond - 1}; this engine has "
                 f"positions up to {capacity - 1} (max_kv_cache_capacity)"
             )
-        room = capacity - len(token_ids) - max(delta, 0)
+        room = capacity - len(token_ids) - beyond
         before = token_ids[-1:] if request.continue_final_message else ()
         return GenerationSequence(
             request=request,

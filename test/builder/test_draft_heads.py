@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import ExportOptions, check, export, inspect, render, render_check
 from edgellm_ros.builder.checkpoint_config import ConfigSection
-from edgellm_ros.builder.draft.head import read_base_state_layers
+from edgellm_ros.builder.draft.base_states import read_base_state_layers
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.changed_json import change
 from fixtures.decoder_checkpoint import LLAMA3, write_decoder_checkpoint
@@ -76,6 +76,7 @@ def assert_refused(base: Path, head: Path, *words: str, **options) -> None:
         ({}, 7, (2, 3, 4)),
         ({"eagle_config": {LIST: [1, 13, 24]}}, 28, (2, 14, 25)),
         ({"eagle_config": {"use_aux_hidden_state": True}}, 36, (2, 18, 33)),
+        ({"eagle_config": {LIST: []}}, 28, (2, 14, 25)),
         ({LIST: [1, 13, 24]}, 28, (2, 14, 25)),
         ({LIST: [2, 14, 25], "speculators_model_type": "eagle3"}, 28, (2, 14, 25)),
         ({"eagle_config": {LIST: [1, 13, 24]}, "speculators_model_type": "eagle3"}, 28, (2, 14, 25)),
@@ -207,7 +208,8 @@ def test_a_pickle_of_pytorch_is_refused_with_advice(base, head):
         ({"num_key_value_heads": 1}, "'midlayer.self_attn.k_proj.weight' has shape [32, 128]"),
         ({"intermediate_size": 60}, "by the config it is [64, 60]"),
         ({"hidden_size": 32}, "by the config it is"),
-        ({"num_hidden_layers": 2}, "tensor 'layers.1.input_layernorm.weight' is missing; supported"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers 2: the last layer in model.safetensors is 'layers.0'"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers 1000000: the last layer in model.safetensors is"),
         ({"fc_norm": True}, "tensor 'fc_norm.0.weight' is missing"),
         ({"norm_before_fc": True}, "tensor 'input_norm.weight' is missing"),
         ({"attention_bias": True}, "tensor 'layers.0.self_attn.k_proj.bias' (or 'midlayer.self_attn.k_proj"),

@@ -12,7 +12,9 @@ from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.families import families
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.video_processing import CLASSES, QWEN2_VL, QWEN3_VL, read_video
-from fixtures.tiny_checkpoint import write_json
+from fixtures.changed_json import change
+from fixtures.qwen3_vl_checkpoint import write_whole_omni_checkpoint
+from fixtures.tiny_checkpoint import write_json, write_tiny_checkpoint
 from fixtures.video_checkpoint import AREA, write_video_checkpoint
 
 CONFIG = ConfigSection({"video_token_id": 7}, "config.json")
@@ -133,3 +135,30 @@ def test_without_a_token_for_videos_the_tower_takes_images_only(tmp_path, family
     vision = read_model(checkpoint).vision
     assert vision.video is None
     assert vision.patch_dim == 3 * 8 * 8
+
+
+def test_frames_of_an_omni_thinker_have_the_limits_of_its_processor_whatever_the_checkpoint_says(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False, videos=True)
+    path = checkpoint / "preprocessor_config.json"
+    processor = json.loads(path.read_text())
+    write_json(path, processor | {"min_pixels": 1, "max_pixels": 2, "image_mean": [0.1, 0.2, 0.3]})
+    video = read_model(checkpoint).vision.video
+    assert (video.min_pixels, video.max_pixels) == (128 * 32 * 32, 768 * 32 * 32)
+    assert (video.processor, video.image_mean) == ("qwen2_vl", (0.1, 0.2, 0.3))
+
+
+@pytest.mark.parametrize(("key", "rate"), [(None, 25), (13, 13)])
+@pytest.mark.parametrize("section", [[], ["thinker_config"]], ids=["thinker", "whole"])
+def test_positions_of_an_omni_thinker_are_exact_seconds(tmp_path, section, key, rate):
+    write = write_whole_omni_checkpoint if section else write_tiny_checkpoint
+    checkpoint = write(tmp_path / "checkpoint", videos=True)
+    change(checkpoint / "config.json", [*section, "position_id_per_seconds"], key)
+    video = read_model(checkpoint).vision.video
+    assert (video.timestamps, video.tokens_per_second) == ("exact_positions", rate)
+
+
+def test_an_omni_thinker_whose_template_writes_no_videos_takes_images_only(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", action_expert=False, videos=True)
+    path = checkpoint / "chat_template.jinja"
+    path.write_text(path.read_text().replace("<|video_pad|>", ""))
+    assert read_model(checkpoint).vision.video is None

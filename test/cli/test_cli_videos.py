@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import cv2
@@ -81,6 +82,14 @@ def test_frames_of_a_file_are_sampled_with_their_times(engine, write, tmp_path):
     np.testing.assert_allclose([frame.mean() / 20 for frame in video.frames], [0, 4, 7, 11], atol=0.2)
     np.testing.assert_allclose(video.timestamps, [0.0, 0.4, 0.7, 1.1])
     assert video.fps == pytest.approx(4 / 12 * 10)
+
+
+def test_a_file_for_exact_positions_has_the_rate_that_was_asked_for(engine, write, tmp_path):
+    write({})
+    config = EngineConfig.load(engine)
+    exact = dataclasses.replace(config.video, timestamps="exact_positions", tokens_per_second=13.0)
+    config = dataclasses.replace(config, vision=dataclasses.replace(config.vision, video=exact))
+    assert read_video(tmp_path / "clip.avi", 2.0, config).fps == 2.0
 
 
 def test_a_video_file_is_a_part_of_a_message(edgellm, engine, write):

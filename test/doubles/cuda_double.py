@@ -88,9 +88,9 @@ class DoubleProgram:
 
 def build(folder: Path) -> DoubleProgram:
     """Compile the kernels in `folder`."""
-    from edgellm_ros.kernels.cuda.compiler import macros, source
+    from edgellm_ros.kernels.cuda.compiler import KERNELS, TREE_KERNELS, macros, source
 
-    (folder / "kernels.inc").write_text(source())
+    (folder / "kernels.inc").write_text(source(tuple(dict.fromkeys(KERNELS + TREE_KERNELS))))
     library = folder / "kernels.so"
     options = ["-O2", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
     options += [

@@ -70,6 +70,7 @@ class DeferredDevice:
 
     def empty(self, shape: Shape, dtype: Any) -> Tensor:
         dtype = np.dtype(dtype)
+        self._not_in_a_graph("an allocation")
         buffer = Buffer(self, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         with self._lock:
             if buffer.pointer not in self._buffers:
@@ -120,7 +121,6 @@ class DeferredDevice:
         return 0, 0
 
     def synchronize(self) -> None:
-        self._not_in_a_graph("waiting for the device")
         self.work(lambda: not self._queue)
 
     def queue(self, work: Callable[[], None]) -> None:
@@ -130,6 +130,7 @@ class DeferredDevice:
 
     def work(self, done: Callable[[], bool]) -> None:
         """Run queued work in order until `done()`."""
+        self._not_in_a_graph("waiting for the device")
         with self._lock:
             while not done():
                 try:

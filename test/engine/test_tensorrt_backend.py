@@ -127,6 +127,21 @@ class TestGraphs:
             graph.launch(None)
         host.synchronize()
 
+    def test_a_binding_runs_several_times_in_one_graph(self, host, backend, tensors):
+        given = [tensors(batch, 1) for batch in (1, 2)]
+        bound = [backend.bind(1, each, None) for each in given]
+        order = [bound[0], bound[1], bound[1], bound[0]]
+        for each in order:
+            backend.run(each, None)
+        graph = host.capture(lambda: [backend.run(each, None) for each in order])
+        assert [len(each.recorded) for each in bound] == [1, 1]
+        expected = [host.download(each["y"]) for each in given]
+        for each in given:
+            host.fill_zero(each["y"])
+        graph.launch(None)
+        for each, y in zip(given, expected, strict=True):
+            np.testing.assert_array_equal(host.download(each["y"]), y)
+
     @pytest.mark.slow
     def test_a_recorded_context_is_freed_with_its_binding(self, host, backend, tensors):
         bound = backend.bind(1, tensors(1, 1), None)

@@ -21,10 +21,10 @@ def double(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def cuda_side(request, device) -> Side:
+def cuda_side(request, device, kernels) -> Side:
     """The device under test; on the host the CUDA kernels, with five multiprocessors."""
     if device.memory == "cuda":
-        return request.getfixturevalue("side")
+        return Side(device, kernels, load_tree_kernels(device))
     from doubles.cuda_double import double_side
 
     return double_side(request.getfixturevalue("double"), multiprocessors=5)

@@ -21,25 +21,34 @@ OTHERS = (
     "resize_width", "resize_height", "cut_patches", "rope_rows", "mrope_rows", "visible_rows", "count_tokens",
     "commit_tokens", "commit_rows", "map_tokens", "euler_step", "sample", "log_probabilities", "fill",
 )  # fmt: skip
-NAMES = {*OTHERS, *(f"{name}_{width}" for name in BY_WIDTH for width in WIDTHS)}
+TREES_BY_WIDTH = ("draft_mask", "tree_mask", "move_cache_rows", "take_rows")
+OTHER_TREES = (
+    "add_candidates", "select_nodes", "select_tree", "tree_rope_rows", "sample_path", "find_continuation",
+    "append_history",
+)  # fmt: skip
+PROGRAMS = [
+    pytest.param(compiler.KERNELS, BY_WIDTH, OTHERS, id="steps"),
+    pytest.param(compiler.TREE_KERNELS, TREES_BY_WIDTH, OTHER_TREES, id="trees"),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_all_kernels_compile_and_keep_their_variables_in_registers(arch):
+@pytest.mark.parametrize(("files", "by_width", "others"), PROGRAMS)
+def test_all_kernels_compile_and_keep_their_variables_in_registers(files, by_width, others, arch):
     log = io.StringIO()
     options = dataclasses.replace(compiler.options(arch), ptxas_options="-v")
-    cubin = bytes(Program(compiler.source(), "c++", options).compile("cubin", logs=log).code)
+    cubin = bytes(Program(compiler.source(files), "c++", options).compile("cubin", logs=log).code)
     assert cubin.startswith(b"\x7fELF")
     frames = dict(
         re.findall(r"entry function '(\w+)' for '\w+'\n.*\n.*?(\d+) bytes stack frame", log.getvalue())
     )
-    assert set(frames) == NAMES
+    assert set(frames) == {*others, *(f"{name}_{width}" for name in by_width for width in WIDTHS)}
     assert {name: frame for name, frame in frames.items() if frame != "0"} == {}
 
 
 def test_a_compile_error_names_file_and_line(monkeypatch):
-    monkeypatch.setattr(compiler, "source", lambda: '#line 7 "rows.cu"\nint broken = ;\n')
+    monkeypatch.setattr(compiler, "source", lambda files: '#line 7 "rows.cu"\nint broken = ;\n')
     with pytest.raises(EngineError, match=r"'sm_90'(.|\n)*rows.cu\(7\)"):
         compiler.compile_kernels("sm_90")
 
@@ -54,7 +63,7 @@ def compiled(monkeypatch) -> list[str]:
     """The architectures that were compiled, in order, by a fake compiler."""
     made = []
 
-    def compile_kernels(arch: str) -> bytes:
+    def compile_kernels(arch: str, files) -> bytes:
         made.append(arch)
         return f"{arch}, number {len(made)}".encode()
 
@@ -73,7 +82,7 @@ def test_changed_sources_options_or_compilers_cause_a_new_compilation(compiled, 
     options, success = compiler.options, compiler.nvrtc.nvrtcResult.NVRTC_SUCCESS
     compiler.cached_kernels("sm_90", tmp_path)
     for place, name, changed in (
-        (compiler, "source", lambda: "other"),
+        (compiler, "source", lambda files: "other"),
         (compiler, "options", lambda arch: dataclasses.replace(options(arch), fma=True)),
         (compiler.nvrtc, "nvrtcVersion", lambda: (success, 99, 0)),
     ):

@@ -77,15 +77,34 @@ def test_deepstack_is_zero_for_text(side):
 
 @pytest.fixture
 def table(side) -> RopeTable:
-    return RopeTable(*(side.tensor(RNG.standard_normal((20, 8)), np.float32) for _ in "cs"))
+    cos, sin = (side.tensor(RNG.standard_normal((20, 8)), np.float32) for _ in "cs")
+    return RopeTable(cos, sin, side.tensor(RNG.uniform(0, 1, 8), np.float32))
 
 
 def test_rope_rows_follow_each_sequences_length_and_delta(side, table):
     cos, sin = (side.tensor(np.zeros((2, 3, 8), np.float32)) for _ in "cs")
-    side.kernels.rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4]), cos, sin)
+    side.kernels.rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4], np.float32), cos, sin)
     positions = [[5, 6, 7], [5, 6, 7]]
     np.testing.assert_array_equal(side.read(cos), side.read(table.cos)[positions])
     np.testing.assert_array_equal(side.read(sin), side.read(table.sin)[positions])
+
+
+def test_rows_between_whole_positions_are_computed_with_the_scaling_of_the_table(side):
+    frequencies, scaling = np.array([1, 0.25, 0.01], np.float32), np.float32(1.5)
+    whole = np.arange(20)[:, None] * frequencies
+    tables = (np.cos(whole) * scaling, np.sin(whole) * scaling, frequencies)
+    table = RopeTable(*(side.tensor(values, np.float32) for values in tables))
+    cos, sin = (side.tensor(np.zeros((2, 2, 3), np.float32)) for _ in "cs")
+    side.kernels.rope_rows(table, side.tensor([5, 9]), side.tensor([0.25, -4.5], np.float32), cos, sin)
+    angles = np.array([[5.25, 6.25], [4.5, 5.5]])[..., None] * frequencies
+    np.testing.assert_allclose(side.read(cos), np.cos(angles) * 1.5, atol=1e-6)
+    np.testing.assert_allclose(side.read(sin), np.sin(angles) * 1.5, atol=1e-6)
+    positions = side.tensor(np.array([[[7, 7.5]], [[3, 3]], [[2.5, 4.75]]]).transpose(1, 0, 2), np.float32)
+    cos, sin = (side.tensor(np.zeros((1, 2, 3), np.float32)) for _ in "cs")
+    side.kernels.mrope_rows(table, positions, (1, 1, 1), True, cos, sin)
+    angles = np.array([[7, 3, 2.5], [7.5, 3, 4.75]])[None] * frequencies
+    np.testing.assert_allclose(side.read(cos), np.cos(angles) * 1.5, atol=1e-6)
+    np.testing.assert_allclose(side.read(sin), np.sin(angles) * 1.5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +118,7 @@ def test_rope_rows_follow_each_sequences_length_and_delta(side, table):
 def test_mrope_rows_give_each_frequency_to_its_axis(side, table, section, interleaved, axes):
     positions = RNG.integers(0, 20, (2, 3, 5))
     cos, sin = (side.tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
-    side.kernels.mrope_rows(table, side.tensor(positions), section, interleaved, cos, sin)
+    side.kernels.mrope_rows(table, side.tensor(positions, np.float32), section, interleaved, cos, sin)
     for frequency, axis in enumerate(axes):
         chosen = positions[:, axis]
         np.testing.assert_array_equal(side.read(cos)[..., frequency], side.read(table.cos)[chosen, frequency])
@@ -110,7 +129,7 @@ def test_mrope_rows_give_each_frequency_to_its_axis(side, table, section, interl
 def test_mrope_without_sections_is_plain_rope(side, table, interleaved):
     positions = np.broadcast_to(np.arange(5), (2, 3, 5))
     cos, sin = (side.tensor(np.zeros((2, 5, 8), np.float32)) for _ in "cs")
-    side.kernels.mrope_rows(table, side.tensor(positions), (), interleaved, cos, sin)
+    side.kernels.mrope_rows(table, side.tensor(positions, np.float32), (), interleaved, cos, sin)
     np.testing.assert_array_equal(side.read(cos)[1], side.read(table.cos)[:5])
 
 

@@ -4,6 +4,8 @@
 import numpy as np
 import pytest
 
+from edgellm_ros.kernels import DraftTree
+
 VOCABULARY = 50
 
 
@@ -151,3 +153,35 @@ def test_log_probabilities_are_a_log_softmax_in_falling_order(side, logits):
     expected = np.log(np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum())
     assert ids[0].tolist() == [*np.argsort(-logits)[:3].tolist(), 17]
     np.testing.assert_allclose(values[0], expected[ids[0]], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [{"temperature": 1.5}, {"temperature": 1.2, "top_k": 3}], ids=str)
+def test_tokens_along_a_tree_are_sampled_as_often_as_their_probability_says(side, rules):
+    """Pearson's chi-squared of pairs of tokens, of many seeds: the root has tokens 1 and 4 as children."""
+    seeds, vocabulary = 2000, 6
+    logits = np.random.default_rng(3).standard_normal((3, vocabulary)).astype(np.float32)
+    scores = logits.astype(np.float64) / rules["temperature"]
+    if "top_k" in rules:
+        scores[scores < np.sort(scores, axis=-1)[:, [-rules["top_k"]]]] = -np.inf
+    likely = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+
+    fields = ([0, 1, 4], [-1, 0, 0], [0, 1, 1])
+    tree = DraftTree(*(side.tensor(np.tile(field, (seeds, 1))) for field in fields))
+    state = side.sampling_state(seeds, vocabulary, seed=np.arange(seeds), **rules)
+    outs = [side.tensor(np.zeros((seeds, 2), np.int64)) for _ in range(3)]
+    offered = side.tensor(np.zeros(seeds, np.int64))
+    many = side.tensor(np.tile(logits, (seeds, 1, 1)))
+    side.trees.sample_path(many, state, tree, None, *outs, offered)
+
+    counts = np.zeros((vocabulary, vocabulary + 1))
+    np.add.at(counts, tuple(side.read(outs[1]).T), 1)  # the last column: no second token
+    expected = np.zeros_like(counts)
+    expected[:, -1] = likely[0]
+    for node, token in ((1, 1), (2, 4)):
+        expected[token] = [*likely[0, token] * likely[node], 0]
+    expected *= seeds
+    assert not counts[expected == 0].any()
+    places = expected > 5
+    statistic = ((counts - expected)[places] ** 2 / expected[places]).sum()
+    assert statistic < places.sum() + 5 * np.sqrt(2 * places.sum())

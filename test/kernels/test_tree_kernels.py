@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -123,6 +125,76 @@ def test_the_nodes_of_a_level_come_with_the_rows_of_their_parents(side, rng):
             assert runs[1]["tokens"][row, place] == tokens[row, entry]
 
 
+def test_scores_are_sums_of_log_probabilities_of_mapped_tokens(side, rng):
+    logits_of, token_of_logit = random_logits(rng, 1, 3, 40), rng.permutation(900)[:40]
+    levels = {level: logits_of(level) for level in (1, 2)}
+    table = DraftTable.zeros(side.device, 1, 3, 2)
+    draft(side, table, levels.__getitem__, token_of_logit)
+    tokens, scores, parents = (side.read(x)[0] for x in (table.tokens, table.scores, table.parents))
+    assert (tokens[0], scores[0], parents[0]) == (-1, 0, -1)
+    first = log_softmax(levels[1][0, 0])
+    best = np.argsort(-first)[:3]
+    assert tokens[1:4].tolist() == token_of_logit[best].tolist()
+    np.testing.assert_allclose(scores[1:4], first[best], rtol=1e-5)
+    for node in range(3):
+        second = log_softmax(levels[2][0, node])
+        children, place = np.argsort(-second)[:3], slice(4 + 3 * node, 7 + 3 * node)
+        assert tokens[place].tolist() == token_of_logit[children].tolist()
+        assert parents[place].tolist() == [1 + node] * 3
+        np.testing.assert_allclose(scores[place], scores[1 + node] + second[children], rtol=1e-5)
+
+
+def test_equally_likely_candidates_rank_by_their_place(side):
+    table, tree = DraftTable.zeros(side.device, 1, 3, 2), DraftTree.zeros(side.device, 1, 7)
+    draft(side, table, lambda level: np.zeros((1, 1 if level == 1 else 3, 9)))
+    assert side.read(table.tokens)[0].tolist() == [-1] + 4 * [0, 1, 2]
+    assert side.read(table.nodes)[0, 0].tolist() == [1, 2, 3]
+    side.trees.select_tree(table, side.tensor([8]), tree)
+    assert side.read(tree.tokens)[0].tolist() == [8, 0, 1, 2, 0, 1, 2]
+    assert side.read(tree.parents)[0].tolist() == [-1, 0, 0, 0, 1, 1, 1]
+
+
+def test_candidates_of_logits_that_are_not_finite_and_their_children_are_no_tokens(side):
+    logits = {1: np.zeros((2, 1, 9)), 2: np.zeros((2, 3, 9))}
+    logits[1][0, 0, 5] = np.nan
+    logits[2][1, 1, 7] = np.inf
+    table = DraftTable.zeros(side.device, 2, 3, 2)
+    draft(side, table, logits.__getitem__)
+    tokens, scores = side.read(table.tokens), side.read(table.scores)
+    assert tokens[0].tolist() == [-1] * 13
+    assert tokens[1].tolist() == [-1, 0, 1, 2, 0, 1, 2, -1, -1, -1, 0, 1, 2]
+    assert np.isneginf(scores[0, 1:]).all()
+    assert np.flatnonzero(np.isneginf(scores[1])).tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("shape", "level", "message"),
+    [
+        ((1, 3, 9), 1, "level 1 of 3 with 3 rows of logits: expected 1 row for level 1"),
+        ((1, 1, 9), 2, "level 2 of 3 with 1 rows of logits: expected .* 4 for each further level"),
+        ((1, 4, 9), 4, "level 4 of 3"),
+        ((1, 1, 3), 1, "4 candidates for each node of a draft with 3 tokens"),
+    ],
+)
+def test_logits_that_do_not_fit_the_level_are_refused(side, shape, level, message):
+    table = DraftTable.zeros(side.device, 1, 4, 3)
+    with pytest.raises(ValueError, match=message):
+        side.trees.add_candidates(side.tensor(np.zeros(shape, np.float32)), None, table, level)
+
+
+def test_a_run_on_the_last_level_is_refused(side):
+    table = DraftTable.zeros(side.device, 1, 4, 3)
+    outs = [side.tensor(np.zeros((1, 4), np.int64)) for _ in range(2)]
+    with pytest.raises(ValueError, match="a run of the draft on level 3 of 3"):
+        side.trees.select_nodes(table, 3, *outs)
+
+
+def test_a_tree_larger_than_its_table_is_refused(side):
+    table, tree = DraftTable.zeros(side.device, 1, 2, 2), DraftTree.zeros(side.device, 1, 8)
+    with pytest.raises(ValueError, match="a tree of 8 nodes from a table of 7 entries"):
+        side.trees.select_tree(table, side.tensor([0]), tree)
+
+
 def test_kernels_of_trees_of_an_unknown_device_are_an_error():
     class Other:
         name, memory = "abacus", "beads"
@@ -166,7 +238,7 @@ def test_the_tokens_of_a_path_are_those_of_steps_without_a_draft(side, rng, rule
     vocabulary, length = 50, 6
     logits = (rng.standard_normal((length, vocabulary)) * 2).astype(np.float32)
     seen = rng.random((1, vocabulary)) < 0.1
-    for seed in range(5):
+    for seed in range(2):
         steps = side.sampling_state(1, vocabulary, seen, seed=seed, position=11, **rules)
         expected = [side.sample(row[None], steps)[0] for row in logits]
         tree = put_tree(side, *chain(3, *expected[:-1]))
@@ -250,10 +322,11 @@ def test_a_node_sees_the_committed_rows_its_ancestors_and_itself(side, rng, size
 
 
 def test_rope_rows_of_a_tree_follow_the_depths(side, rng):
-    table = RopeTable(*(side.tensor(rng.standard_normal((20, 8)), np.float32) for _ in "cs"))
+    cos, sin = (side.tensor(rng.standard_normal((20, 8)), np.float32) for _ in "cs")
+    table = RopeTable(cos, sin, side.tensor(rng.uniform(0, 1, 8), np.float32))
     cos, sin = (side.tensor(np.zeros((2, 4, 8), np.float32)) for _ in "cs")
     depths = side.tensor([[0, 1, 1, 2], [0, 1, 2, 3]])
-    side.trees.tree_rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4]), depths, cos, sin)
+    side.trees.tree_rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4], np.float32), depths, cos, sin)
     positions = [[5, 6, 6, 7], [5, 6, 7, 8]]
     np.testing.assert_array_equal(side.read(cos), side.read(table.cos)[positions])
     np.testing.assert_array_equal(side.read(sin), side.read(table.sin)[positions])
@@ -284,8 +357,6 @@ def test_a_node_of_the_draft_sees_the_committed_rows_its_ancestors_and_itself(si
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=str)
 def test_kv_rows_of_every_rising_path_move_in_place(side, rng, dtype):
-    from itertools import combinations
-
     size, length, capacity = 6, 3, 12
     paths = [(0, *rest) for count in range(size) for rest in combinations(range(1, size), count)]
     before = rng.standard_normal((2, len(paths) + 1, 2, capacity, 4)).astype(dtype)
@@ -306,6 +377,16 @@ def test_rows_of_states_are_taken_by_index(side, rng):
     out = side.tensor(np.zeros((2, 3, 7), np.float16))
     side.trees.take_rows(side.tensor(source), side.tensor([[0, 4, 4], [3, 9, -2]]), out)
     expected = np.stack([source[0, [0, 4, 4]], source[1, [3, 4, 0]]])
+    np.testing.assert_array_equal(side.read(out), expected)
+
+
+def test_rows_of_states_are_put_by_index(side, rng):
+    before = rng.standard_normal((2, 5, 7)).astype(np.float16)
+    source = rng.standard_normal((2, 3, 7)).astype(np.float16)
+    out = side.tensor(before)
+    side.trees.put_rows(side.tensor(source), side.tensor([[0, 4, 2], [5, 3, -1]]), out)
+    expected = before.copy()
+    expected[0, [0, 4, 2]], expected[1, 3] = source[0], source[1, 1]
     np.testing.assert_array_equal(side.read(out), expected)
 
 

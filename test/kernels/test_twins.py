@@ -89,11 +89,12 @@ def test_embed_of_a_decode_step_without_multimodal_rows(agree, rng):
 @pytest.mark.parametrize("steps", [1, 37])
 def test_rotary_rows(agree, rng, batch, steps):
     tables = rng.standard_normal((2, 200, 64)).astype(np.float32)
-    lengths, deltas = rng.integers(0, 180, batch), rng.integers(-60, 20, batch)
-    positions = rng.integers(0, 200, (batch, 3, steps))
+    frequencies = rng.uniform(0, 1, 64).astype(np.float32)
+    lengths, deltas = rng.integers(0, 180, batch), rng.integers(-60, 20, batch).astype(np.float32)
+    positions = rng.integers(0, 200, (batch, 3, steps)).astype(np.float32)
 
     def run(place: Side):
-        table = RopeTable(*(place.tensor(values) for values in tables))
+        table = RopeTable(*(place.tensor(values) for values in (*tables, frequencies)))
         outs = [place.tensor(np.zeros((batch, steps, 64), np.float32)) for _ in range(8)]
         place.kernels.rope_rows(table, place.tensor(lengths), place.tensor(deltas), *outs[:2])
         place.kernels.mrope_rows(table, place.tensor(positions), (24, 20, 20), True, *outs[2:4])
@@ -102,6 +103,22 @@ def test_rotary_rows(agree, rng, batch, steps):
         return outs
 
     agree(run)
+
+
+def test_rotary_rows_between_whole_positions_agree_up_to_the_functions_of_the_device(side, rng):
+    frequencies = rng.uniform(0, 1, 64).astype(np.float32)
+    tables = np.full((2, 200, 64), 1.25, np.float32)
+    lengths, deltas = np.array([5, 40, 150]), np.array([0.25, -7.6, 1000 / 3], np.float32)
+    positions = rng.uniform(0, 20000, (3, 3, 37)).astype(np.float32)
+
+    def run(place: Side) -> np.ndarray:
+        table = RopeTable(*(place.tensor(values) for values in (*tables, frequencies)))
+        outs = [place.tensor(np.zeros((3, 37, 64), np.float32)) for _ in range(4)]
+        place.kernels.rope_rows(table, place.tensor(lengths), place.tensor(deltas), *outs[:2])
+        place.kernels.mrope_rows(table, place.tensor(positions), (24, 20, 20), True, *outs[2:])
+        return np.stack([place.read(out) for out in outs])
+
+    np.testing.assert_allclose(run(side), run(host_side()), rtol=0, atol=5e-7)
 
 
 @pytest.mark.parametrize("capacity", [1, 6, 24, 100, 256])

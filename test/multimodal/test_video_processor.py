@@ -121,17 +121,20 @@ def test_the_time_of_a_group_is_the_mean_of_its_first_and_last_frame():
     assert processor(tower).group_times(Video(frames, [1.0, 2.0, 4.0, 7.0, 8.0])) == [2.5, 7.5]
 
 
-def test_the_step_on_the_time_axis_is_that_of_a_group():
-    video = Video([make_image(32, 32)] * 5, fps=0.5)
-    assert processor().position_step(video) == 0.0
-    assert processor(timestamps="positions", tokens_per_second=2.5).position_step(video) == 10.0
+def test_positions_of_groups_are_their_seconds_whole_or_exact():
+    video = Video([make_image(32, 32)] * 5, fps=1.6)  # groups 1.25 s apart
+    positions = {
+        timestamps: processor(timestamps=timestamps, tokens_per_second=rate).group_positions(video)
+        for timestamps, rate in (("text", 0.0), ("positions", 2.0), ("exact_positions", 2.0))
+    }
+    assert positions == {"text": (0, 0, 0), "positions": (0, 2, 5), "exact_positions": (0, 2.5, 5)}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"processor": "clip"}, "processor must be one of qwen2_vl, qwen3_vl, got 'clip'"),
-        ({"timestamps": "none"}, "timestamps must be one of text, positions, got 'none'"),
+        ({"timestamps": "none"}, "timestamps must be one of text, positions, exact_positions, got 'none'"),
         ({"timestamps": "positions"}, "tokens_per_second must be positive .* as positions, got 0.0"),
         ({"tokens_per_second": 2.0}, "tokens_per_second must be 0 with timestamps as text, got 2.0"),
         ({"max_pixels": 10}, "max_pixels 10 is less than min_pixels 20000"),

@@ -42,7 +42,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "norms of states, state before the last norm": {"fc_norm": True},
     "output norm of SpecForge": {"norm_output": True},
     "norm of all states": {"input_norm": True, "fc_bias": True},
-    "norms of heads": {"head_norms": True, "rope_theta": 1e6},
+    "norms of heads": {"head_norms": True, "rope_theta": 1e6, "rms_norm_eps": 0.01},
     "biases": {"biases": ALL_BIASES, "attention_bias": True},
     "three layers": {"layers": 3, "layout": "layers0"},
     "two layers of midlayer": {"layers": 2, "layout": "midlayer0", "norm_before_residual": True},
@@ -83,6 +83,7 @@ def case(request, base, tmp_path) -> Case:
     reference = EagleReference(
         plain,
         layers=options.get("layers", 1),
+        epsilon=options.get("rms_norm_eps", 1e-5),
         theta=rope.get("rope_theta", options.get("rope_theta", 10000.0)),
         norm_before_residual=options.get("norm_before_residual", False),
         feeds_back_normed_state=bool(options.get("norm_output") and options.get("fc_norm")),
@@ -187,10 +188,10 @@ def test_the_base_fuses_the_states_that_transformers_has(tmp_path, family, state
             shape = [size if isinstance(size, int) else 0 if ".lora_" in name else 1 for size in node.shape]
             inputs[name] = np.zeros(shape, np.float32)
     plain, verifying = (graph(**inputs) for graph in graphs)
-    np.testing.assert_allclose(verifying["logits"], plain["logits"], atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(verifying["logits"], plain["logits"])
     for name in plain:
         if name.startswith("present"):
-            np.testing.assert_allclose(verifying[name], plain[name], atol=1e-5, rtol=0)
+            np.testing.assert_array_equal(verifying[name], plain[name])
 
     model = model_class.from_pretrained(checkpoint, dtype=torch.float32).eval()
     text = getattr(model.model, "language_model", model.model)

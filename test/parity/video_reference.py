@@ -12,6 +12,8 @@ import itertools
 import json
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -63,6 +65,16 @@ def _resize(self: Any, image: torch.Tensor, size: Any, resample: Any = None, **o
 
 def _normalize(self: Any, image: torch.Tensor, mean: Any, std: Any, **others: Any) -> torch.Tensor:
     return (image - mean[:, None, None]) / std[:, None, None]
+
+
+@contextmanager
+def without_torchvision() -> Iterator[None]:
+    """Let transformers' video processors resize with Pillow."""
+    with (
+        mock.patch.object(image_processing_backends.TorchvisionBackend, "resize", _resize),
+        mock.patch.object(image_processing_backends.TorchvisionBackend, "normalize", _normalize),
+    ):
+        yield
 
 
 def write_video_processor(directory: Path, seed: int) -> None:
@@ -149,10 +161,7 @@ def reference_inputs(processor: Any, request: LLMGenerationRequest, metadata: li
             "do_sample_frames": False,
             "do_convert_rgb": False,  # a function of torchvision
         }
-    with (
-        mock.patch.object(image_processing_backends.TorchvisionBackend, "resize", _resize),
-        mock.patch.object(image_processing_backends.TorchvisionBackend, "normalize", _normalize),
-    ):
+    with without_torchvision():
         return processor(text=[text], return_tensors="pt", **given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 from rclpy.logging import get_logger
 
 from edgellm_ros.ros.node.runtime_opening import open_runtime
@@ -22,19 +23,37 @@ def test_decode_steps_are_recorded_with_the_adapters_that_the_parameters_name(
         "capture_decoding_cuda_graph",
         lambda runtime: loaded.append(runtime.lora_names()),
     )
-    parameters = SimpleNamespace(
-        engine_dir=str(tiny_lora_engine),
-        device="cpu",
-        prefix_cache_mb=-1,
-        prefix_cache_file="",
-        drafting="off",
-        draft_top_k=0,
-        draft_steps=0,
-        verify_tree_size=0,
-        loras=[f"a={adapter}"],
-        lora="a",
-        noise_seed=0,
-        frames_per_plan=1,
-    )
+    parameters = parameters_of(tiny_lora_engine, loras=[f"a={adapter}"], lora="a")
     with open_runtime(parameters, get_logger("test")):
         assert loaded == [["a"]]
+
+
+def test_drafting_as_the_parameters_say(tiny_engine):
+    parameters = parameters_of(tiny_engine, drafting="lookup", draft_steps=3)
+    with open_runtime(parameters, get_logger("test")) as runtime:
+        assert runtime.speculative_decoding_strategy_name == "lookup"
+        assert runtime.pipeline.method.tokens_per_step == 4
+
+
+def test_drafting_that_the_engine_does_not_support(tiny_engine):
+    with pytest.raises(ValueError, match="this engine has no draft head"):
+        open_runtime(parameters_of(tiny_engine, drafting="eagle"), get_logger("test"))
+
+
+def parameters_of(engine, **changes) -> SimpleNamespace:
+    """Make the parameters that `open_runtime` reads."""
+    values = {
+        "engine_dir": str(engine),
+        "device": "cpu",
+        "prefix_cache_mb": -1,
+        "prefix_cache_file": "",
+        "drafting": "off",
+        "draft_top_k": 0,
+        "draft_steps": 0,
+        "verify_tree_size": 0,
+        "loras": [""],
+        "lora": "",
+        "noise_seed": 0,
+        "frames_per_plan": 1,
+    }
+    return SimpleNamespace(**{**values, **changes})

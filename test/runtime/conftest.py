@@ -41,11 +41,21 @@ def trigger_index(words) -> int:
 @pytest.fixture(scope="session")
 def acting_engine(tiny_engine, words, trigger_index, tmp_path_factory) -> Path:
     """Engine directory whose model triggers a trajectory after `trigger_index` tokens."""
-    directory = tmp_path_factory.mktemp("acting") / "engine"
-    shutil.copytree(tiny_engine, directory)
+    return triggering(tiny_engine, tmp_path_factory.mktemp("acting") / "engine", words[trigger_index])
+
+
+@pytest.fixture(scope="session")
+def acting_draft_engine(draft_engine, words, trigger_index, tmp_path_factory) -> Path:
+    """The model of `acting_engine` with the draft head of `draft_engine`."""
+    return triggering(draft_engine, tmp_path_factory.mktemp("acting") / "draft", words[trigger_index])
+
+
+def triggering(engine: Path, directory: Path, token: int) -> Path:
+    """Copy an engine directory; in the copy this token triggers trajectories."""
+    shutil.copytree(engine, directory)
     config = EngineConfig.load(directory)
-    action = dataclasses.replace(config.action, future_start_token_id=words[trigger_index])
-    stops = (*config.stop_token_ids, words[trigger_index])
+    action = dataclasses.replace(config.action, future_start_token_id=token)
+    stops = (*config.stop_token_ids, token)
     dataclasses.replace(config, action=action, stop_token_ids=stops).save(directory)
     return directory
 

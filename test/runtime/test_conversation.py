@@ -108,6 +108,10 @@ def text_of(builder, tokenizer, one: LLMGenerationRequest) -> str:
         ({"enable_thinking": "yes"}, "enable_thinking must be True, False or None, got 'yes'"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs must be a mapping, got 5"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs must not have 'tools'"),
+        (
+            {"chat_template_kwargs": {"use_audio_in_video": True}},
+            "chat_template_kwargs: use_audio_in_video is not supported: give the sound of a video beside it",
+        ),
         ({"messages": [HELLO], "continue_final_message": 1}, "continue_final_message must be True or False"),
         ({"prompt": "x", "continue_final_message": True}, "continue_final_message needs messages"),
         (

@@ -110,6 +110,17 @@ def test_answers_that_the_template_rewrites_are_reused(engine_with, runtime_devi
     assert last.prompt_tokens - last.reused_tokens == len(question(3).content[0].text) + AROUND
 
 
+def test_storing_a_turn_encodes_no_sound_or_image_after_the_history_again(reusing, recomputing):
+    """Each turn computes the previous message of the user again from its history on."""
+    messages = [Message("user", [TextPart("this"), AudioPart(SOUND), ImagePart(IMAGE), TextPart("go")])]
+    metrics = reusing.multimodal_metrics
+    before = metrics.total_sounds, metrics.total_images
+    answers = reusing.handle_request([ask(messages), ask([question(0), *messages])])
+    assert (metrics.total_sounds - before[0], metrics.total_images - before[1]) == (2, 2)
+    following = ask([*messages, Message("assistant", answers[0].text), question(1)])
+    assert_same_answer(reusing.handle_request(following), recomputing.handle_request(following))
+
+
 def test_an_answer_that_the_client_changed_is_computed(reusing, recomputing):
     answer = reusing.handle_request(ask([question(0)]))
     for text in (answer.text + "!", "?" + answer.text, ""):

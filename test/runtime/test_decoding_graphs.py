@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps recorded as graphs are replayed, and answers are the same as without."""
+"""Decode steps and rounds of drafting are replayed as graphs, and answers are the same as without."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import export
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.random_requests import random_request
-from fixtures.requests_for_tests import IMAGE, assert_same_answer, assert_same_bits, request
+from fixtures.requests_for_tests import (
+    IMAGE,
+    assert_same_answer,
+    assert_same_bits,
+    assert_same_with_drafting,
+    request,
+)
 from fixtures.tiny_adapter import write_adapter
 
 pytestmark = pytest.mark.only_on("cuda", "tensorrt", "tensorrt-double", reason="the CPU has no graphs")
+EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
+LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
 LONG = {"max_tokens": 20, "repetition_penalty": 1.3}
 
 
@@ -26,20 +35,21 @@ class CountedGraph:
 
 
 @pytest.fixture(scope="module")
-def launches() -> list[CountedGraph]:
-    """Every launch of a graph so far."""
-    return []
+def launches(device):
+    """Every launch so far of a graph that a test of this file has recorded."""
+    found: list[CountedGraph] = []
+    capture = device.capture
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "capture", lambda record: CountedGraph(capture(record), found))
+        yield found
 
 
 @pytest.fixture(scope="module")
 def recorded(acting_engine, device, launches):
     """A runtime whose decode steps are recorded."""
-    capture = device.capture
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "capture", lambda record: CountedGraph(capture(record), launches))
-        with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0) as runtime:
-            assert runtime.capture_decoding_cuda_graph() is True
-            yield runtime
+    with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0) as runtime:
+        assert runtime.capture_decoding_cuda_graph() is True
+        yield runtime
 
 
 @pytest.mark.parametrize(
@@ -106,3 +116,21 @@ def test_recorded_steps_use_later_adapters_and_a_replaced_lm_head(device, tiny_c
         for runtime in (plain, recorded):
             runtime.set_lm_head_weights("lm_head.weight", matrix)
         assert compare(["", "c", "b"]) != before
+
+
+@pytest.mark.parametrize("drafting", [EAGLE, LOOKUP], ids=["eagle", "lookup"])
+def test_rounds_of_drafting_are_launches(draft_engine, device, launches, drafting):
+    options = {"prefix_cache_bytes": 0, "lora_dirs": {}}
+    with (
+        LLMInferenceRuntime(draft_engine, device, **options) as plain,
+        LLMInferenceRuntime(draft_engine, device, drafting=drafting, **options) as recorded,
+    ):
+        assert recorded.capture_decoding_cuda_graph() is True
+        for batch in ([request(**LONG)], [request("stop", **LONG)] * 2, [request(**LONG)] * 3):
+            launches.clear()
+            rounds = recorded.spec_decode_generation_metrics.total_runs
+            answers = recorded.handle_request(batch)
+            assert len(launches) == recorded.spec_decode_generation_metrics.total_runs - rounds > 0
+            assert len(set(launches)) == 1
+            for answer, expected in zip(answers, plain.handle_request(batch), strict=True):
+                assert_same_with_drafting(answer, expected)

@@ -15,6 +15,10 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.head_reference import HeadReference, RecordedInputs
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, SOUND, assert_same_with_drafting, request
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.only_on("cpu", "cuda", reason="minutes on the double, which runs other tests of drafts"),
+]
 TREE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
 TALKING = {"prompt": "what do you see?", "repetition_penalty": 1.3}
 DRAWING = {"prompt": "stop", "temperature": 1.2, "seed": 3, "repetition_penalty": 1.2}
@@ -133,6 +137,34 @@ def test_candidates_in_a_batch_whose_sequences_come_and_go(drafting, plain, refe
             assert_scores(draft, *recorded)
 
 
+@pytest.mark.parametrize("vanilla", [0, 8], ids=["between rounds", "between vanilla steps"])
+def test_candidates_of_a_request_that_joins_a_running_batch(drafting, plain, reference, drafts, vanilla):
+    early = [request(**TALKING, max_tokens=30), request(**DRAWING, max_tokens=6)]
+    late = [request(**SEEING, max_tokens=20)]
+    answers = {id(one): plain.handle_request(one) for one in (*early, *late)}
+    pipeline = drafting.pipeline
+    scripted = draft_by_script(drafting, TREE.drafting_step, 10, right=0.6)
+    scripted.answers = lambda one: answers[id(one)].token_ids
+    waiting, done = [early, late], []
+    worth_it = [True, *[False] * vanilla]
+    pipeline.method._is_worth_it = lambda: worth_it.pop(0) if worth_it else True
+    while waiting or pipeline.batch.sequences:
+        if waiting:
+            joining = pipeline.prepare(waiting.pop(0), 0)
+            pipeline.encode_images(joining)
+            pipeline.encode_audio(joining)
+            pipeline.prefill(joining)
+        ended = pipeline.decode()
+        pipeline.batch.evict(ended)
+        done += ended
+    assert len(done) == 3
+    for sequence in done:
+        assert sequence.generated == answers[id(sequence.request)].token_ids
+        recorded = reference(sequence.request)
+        for draft in (draft for draft in drafts if draft.request is sequence.request):
+            assert_scores(draft, *recorded)
+
+
 def test_candidates_after_vanilla_steps(drafting, plain, reference, drafts):
     """The head catches up, from the states that the vanilla steps have kept."""
     one = request(**TALKING, max_tokens=30)
@@ -147,6 +179,17 @@ def test_candidates_after_vanilla_steps(drafting, plain, reference, drafts):
     assert max(np.diff(lengths)) > 11
     for draft in drafts:
         assert_scores(draft, *recorded)
+
+
+def test_nan_of_an_earlier_sequence_does_not_stay(drafting, plain, drafts):
+    pipeline, one = drafting.pipeline, request(**TALKING, max_tokens=5)
+    cache = pipeline.drafter.kv_cache
+    for tensor in cache.bindings(range(1)).values():
+        pipeline.device.upload(tensor, np.full(tensor.shape, np.nan, tensor.dtype))
+    answer = plain.handle_request(one).token_ids
+    draft_by_script(drafting, TREE.drafting_step, 10).answers = lambda request: answer
+    drafting.handle_request(one)
+    assert all(np.isfinite(draft.table["scores"]).all() for draft in drafts)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -128,6 +129,24 @@ def test_a_template_that_leaves_out_earlier_reasoning_computes_new_tokens_only(p
     ):
         around = AROUND + len("<think>\n\n</think>\n\n")
         assert converse(reusing, recomputing)[1:] == new_tokens(reusing, around)
+
+
+def test_storing_a_turn_that_the_template_rewrites_encodes_no_image_again(published, runtime_device):
+    requests = [ask([turn("look ", image, "what is it?")]) for image in (ONE, OTHER)]
+    with LLMInferenceRuntime(published, runtime_device) as runtime:
+        vision = runtime.pipeline.vision
+        with mock.patch.object(vision, "encode", wraps=vision.encode) as encode:
+            answers = runtime.handle_request(requests)
+        assert encode.call_count == runtime.multimodal_metrics.total_images == 2
+        following = [
+            ask([*request.messages, Message("assistant", answer.text), turn("where?")])
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+        found = runtime.handle_request(following)
+        assert runtime.multimodal_metrics.total_images == 2
+        runtime.clear_prefix_cache()
+        for one, alone in zip(found, following, strict=True):
+            assert_same(one, runtime.handle_request(alone))
 
 
 def test_conversations_about_different_images_of_one_batch_are_continued_by_the_next(reusing, recomputing):

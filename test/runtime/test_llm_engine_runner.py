@@ -46,7 +46,7 @@ def prefill(device, runner, opened):
             opened.append(SimpleNamespace(kv_length=0, rope_delta=0))
             runner.kv_cache.open(row, opened[row])
         logits = device.empty((batch, 1, VOCABULARY), np.float32)
-        positions = np.broadcast_to(np.arange(tokens), (batch, 3, tokens))
+        positions = np.broadcast_to(np.arange(tokens, dtype=np.float32), (batch, 3, tokens))
         deepstack = [device.zeros(inputs.shape, np.float32) for _ in range(2)]
         runner.execute_prefill_step(put(device, inputs), lengths, positions, deepstack, logits)
         for sequence, length in zip(opened, lengths, strict=True):

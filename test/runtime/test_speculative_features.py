@@ -17,9 +17,11 @@ from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from fixtures.exported_graphs import knows_lengths
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_with_drafting, request
 
+pytestmark = pytest.mark.slow
 EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
 TALKING = request("abc abc abc what do you see?", max_tokens=30, logprobs=2)
@@ -247,3 +249,32 @@ class TestRefused:
     def test_a_request_with_another_type(self):
         with pytest.raises(ValueError, match="disable_spec_decode must be True or False, got 1"):
             LLMGenerationRequest("", disable_spec_decode=1)
+
+
+@pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
+@knows_lengths
+def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):
+    """The graphs for CUDA, on the CPU: they run on several tokens of one sequence at a time."""
+    engine = tmp_path / "engine"
+    shutil.copytree(draft_engine, engine)
+    for graph in (engine / "llm" / "verify", engine / "draft" / "model"):
+        shutil.copy(f"{graph}.cuda.onnx", f"{graph}.cpu.onnx")
+    answers, trees = zip(*(answers_and_trees(each) for each in (draft_engine, engine)), strict=True)
+    for one, other in zip(*answers, strict=True):
+        assert_same_with_drafting(one, other)
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 10
+
+
+def answers_and_trees(engine):
+    """Answer a batch; return the tokens of all trees too."""
+    batch, trees = [TALKING, DRAWING, request(images=(IMAGE,), max_tokens=9)], []
+    with LLMInferenceRuntime(engine, drafting=EAGLE) as runtime:
+        runner, execute = runtime.pipeline.runner, runtime.pipeline.runner.execute_tree_decoding_step
+
+        def watched(embeds, tree, *rest):
+            trees.append(tree.tokens.array.tolist())
+            execute(embeds, tree, *rest)
+
+        runner.execute_tree_decoding_step = watched
+        return runtime.handle_request(batch), trees

@@ -26,8 +26,8 @@ ACTING = {"images": (IMAGE,), "action_samples": 2}
 
 
 @pytest.fixture(scope="module")
-def drafting(acting_engine, device):
-    with LLMInferenceRuntime(acting_engine, device, prefix_cache_bytes=0, drafting=CHAIN) as runtime:
+def drafting(acting_draft_engine, device):
+    with LLMInferenceRuntime(acting_draft_engine, device, prefix_cache_bytes=0, drafting=CHAIN) as runtime:
         yield runtime
 
 
@@ -69,7 +69,7 @@ def test_a_right_draft_yields_all_its_tokens(answers, drafting):
     assert_all_same(answers([request(**TALKING, max_tokens=31)], steps=5, size=24, right=1.0))
     found = drafting.spec_decode_generation_metrics
     assert found.generated_tokens - before.generated_tokens == 30  # and the prefill's
-    assert found.total_runs - before.total_runs < 10
+    assert found.total_runs - before.total_runs < 15
 
 
 def test_a_wrong_draft_yields_one_token_per_round(answers, drafting):
@@ -182,10 +182,10 @@ def test_a_lost_device_is_raised(drafting):
 
 
 @pytest.mark.only_on("cpu", reason="brings its own device")
-def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_engine, acting_runtime):
+def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_draft_engine, acting_runtime):
     rng = np.random.default_rng(3)
     with queueing(), LLMInferenceRuntime(
-        acting_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=CHAIN
+        acting_draft_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=CHAIN
     ) as runtime:
         device = runtime.pipeline.device
         for _ in range(4):

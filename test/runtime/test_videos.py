@@ -60,13 +60,24 @@ def ask(*parts, before=(), **parameters) -> LLMGenerationRequest:
     return LLMGenerationRequest(messages=[*before, message], sampling=sampling, logprobs=3, **parameters)
 
 
-def test_blocks_of_several_groups_have_times_a_step_apart_rounded_down():
+def test_text_continues_after_the_rows_and_columns_of_a_block_and_not_after_its_times():
     ids = [1, 2, VISION_START, *[VIDEO_TOKEN] * 12, 3, 4]
-    positions, delta = get_rope_index(ids, [], None, VISION_START, [VisionBlock(3, 2, 2, 2.5)], VIDEO_TOKEN)
+    block = VisionBlock(2, 2, times=(0, 2, 5))
+    positions, delta = get_rope_index(ids, [], None, VISION_START, [block], VIDEO_TOKEN)
     assert positions[0].tolist() == [0, 1, 2, *[3] * 4, *[5] * 4, *[8] * 4, 5, 6]
     assert positions[1].tolist() == [0, 1, 2, *[3, 3, 4, 4] * 3, 5, 6]
     assert positions[2].tolist() == [0, 1, 2, *[3, 4] * 6, 5, 6]
     assert len(ids) + delta == 9  # after the largest time
+
+
+def test_text_continues_after_the_times_of_a_block_that_says_so():
+    ids = [1, 2, VISION_START, *[VIDEO_TOKEN] * 12, 3, 4]
+    block = VisionBlock(2, 2, times=(0, 2.25, 4.5), text_after_times=True)
+    positions, delta = get_rope_index(ids, [], None, VISION_START, [block], VIDEO_TOKEN)
+    assert positions[0].tolist() == [0, 1, 2, *[3] * 4, *[5.25] * 4, *[7.5] * 4, 8.5, 9.5]
+    assert positions[1].tolist() == [0, 1, 2, *[3, 3, 4, 4] * 3, 8.5, 9.5]
+    assert positions[2].tolist() == [0, 1, 2, *[3, 4] * 6, 8.5, 9.5]
+    assert len(ids) + delta == 10.5
 
 
 def test_times_are_words_before_each_group_or_positions(computing, family):

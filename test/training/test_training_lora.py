@@ -21,7 +21,7 @@ from safetensors.torch import load_file  # noqa: E402
 from edgellm_ros.engine_directory.peft_adapter import read_peft_adapter  # noqa: E402
 from training.checkpoint import new_thinker, save_checkpoint, thinker_config  # noqa: E402
 from training.expert import ExpertDims, FlowExpert  # noqa: E402
-from training.lora import put_adapters, save_adapter  # noqa: E402
+from training.lora import adapter_rank, load_adapter, put_adapters, save_adapter  # noqa: E402
 from training.spec import ACTION_SPACE  # noqa: E402
 
 RANK, ALPHA = 3, 6
@@ -70,6 +70,16 @@ def test_the_runtime_reads_the_same_weights(adapted):
         a, b = read.weights[name(key)]
         wanted = adapter.scale * adapter.b.detach() @ adapter.a.detach()
         np.testing.assert_allclose((a @ b).T, wanted, atol=1e-5)
+
+
+@torch.no_grad()
+def test_an_adapter_read_again_computes_the_same_logits(adapted):
+    model, _, directory = adapted
+    ids = torch.randint(0, 600, (1, 20))
+    again = thinker()
+    assert adapter_rank(directory) == (RANK, ALPHA)
+    load_adapter(directory, put_adapters(again, RANK, ALPHA))
+    torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits, atol=0, rtol=0)
 
 
 def test_a_new_adapter_changes_nothing_and_only_it_learns():

@@ -66,3 +66,12 @@ print("ready")
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "ready\n", done.stderr
+
+
+def test_at_most_the_given_number_of_chunks_is_taken():
+    """Even where the workers fill chunks faster than the trainer takes them."""
+    stream = SampleStream(FIELDS, counting, workers=2, chunk=3, slots=4, seed=5)
+    for most in (1, 2):
+        assert len(list(stream.take(wait=True, most=most))) <= most
+    assert len(list(stream.take(wait=True, most=1))) == 1
+    stream.close()

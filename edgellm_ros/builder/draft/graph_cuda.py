@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgellm_ros.builder.decoder_cuda import CudaStep, add_norm, attention
+from edgellm_ros.builder.cuda_step import CudaStep
+from edgellm_ros.builder.decoder_cuda import add_norm, attention
 from edgellm_ros.builder.draft.head import DraftHead
 from edgellm_ros.builder.draft.layout import MODULE
 from edgellm_ros.builder.graph import INT64

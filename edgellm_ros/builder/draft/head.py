@@ -9,7 +9,6 @@ SpecForge (llama3_eagle.py), speculators (models/eagle3), vLLM and SGLang (llama
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,32 +18,25 @@ import numpy as np
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
 from edgellm_ros.builder.decoder import DecoderArchitecture
+from edgellm_ros.builder.draft.base_states import is_speculators, read_base_state_layers
 from edgellm_ros.builder.draft.fusion import Fusion
 from edgellm_ros.builder.draft.layout import (
     D2T,
     EMBEDDING,
-    FC,
     LM_HEAD,
     MODULE,
     canonical_names,
     layer,
     published_name,
 )
-from edgellm_ros.builder.draft.unsupported import (
-    SUPPORTED,
-    describe,
-    refuse_config,
-    refuse_files,
-    refuse_tensors,
-)
+from edgellm_ros.builder.draft.tensors import check_kind, check_shared, check_tensors, tensor_shapes
+from edgellm_ros.builder.draft.unsupported import SUPPORTED, refuse_config, refuse_files, refuse_tensors
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_position_limit, read_rope, rope_section
-from edgellm_ros.builder.safetensors_file import FLOATS, INTEGERS
 from edgellm_ros.engine_directory.config import LanguageModelConfig
-from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES, DraftConfig
+from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.engine_directory.rope_config import RopeConfig
 
-LAYER_LIST = "eagle_aux_hidden_state_layer_ids"
 NESTED_LAYER = "transformer_layer_config"  # of the heads of speculators
 
 
@@ -98,13 +90,13 @@ def read_head(
     names = canonical_names(stored, stored.where)
     weights = stored.renamed(names)
     llm = model.llm
-    _check_kind(config, weights, llm.hidden_size)
+    check_kind(config, weights, llm.hidden_size)
 
     # 2. Sizes, of the config and of the tensors.
     text = config.section(NESTED_LAYER) if config.has(NESTED_LAYER) else config
     if text.has("vocab_size") and text.size("vocab_size") != llm.vocab_size:
         raise text.fail("vocab_size", f"the language model has {llm.vocab_size}: a head of another model")
-    rows = weights.stored(LM_HEAD).shape[0] if LM_HEAD in weights else llm.vocab_size
+    rows = weights.stored(LM_HEAD).rows if LM_HEAD in weights else llm.vocab_size
     vocabulary = config.size("draft_vocab_size", rows)
     if vocabulary > llm.vocab_size:
         raise config.fail("draft_vocab_size", f"expected at most the language model's {llm.vocab_size}")
@@ -129,9 +121,9 @@ def read_head(
     optional = {EMBEDDING: (llm.vocab_size, decoder.runner.hidden_size), D2T: (vocabulary,)}
     expected = tensor_shapes(decoder, fusion, config) | optional
     expected[LM_HEAD] = (vocabulary, decoder.runner.hidden_size)
-    _check_tensors(weights, names, expected, {*optional, LM_HEAD}, config)
+    check_tensors(weights, names, expected, {*optional, LM_HEAD}, config)
     own_table = EMBEDDING in weights and not _same_table(weights, base, model.embedding, dtype)
-    _check_shared(weights, own_table, decoder.runner, llm)
+    check_shared(weights, own_table, decoder.runner, llm)
     normed = config.flag("norm_output", False)
     return DraftHead(
         weights,
@@ -139,34 +131,10 @@ def read_head(
         fusion,
         norm_before_residual=config.flag("norm_before_residual", False),
         # SpecForge writes norm_output for heads of EAGLE-3 too, where it says nothing about the next state.
-        feeds_back_normed_state=normed and (fusion.state_norms or _is_speculators(config)),
+        feeds_back_normed_state=normed and (fusion.state_norms or is_speculators(config)),
         lm_head=LM_HEAD in weights,
         embedding=own_table,
         token_of_logit=_token_of_logit(weights, vocabulary, llm.vocab_size),
-    )
-
-
-def _check_kind(config: ConfigSection, weights: Weights, base_hidden_size: int) -> None:
-    """Raise ValueError unless a head is an EAGLE-3 head, and one for states of this size.
-
-    It is one if it has a vocabulary of its own, or if its fc takes three states.
-    """
-    wanted = NUM_BASE_STATES * base_hidden_size
-    claim = f"; {kind}" if (kind := describe(config)) else ""
-    if FC not in weights:
-        raise ValueError(f"{weights.where}: tensor 'fc.weight' is missing{claim}; {SUPPORTED}")
-    fc = weights.stored(FC)
-    found = fc.shape[1] if len(fc.shape) == 2 else 0
-    if found == wanted:
-        return
-    if not config.has("draft_vocab_size") or found % NUM_BASE_STATES:
-        raise ValueError(
-            f"{fc.file}: tensor {fc.name!r} has shape {list(fc.shape)}: no EAGLE-3 head for this language "
-            f"model, whose fc takes 3 x {base_hidden_size} = {wanted} values{claim}; {SUPPORTED}"
-        )
-    raise ValueError(
-        f"{fc.file}: tensor {fc.name!r} takes three states of {found // NUM_BASE_STATES} values, but the "
-        f"language model has hidden_size {base_hidden_size}: a head of another model"
     )
 
 
@@ -181,7 +149,7 @@ def _read_decoder(
     runner = text.make(
         LanguageModelConfig,
         hidden_size=hidden,
-        num_hidden_layers=text.size("num_hidden_layers", 1),
+        num_hidden_layers=_num_layers(text, weights),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
@@ -203,11 +171,20 @@ def _read_decoder(
     )
 
 
+def _num_layers(text: ConfigSection, weights: Weights) -> int:
+    """Read the number of layers, all of which the file has."""
+    layers, stored = text.size("num_hidden_layers", 1), weights.list_length(f"{MODULE}.layers")
+    if layers > stored:
+        name = published_name(layer(stored - 1))
+        raise text.fail("num_hidden_layers", f"the last layer in {weights.where.name} is {name}; {SUPPORTED}")
+    return layers
+
+
 def _head_dim(text: ConfigSection, weights: Weights, name: str, heads: int) -> int:
     """Compute the size of a head from the rows of its queries: configs leave it out, or have a wrong one."""
     if name not in weights:
         raise ValueError(f"{weights.where}: tensor {published_name(name)} is missing; {SUPPORTED}")
-    rows = weights.stored(name).shape[0]
+    rows = weights.stored(name).rows
     if rows % heads:
         raise text.fail("num_attention_heads", f"{weights.stored(name).name!r} has {rows} rows, no multiple")
     return rows // heads
@@ -229,135 +206,6 @@ def _read_rope(text: ConfigSection, head_dim: int, base: RopeConfig, capacity: i
         mrope_section=rope.integers("mrope_section"),
         mrope_interleaved=rope.flag(key, default),
     )
-
-
-def read_base_state_layers(config: ConfigSection, layers: int) -> tuple[int, ...]:
-    """Read the layers whose inputs are the head's states, for a base of so many layers.
-
-    Lists count outputs of layers; speculators counts inputs. Without a list they are the inputs of the layers
-    2, L // 2 and L - 3.
-    """
-    section = config
-    if config.has("eagle_config"):
-        nested = config.section("eagle_config")
-        nested.one_of("use_aux_hidden_state", [True], default=True)
-        section = nested if nested.has(LAYER_LIST) else config
-    if not section.has(LAYER_LIST):
-        usual = (2, layers // 2, layers - 3)
-        if not usual[0] < usual[1] < usual[2]:  # of fewer than 7 layers
-            raise ValueError(
-                f"{config.where}: key {LAYER_LIST!r} is missing: for a language model of {layers} layers it "
-                "must list the three layers whose states the head takes"
-            )
-        return usual
-    first = 0 if section is config and _is_speculators(config) else 1
-    given = section.integers(LAYER_LIST)
-    inputs = tuple(number + first for number in given)
-    in_order = list(inputs) == sorted(set(inputs))
-    if len(given) != NUM_BASE_STATES or not in_order or inputs[0] < first or inputs[-1] > layers:
-        raise section.fail(
-            LAYER_LIST,
-            f"expected {NUM_BASE_STATES} rising layers from 0 to {layers - first} for a language model of "
-            f"{layers} layers",
-        )
-    return inputs
-
-
-def _is_speculators(config: ConfigSection) -> bool:
-    return config.has("speculators_model_type")
-
-
-def tensor_shapes(
-    decoder: DecoderArchitecture, fusion: Fusion, config: ConfigSection
-) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the tensors that a head with these switches must have."""
-    runner, hidden = decoder.runner, decoder.runner.hidden_size
-    inner, head_dim = decoder.intermediate_size, runner.head_dim
-    queries, keys = runner.num_attention_heads * head_dim, runner.num_key_value_heads * head_dim
-    joined = NUM_BASE_STATES * fusion.base_hidden_size
-    shapes: dict[str, tuple[int, ...]] = {FC: (hidden, joined), f"{MODULE}.norm.weight": (hidden,)}
-    if fusion.bias:
-        shapes[f"{MODULE}.fc.bias"] = (hidden,)
-    if fusion.state_norms or config.flag("fc_norm", False):
-        size = fusion.base_hidden_size
-        shapes |= {f"{MODULE}.fc_norm.{i}.weight": (size,) for i in range(NUM_BASE_STATES)}
-    if fusion.joined_norm or config.flag("norm_before_fc", False):
-        shapes[f"{MODULE}.input_norm.weight"] = (joined,)
-    for i in range(runner.num_hidden_layers):
-        wide = hidden if i else 2 * hidden  # the first layer takes embedding and state side by side
-        linears = {
-            "self_attn.q_proj": (queries, wide, decoder.qkv_bias),
-            "self_attn.k_proj": (keys, wide, decoder.qkv_bias),
-            "self_attn.v_proj": (keys, wide, decoder.qkv_bias),
-            "self_attn.o_proj": (hidden, queries, decoder.output_bias),
-            "mlp.gate_proj": (inner, hidden, decoder.mlp_bias),
-            "mlp.up_proj": (inner, hidden, decoder.mlp_bias),
-            "mlp.down_proj": (hidden, inner, decoder.mlp_bias),
-        }
-        for name, (rows, columns, bias) in linears.items():
-            shapes[f"{layer(i)}.{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{layer(i)}.{name}.bias"] = (rows,)
-        norms = ("input_layernorm", "post_attention_layernorm", *(() if i else ("hidden_norm",)))
-        shapes |= {f"{layer(i)}.{norm}.weight": (hidden,) for norm in norms}
-        if decoder.head_norms:
-            shapes |= {f"{layer(i)}.self_attn.{norm}_norm.weight": (head_dim,) for norm in "qk"}
-    return shapes
-
-
-def _check_tensors(
-    weights: Weights,
-    names: Mapping[str, str],
-    expected: Mapping[str, tuple[int, ...]],
-    optional: set[str],
-    config: ConfigSection,
-) -> None:
-    """Raise ValueError for a tensor that is missing, not known, of another shape, or of an unknown type."""
-    claim = f"; {kind}" if (kind := describe(config)) else ""
-    missing = sorted(set(expected) - set(names) - optional)
-    if missing:
-        name = published_name(missing[0])
-        raise ValueError(f"{weights.where}: tensor {name} is missing{claim}; {SUPPORTED}")
-    unknown = sorted(names[name] for name in set(names) - set(expected))
-    if unknown:
-        raise ValueError(
-            f"{weights.where}: tensor {unknown[0]!r} is no part of an EAGLE-3 head that is supported{claim}"
-        )
-    for name in names:
-        tensor, types = weights.stored(name), INTEGERS if name == D2T else FLOATS
-        if tensor.dtype not in types:
-            raise ValueError(
-                f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; supported: "
-                f"{', '.join(types)}"
-            )
-        if tensor.shape != expected[name]:
-            raise ValueError(
-                f"{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}, but by the config it "
-                f"is {list(expected[name])}"
-            )
-
-
-def _check_shared(
-    weights: Weights, own_table: bool, head: LanguageModelConfig, base: LanguageModelConfig
-) -> None:
-    """Raise ValueError for a head that lacks a tensor which it cannot share with the base."""
-    if not own_table and head.hidden_size != base.hidden_size:
-        raise ValueError(
-            f"{weights.where}: tensor 'embed_tokens.weight' is missing: a head of hidden_size "
-            f"{head.hidden_size} cannot use the table of the language model, whose hidden_size is "
-            f"{base.hidden_size}"
-        )
-    if LM_HEAD not in weights and head.hidden_size != base.hidden_size:
-        raise ValueError(
-            f"{weights.where}: tensor 'lm_head.weight' is missing: a head of hidden_size {head.hidden_size} "
-            f"cannot use the language model's, whose hidden_size is {base.hidden_size}"
-        )
-    for name in (LM_HEAD, D2T):
-        if name not in weights and head.vocab_size != base.vocab_size:
-            raise ValueError(
-                f"{weights.where}: tensor {published_name(name)} is missing: draft_vocab_size "
-                f"{head.vocab_size} is not the language model's vocab_size {base.vocab_size}"
-            )
 
 
 def _same_table(weights: Weights, base: Weights, embedding: str, dtype: np.dtype) -> bool:

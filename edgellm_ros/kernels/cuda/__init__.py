@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgellm_ros.kernels.cuda.compiler import cached_kernels
+from edgellm_ros.kernels.cuda.compiler import TREE_KERNELS, cached_kernels
 from edgellm_ros.kernels.cuda.kernels import CudaKernels
 from edgellm_ros.kernels.cuda.program import CudaProgram
 from edgellm_ros.kernels.cuda.tree_kernels import CudaTreeKernels
@@ -20,4 +20,4 @@ def load_cuda_kernels(device: Any) -> CudaKernels:
 
 def load_cuda_tree_kernels(device: Any) -> CudaTreeKernels:
     """Load the kernels of speculative decoding for a `CudaDevice`, compiled or from the cache."""
-    return CudaTreeKernels(device, CudaProgram(device, cached_kernels(device.arch)))
+    return CudaTreeKernels(device, CudaProgram(device, cached_kernels(device.arch, files=TREE_KERNELS)))

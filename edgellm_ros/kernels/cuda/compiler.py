@@ -18,33 +18,28 @@ from cuda.core import Program, ProgramOptions
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda import layout
 
-SOURCES = (  # one program, in this order
-    "common.cuh",
-    "order.cuh",
-    "random.cuh",
-    "rows.cu",
-    "steps.cu",
-    "pixels.cu",
-    "sampling.cu",
-    "log_probabilities.cu",
-    "tree.cu",
-)
+COMMON = ("common.cuh", "order.cuh", "random.cuh", "sampler.cuh")
+# files of a program, in this order
+KERNELS = (*COMMON, "rows.cu", "steps.cu", "pixels.cu", "sampling.cu", "log_probabilities.cu")
+TREE_KERNELS = (*COMMON, "tree.cu")
 SIZES = (
     "MAX_BLOCKS_PER_ROW",
     "ROW_SCRATCH_BYTES",
     "MOST_LOGPROBS",
     "TOP_SHARE",
+    "SELECT_THREADS",
     "MOST_CANDIDATES",
     "MOST_TABLE_ENTRIES",
     "MOST_TREE_NODES",
 )  # of `layout`
+Files = tuple[str, ...]
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-def source() -> str:
-    """Return the program of all kernels; compiler messages name file and line."""
+def source(files: Files = KERNELS) -> str:
+    """Return the program of some files; compiler messages name file and line."""
     folder = Path(__file__).parent
-    return "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}' for name in SOURCES)
+    return "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}' for name in files)
 
 
 def options(arch: str) -> ProgramOptions:
@@ -60,31 +55,31 @@ def macros() -> list[tuple[str, str]]:
     return [(name, str(getattr(layout, name))) for name in SIZES]
 
 
-def compile_kernels(arch: str) -> bytes:
-    """Compile the kernels to a cubin for an architecture such as "sm_90".
+def compile_kernels(arch: str, files: Files = KERNELS) -> bytes:
+    """Compile a program to a cubin for an architecture such as "sm_90".
 
     EngineError with the compiler's message.
     """
     try:
-        return bytes(Program(source(), "c++", options(arch)).compile("cubin").code)
+        return bytes(Program(source(files), "c++", options(arch)).compile("cubin").code)
     except Exception as error:  # cuda-core has no class that covers a bad architecture and a bad program
         raise EngineError(f"cannot compile the CUDA kernels for {arch!r}: {error}") from error
 
 
-def cached_kernels(arch: str, directory: Path | None = None) -> bytes:
-    """Return the cubin for an architecture, compiled or from a cache folder.
+def cached_kernels(arch: str, directory: Path | None = None, files: Files = KERNELS) -> bytes:
+    """Return a program's cubin for an architecture, compiled or from a cache folder.
 
     directory: None = `cache_directory()`. A damaged file is replaced. If the folder is not writable, the
     kernels are compiled each time.
     """
-    file = (directory or cache_directory()) / f"{arch}-{_key(arch)}.cubin"
+    file = (directory or cache_directory()) / f"{arch}-{_key(arch, files)}.cubin"
     try:
         content = file.read_bytes()
     except OSError:
         content = b""
     digest, cubin = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
     if not cubin or hashlib.sha256(cubin).digest() != digest:
-        cubin = compile_kernels(arch)
+        cubin = compile_kernels(arch, files)
         _write(file, hashlib.sha256(cubin).digest() + cubin)
     return cubin
 
@@ -102,12 +97,12 @@ def cache_directory() -> Path:
     return Path(cache) / "edgellm_ros" / "cuda"
 
 
-def _key(arch: str) -> str:
+def _key(arch: str, files: Files) -> str:
     """Return a hash of everything that the cubin depends on."""
     status, major, minor = nvrtc.nvrtcVersion()
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise EngineError(f"cannot read the version of NVRTC: {status.name}")
-    parts = (source(), arch, f"{major}.{minor}", repr(options(arch).as_bytes("nvrtc")))
+    parts = (source(files), arch, f"{major}.{minor}", repr(options(arch).as_bytes("nvrtc")))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -107,11 +107,11 @@ class CudaKernels(CudaLaunches):
         )  # fmt: skip
 
     def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
-        check_float32(table.cos, table.sin, cos, sin)
+        check_float32(table.cos, table.sin, table.frequencies, deltas, cos, sin)
         self._by_element(
             "rope_rows", cos.size,
-            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, lengths.pointer, deltas.pointer,
-            cos.shape[0], cos.shape[1], *table.cos.shape,
+            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
+            lengths.pointer, deltas.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
         )  # fmt: skip
 
     def mrope_rows(
@@ -123,12 +123,13 @@ class CudaKernels(CudaLaunches):
         cos: Tensor,
         sin: Tensor,
     ) -> None:
-        check_float32(table.cos, table.sin, cos, sin)
+        check_float32(table.cos, table.sin, table.frequencies, positions, cos, sin)
         time, height, width = mrope_section or (cos.shape[2], 0, 0)
         self._by_element(
             "mrope_rows", cos.size,
-            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, positions.pointer,
-            cos.shape[0], cos.shape[1], *table.cos.shape, time, height, width, int(interleaved),
+            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
+            positions.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
+            time, height, width, int(interleaved),
         )  # fmt: skip
 
     def causal_mask(self, lengths: Tensor, out: Tensor) -> None:

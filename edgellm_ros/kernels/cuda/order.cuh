@@ -90,9 +90,7 @@ __device__ inline int bin_shift(u64 low, u64 high) {
 
 // Calls visit(id, read(id)) for this thread's share of begin .. end-1. Reads BATCH values before the first visit:
 // a read takes as long as hundreds of instructions, and the compiler cannot move reads across the sums of a visit.
-constexpr int BATCH = 4;
-
-template <class Read, class Visit>
+template <int BATCH = 4, class Read, class Visit>
 __device__ inline void visit_tokens(int begin, int end, Read read, Visit visit) {
   for (int first = begin + threadIdx.x; first < end; first += BATCH * THREADS) {
     decltype(read(0)) values[BATCH];
@@ -105,15 +103,40 @@ __device__ inline void visit_tokens(int begin, int end, Read read, Visit visit) 
   }
 }
 
-__device__ inline u64 block_maximum(u64 value, u64* warp_values) {
+__device__ inline u64 warp_maximum(u64 value) {
   for (int step = 16; step > 0; step /= 2) {
     const u64 other = __shfl_xor_sync(ALL_LANES, value, step);
     value = other > value ? other : value;
   }
+  return value;
+}
+
+__device__ inline u64 block_maximum(u64 value, u64* warp_values) {
+  value = warp_maximum(value);
   if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
   __syncthreads();
   for (int warp = 0; warp < WARPS; ++warp) value = warp_values[warp] > value ? warp_values[warp] : value;
   __syncthreads();
+  return value;
+}
+
+// Returns the maximum of the block to its first warp: faster than to all of them. warp_values may be written again
+// after the next barrier.
+__device__ inline u64 maximum_in_first_warp(u64 value, u64* warp_values) {
+  value = warp_maximum(value);
+  if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
+  __syncthreads();
+  return threadIdx.x < 32 ? warp_maximum(warp_values[threadIdx.x]) : 0;
+}
+
+// Likewise the sum.
+__device__ inline u64 sum_in_first_warp(u64 value, u64* warp_values) {
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+  if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
+  __syncthreads();
+  if (threadIdx.x >= 32) return 0;
+  value = warp_values[threadIdx.x];
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
   return value;
 }
 

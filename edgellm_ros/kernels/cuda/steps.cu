@@ -1,16 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels before and after the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
 
+// Cosine and sine of one frequency at a position, from tables [positions, frequencies] of whole positions. Between
+// them both are computed; row 0 has the scaling.
+__device__ inline void write_angle(float* cos, float* sin, const float* cos_table, const float* sin_table,
+                                   const float* radians, float position, i64 frequency, i64 positions,
+                                   i64 frequencies) {
+  const i64 whole = (i64)position;
+  if (position == (float)whole) {
+    const i64 source = clamp(whole, 0, positions - 1) * frequencies + frequency;
+    *cos = cos_table[source];
+    *sin = sin_table[source];
+  } else {
+    const float angle = position * radians[frequency], scaling = cos_table[frequency];
+    *cos = cosf(angle) * scaling;
+    *sin = sinf(angle) * scaling;
+  }
+}
+
 // cos, sin [batch, steps, frequencies] from tables [positions, frequencies].
 extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
-                                     const i64* lengths, const i64* deltas, i64 batch, i64 steps, i64 positions,
-                                     i64 frequencies) {
+                                     const float* radians, const i64* lengths, const float* deltas, i64 batch,
+                                     i64 steps, i64 positions, i64 frequencies) {
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
-    const i64 position = clamp(lengths[sequence] + deltas[sequence] + token % steps, 0, positions - 1);
-    const i64 source = position * frequencies + i % frequencies;
-    cos[i] = cos_table[source];
-    sin[i] = sin_table[source];
+    const float position = (float)(lengths[sequence] + token % steps) + deltas[sequence];
+    write_angle(cos + i, sin + i, cos_table, sin_table, radians, position, i % frequencies, positions, frequencies);
   }
 }
 
@@ -18,8 +33,9 @@ extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_ta
 // with remainder 1 modulo 3 use the height, with remainder 2 the width, until these are used up; all others the time.
 // Otherwise the axes have one block each.
 extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
-                                      const i64* positions, i64 batch, i64 steps, i64 table_positions,
-                                      i64 frequencies, i64 time, i64 height, i64 width, i64 interleaved) {
+                                      const float* radians, const float* positions, i64 batch, i64 steps,
+                                      i64 table_positions, i64 frequencies, i64 time, i64 height, i64 width,
+                                      i64 interleaved) {
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, frequency = i % frequencies;
     const i64 turn = frequency % 3 == 1 && frequency < 3 * height  ? 1
@@ -27,10 +43,8 @@ extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_t
                                                                    : 0;
     const i64 block = frequency < time ? 0 : frequency < time + height ? 1 : 2;
     const i64 axis = interleaved ? turn : block;
-    const i64 position = positions[(token / steps * 3 + axis) * steps + token % steps];
-    const i64 source = clamp(position, 0, table_positions - 1) * frequencies + frequency;
-    cos[i] = cos_table[source];
-    sin[i] = sin_table[source];
+    const float position = positions[(token / steps * 3 + axis) * steps + token % steps];
+    write_angle(cos + i, sin + i, cos_table, sin_table, radians, position, frequency, table_positions, frequencies);
   }
 }
 

@@ -16,6 +16,7 @@ struct TopShared {
 };
 
 static_assert(TOP_SHARE % THREADS == 0, "each thread has as many values");
+static_assert(MOST_CANDIDATES <= 32, "the first warp writes the candidates");
 static_assert(MOST_CANDIDATES <= WARPS, "so many warps have a maximum that reaches the least of the top");
 static_assert(MOST_CANDIDATES * MOST_CANDIDATES <= TOP_SHARE, "all candidates of a level are values of a block");
 static_assert(MOST_CANDIDATES * ((1 << 19) / TOP_SHARE) <= TOP_SHARE, "the tops of all blocks are values of one");
@@ -40,10 +41,7 @@ __device__ void find_top(TopShared& shared, const u64 (&values)[TOP_VALUES], int
   const int thread = threadIdx.x;
   u64 highest = 0;
   for (u64 value : values) highest = value > highest ? value : highest;
-  for (int step = 16; step > 0; step /= 2) {
-    const u64 other = __shfl_xor_sync(ALL_LANES, highest, step);
-    highest = other > highest ? other : highest;
-  }
+  highest = warp_maximum(highest);
   if (thread % 32 == 0) shared.warp_values[thread / 32] = highest;
   if (thread < MOST_CANDIDATES) shared.top[thread] = 0;
   if (thread == 0) shared.count = 0;
@@ -66,7 +64,9 @@ __device__ void find_top(TopShared& shared, const u64 (&values)[TOP_VALUES], int
 }
 
 // Returns the table entry where a level begins.
-__device__ inline i64 level_start(i64 level, i64 top_k) { return level == 1 ? 1 : 1 + top_k + (level - 2) * top_k * top_k; }
+__device__ inline i64 level_start(i64 level, i64 top_k) {
+  return level == 1 ? 1 : 1 + top_k + (level - 2) * top_k * top_k;
+}
 
 // logits [rows, vocab]; tables [batch, entries]; nodes [batch, levels - 1, K]. gridDim.x blocks of TOP_SHARE logits for
 // each of gridDim.y rows; the last block of a row to finish combines what they found. arrived [rows]: zero before and
@@ -99,10 +99,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (value && distance_bin(top, score, scale.high) < (float)THREADS) mass += weight(top, score, scale);
     }
   }
-  mass = block_sum(mass, shared.warp_values);
+  mass = sum_in_first_warp(mass, shared.warp_values);
   u64* found = work + (row * blocks + blockIdx.x) * (1 + top_k);
   if (thread < wanted) found[1 + thread] = shared.top[thread];
-  if (thread == wanted) found[0] = mass;
+  if (thread == 0) found[0] = mass;
   __syncthreads();
   if (thread == 0) {
     __threadfence();
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   mass = 0;
   if (thread < blocks && best != NOT_FINITE)
     mass = (u64)((double)part_mass * exp((double)ranks.score(part_best) - top));
-  mass = block_sum(mass, shared.warp_values);
+  mass = sum_in_first_warp(mass, shared.warp_values);
 
   i64* own_tokens = tokens + sequence * entries;
   float* own_scores = scores + sequence * entries;
@@ -264,7 +264,19 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
                           i64 rows, i64 units) {
   for (i64 place = blockIdx.x; place < places; place += gridDim.x) {
     const i64 row = place / places_per_sequence * rows + clamp(index[place], 0, rows - 1);
-    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x) out[place * units + unit] = source[row * units + unit];
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x)
+      out[place * units + unit] = source[row * units + unit];
+  }
+}
+
+// source [places, units]; out [batch, rows, units], index [batch, places / batch]. One block per row of `source`.
+template <class Unit>
+__device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
+                         i64 rows, i64 units) {
+  for (i64 place = blockIdx.x; place < places; place += gridDim.x) {
+    if (index[place] < 0 || index[place] >= rows) continue;
+    const i64 row = place / places_per_sequence * rows + index[place];
+    for (i64 unit = threadIdx.x; unit < units; unit += blockDim.x) out[row * units + unit] = source[place * units + unit];
   }
 }
 
@@ -286,137 +298,143 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
   extern "C" __global__ void take_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,         \
                                                i64 places_per_sequence, i64 rows, i64 units) {                      \
     take_rows(out, source, index, places, places_per_sequence, rows, units);                                        \
+  }                                                                                                                 \
+  extern "C" __global__ void put_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,          \
+                                              i64 places_per_sequence, i64 rows, i64 units) {                       \
+    put_rows(out, source, index, places, places_per_sequence, rows, units);                                         \
   }
 
 FOR_EACH_WIDTH(TREE_KERNELS)
 
-// One block per sequence. A radix search finds the key of the last selected entry; of the entries with this key the
-// first ones are selected. An entry's node is the number of selected entries before it.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// One block of SELECT_THREADS per sequence. A radix search finds the key of the last selected entry; of the entries
+// with this key the first ones are selected. An entry's node is the number of selected entries before it.
+constexpr int DIGIT_BITS = 8;
+static_assert(SELECT_THREADS == 1 << DIGIT_BITS, "a thread for each value of a digit");
+
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     select_tree(const i64* table_tokens, const float* table_scores, const i64* table_parents, i64 entries, i64 top_k,
                 const i64* last_tokens, i64* tokens, i64* parents, i64* depths, i64 size) {
-  constexpr int MOST_OWN = MOST_TABLE_ENTRIES / THREADS, KEY_BITS = 32;
-  __shared__ u32 node_of[MOST_TABLE_ENTRIES];
-  __shared__ u32 counts[THREADS], warp_counts[WARPS], digit, before;
+  __shared__ u32 keys[MOST_TABLE_ENTRIES];  // then the nodes of the selected entries
+  __shared__ u32 counts[SELECT_THREADS], warp_counts[WARPS], digit, before;
   const i64 table = blockIdx.x * entries, tree = blockIdx.x * size;
-  const int thread = threadIdx.x, own = ((int)entries + THREADS - 1) / THREADS, first = thread * own;
-  u32 keys[MOST_OWN];  // of entries first .. first + own - 1; 0 = none
-#pragma unroll
-  for (int i = 0; i < MOST_OWN; ++i)
-    keys[i] = i < own && first + i < entries ? order_key(table_scores[table + first + i]) : 0;
+  const int thread = threadIdx.x, all = (int)entries;
+  for (int entry = thread; entry < all; entry += SELECT_THREADS) keys[entry] = order_key(table_scores[table + entry]);
 
-  u64 known = 0;       // the leading digits of the last selected key
+  u64 known = 0;           // the leading digits of the last selected key
   u32 wanted = (u32)size;  // number of selected keys with these digits
-  for (int left = KEY_BITS; left > 0;) {
-    const int bits = left < BIN_BITS ? left : BIN_BITS, shift = left - bits;
+  for (int left = 32; left > 0; left -= DIGIT_BITS) {
     counts[thread] = 0;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < MOST_OWN; ++i)
-      if (keys[i] && (u64)keys[i] >> left == known) atomicAdd(&counts[keys[i] >> shift & ((1 << bits) - 1)], 1u);
+    for (int entry = thread; entry < all; entry += SELECT_THREADS)
+      if ((u64)keys[entry] >> left == known)
+        atomicAdd(&counts[keys[entry] >> (left - DIGIT_BITS) & (SELECT_THREADS - 1)], 1u);
     __syncthreads();
-    const u32 count = counts[THREADS - 1 - thread], through = block_sum_through(count, warp_counts);
+    const u32 count = counts[SELECT_THREADS - 1 - thread], through = block_sum_through(count, warp_counts);
     if (through >= wanted && through - count < wanted) {
-      digit = THREADS - 1 - thread;
+      digit = SELECT_THREADS - 1 - thread;
       before = through - count;
     }
     __syncthreads();
-    known = known << bits | digit;
+    known = known << DIGIT_BITS | digit;
     wanted -= before;
-    left = shift;
   }
 
+  const int own = (all + SELECT_THREADS - 1) / SELECT_THREADS, first = thread * own;
+  const int last = first + own < all ? first + own : all;
+  static_assert(MOST_TABLE_ENTRIES / SELECT_THREADS <= 32, "a bit for each entry of a thread");
   u32 equal = 0, selected = 0;
-#pragma unroll
-  for (int i = 0; i < MOST_OWN; ++i) equal += keys[i] == known;
+  for (int entry = first; entry < last; ++entry) equal += keys[entry] == known;
   u32 equal_before = block_sum_through(equal, warp_counts) - equal;
-#pragma unroll
-  for (int i = 0; i < MOST_OWN; ++i)
-    if (keys[i] > known || (keys[i] == known && equal_before++ < wanted)) selected |= 1u << i;
+  for (int entry = first; entry < last; ++entry)
+    if (keys[entry] > known || (keys[entry] == known && equal_before++ < wanted)) selected |= 1u << (entry - first);
   const u32 count = __popc(selected);
   u32 next = block_sum_through(count, warp_counts) - count;
-#pragma unroll
-  for (int i = 0; i < MOST_OWN; ++i)
-    if (selected >> i & 1) node_of[first + i] = next++;
+  for (int entry = first; entry < last; ++entry)
+    if (selected >> (entry - first) & 1) keys[entry] = next++;
   __syncthreads();
-  for (int i = 0; i < own; ++i) {
-    if (!(selected >> i & 1)) continue;
-    const i64 entry = first + i, at = tree + node_of[entry];
+  for (int entry = first; entry < last; ++entry) {
+    if (!(selected >> (entry - first) & 1)) continue;
+    const i64 at = tree + keys[entry];
     const bool root = entry == 0;
     tokens[at] = root ? last_tokens[blockIdx.x] : table_tokens[table + entry];
-    parents[at] = root ? -1 : (i64)node_of[clamp(table_parents[table + entry], 0, entries - 1)];
+    parents[at] = root ? -1 : (i64)keys[clamp(table_parents[table + entry], 0, entries - 1)];
     depths[at] = root ? 0 : entry <= top_k ? 1 : 2 + (entry - 1 - top_k) / (top_k * top_k);
   }
 }
 
 // cos, sin [batch, steps, frequencies] from tables [positions, frequencies]; depths [batch, steps].
 extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
-                                          const i64* lengths, const i64* deltas, const i64* depths, i64 batch,
-                                          i64 steps, i64 positions, i64 frequencies) {
+                                          const float* radians, const i64* lengths, const float* deltas,
+                                          const i64* depths, i64 batch, i64 steps, i64 positions, i64 frequencies) {
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
-    const i64 position = clamp(lengths[sequence] + deltas[sequence] + depths[token], 0, positions - 1);
-    const i64 source = position * frequencies + i % frequencies;
-    cos[i] = cos_table[source];
-    sin[i] = sin_table[source];
+    const float position = (float)(lengths[sequence] + depths[token]) + deltas[sequence];
+    write_angle(cos + i, sin + i, cos_table, sin_table, radians, position, i % frequencies, positions, frequencies);
   }
 }
 
 // One cooperative launch, gridDim.x blocks for each of gridDim.y sequences, which all find the same path. logits
-// [batch, size, vocab]; tree [batch, size]; sampled, tokens, path [batch, most]; offered [batch].
+// [batch, size, vocab]; tree [batch, size]; sampled, tokens, path [batch, most]; offered [batch]. Tokens of the path
+// are marked in seen [batch, vocab] until the end, by the block that reads them there.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_path(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
-                const float* min_ps, const float* penalties, const u64* seeds, const i64* positions, const bool* seen,
-                const i64* tree_tokens, const i64* tree_parents, i64 size, const i64* vocab_map, i64* all_sampled,
-                i64* all_tokens, i64* all_path, i64* offered, i64 most, RowScratch* scratch) {
+                const float* min_ps, const float* penalties, const u64* seeds, const i64* positions, bool* seen,
+                const i64* tree_tokens, const i64* tree_parents, i64 size, const i64* vocab_map, i64* sampled,
+                i64* tokens, i64* path, i64* offered, i64 most, RowScratch* scratch) {
   __shared__ SampleShared shared;
-  __shared__ int seen_path[MOST_TREE_NODES];
-  __shared__ u32 child_place[2];  // from the end; 0 = none. For each token in turn
+  __shared__ Rules rules;  // not in registers, of which 1024 threads have few
+  __shared__ int marked[MOST_TREE_NODES];  // tokens of the path; -1 = not marked by this block
+  __shared__ int node_tokens[MOST_TREE_NODES], node_parents[MOST_TREE_NODES];
+  __shared__ u32 places[MOST_TREE_NODES + 1];  // of the path's nodes, from the end; 0 = none
   const int row = blockIdx.y, thread = threadIdx.x;
-  const bool writes = blockIdx.x == 0 && thread == 0;
-  const float* row_logits = logits + row * size * vocab;
-  const i64 tree_token = thread < size ? tree_tokens[row * size + thread] : -1;  // of this thread's node
-  const i64 tree_parent = thread < size ? tree_parents[row * size + thread] : -1;
-  i64 *sampled = all_sampled + row * most, *tokens = all_tokens + row * most, *path = all_path + row * most;
+  if (thread == 0) {
+    rules = {temperatures[row], top_ks[row], top_ps[row], min_ps[row], seeds[row]};
+    if (!rules.greedy()) prepare(shared, rules);
+    shared.barriers = 0;
+  }
+  if (thread <= MOST_TREE_NODES) places[thread] = thread == 0 ? (u32)size : 0;
+  if (thread < size) {
+    node_tokens[thread] = (int)tree_tokens[row * size + thread];
+    node_parents[thread] = (int)tree_parents[row * size + thread];
+  }
   const Share share(vocab);
-  const Rules rules{temperatures[row], top_ks[row], top_ps[row], min_ps[row], seeds[row]};
-  RowSampler sampler{shared,         scratch[row], row_logits, seen + row * vocab,
-                     penalties[row], Ranks(vocab), share.begin, share.end, seen_path};
-  i64 node = 0;
-  int count = 0;
-  if (thread < 2) child_place[thread] = 0;
+  RowSampler sampler{shared,         scratch[row], logits + row * size * vocab, seen + row * vocab,
+                     penalties[row], Ranks(vocab), share.begin,                 share.end};
   while (true) {
-    sampler.turn = count % TURNS;
-    const i64 index = sampler.sample(rules, (u32)positions[row] + (u32)count);
-    const i64 token = index < 0 || !vocab_map ? index : vocab_map[index];
-    const bool matches = index >= 0 && count + 1 < most && tree_parent == node && tree_token == token;
-    if (matches) atomicMax(&child_place[count % 2], (u32)(size - thread));  // the first child has the highest
+    const int count = sampler.count;
+    const int index = sampler.sample(sampler.block_best(), rules, (u32)positions[row] + (u32)count);
+    const int node = (int)(size - places[count]), token = index < 0 || !vocab_map ? index : (int)vocab_map[index];
+    const bool matches = index >= 0 && count + 1 < most && thread < size && node_parents[thread] == node &&
+                         node_tokens[thread] == token;
+    if (matches) atomicMax(&places[count + 1], (u32)(size - thread));  // the first child has the highest
     if (thread == 0) {
-      seen_path[count] = (int)index;
-      child_place[(count + 1) % 2] = 0;
-    }
-    if (writes) {
-      // All blocks are done with the token before, and none begins the one after the next.
-      sampler.scratch.min_p_mass[(count + TURNS - 1) % TURNS] = 0;
-      sampled[count] = index;
-      tokens[count] = token;
-      path[count] = node;
+      const bool marks = sampler.penalty != 1.0f && index >= share.begin && index < share.end &&
+                         !seen[row * vocab + index];
+      marked[count] = marks ? index : -1;
+      if (marks) seen[row * vocab + index] = true;
+      if (blockIdx.x == 0) {
+        // All blocks are done with the token before, and none begins the one after the next.
+        scratch[row].min_p_mass[(count + TURNS - 1) % TURNS] = 0;
+        sampled[row * most + count] = index;
+        tokens[row * most + count] = token;
+        path[row * most + count] = node;
+      }
     }
     __syncthreads();
-    const u32 child = child_place[count % 2];
-    sampler.path_length = ++count;
-    if (child == 0) break;
-    node = size - (i64)child;
-    sampler.logits = row_logits + node * vocab;
+    sampler.count = count + 1;
+    if (places[count + 1] == 0) break;
+    sampler.logits = logits + (row * size + size - places[count + 1]) * vocab;
   }
+  const int count = sampler.count;
+  if (thread < count && marked[thread] >= 0) seen[row * vocab + marked[thread]] = false;
   if (blockIdx.x == 0) {
     for (i64 i = count + thread; i < most; i += THREADS) {
-      sampled[i] = tokens[i] = -1;
-      path[i] = node;
+      sampled[row * most + i] = tokens[row * most + i] = -1;
+      path[row * most + i] = size - places[count - 1];
     }
     if (thread == 0) offered[row] = count;
   }
-  if (sampler.is_last()) sampler.reset_scratch();
+  if (scratch[row].is_last()) scratch[row].reset();
 }
 
 // One block per sequence. history [batch, capacity]; tokens, parents, depths [batch, size] of the chain.

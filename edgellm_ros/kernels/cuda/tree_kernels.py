@@ -16,6 +16,7 @@ from edgellm_ros.kernels.cuda.layout import (
     MOST_TABLE_ENTRIES,
     MOST_TREE_NODES,
     SAMPLE_THREADS,
+    SELECT_THREADS,
     TOP_SHARE,
 )
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
@@ -78,7 +79,7 @@ class CudaTreeKernels(CudaLaunches):
         _check_table(table)
         if tree.tokens.size:
             self._program.launch(
-                "select_tree", (tree.tokens.shape[0],), SAMPLE_THREADS,
+                "select_tree", (tree.tokens.shape[0],), SELECT_THREADS,
                 table.tokens.pointer, table.scores.pointer, table.parents.pointer, table.scores.shape[1],
                 table.top_k, last_tokens.pointer, tree.tokens.pointer, tree.parents.pointer,
                 tree.depths.pointer, tree.size,
@@ -97,11 +98,11 @@ class CudaTreeKernels(CudaLaunches):
     def tree_rope_rows(
         self, table: RopeTable, lengths: Tensor, deltas: Tensor, depths: Tensor, cos: Tensor, sin: Tensor
     ) -> None:
-        check_float32(table.cos, table.sin, cos, sin)
+        check_float32(table.cos, table.sin, table.frequencies, deltas, cos, sin)
         self._by_element(
             "tree_rope_rows", cos.size,
-            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, lengths.pointer, deltas.pointer,
-            depths.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
+            cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
+            lengths.pointer, deltas.pointer, depths.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
         )  # fmt: skip
 
     def sample_path(
@@ -149,6 +150,15 @@ class CudaTreeKernels(CudaLaunches):
         self._by_token(
             f"take_rows_{width}", index, row // width,
             out.pointer, source.pointer, index.pointer, index.size, index.shape[1], source.shape[1],
+            row // width,
+        )  # fmt: skip
+
+    def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
+        row = row_bytes(source)
+        width = widest_unit(row, source, out)
+        self._by_token(
+            f"put_rows_{width}", index, row // width,
+            out.pointer, source.pointer, index.pointer, index.size, index.shape[1], out.shape[1],
             row // width,
         )  # fmt: skip
 

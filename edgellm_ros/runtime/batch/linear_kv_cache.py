@@ -40,7 +40,7 @@ class LinearKVCache:
         self._kernels = kernels
         self._slots = device.zeros((2 * layers, max_batch_size, kv_heads, capacity, head_dim), dtype)
         self._lengths = device.zeros((max_batch_size,), np.int64)
-        self._deltas = device.zeros((max_batch_size,), np.int64)
+        self._deltas = device.zeros((max_batch_size,), np.float32)
         self._sequences: dict[int, GenerationSequence] = {}  # by row; their `kv_length` is the host's copy
         inputs = [names.key_cache(i) for i in range(layers)] + [names.value_cache(i) for i in range(layers)]
         outputs = [names.present_key(i) for i in range(layers)]
@@ -61,14 +61,14 @@ class LinearKVCache:
         return self._lengths.rows(rows.start, rows.stop)
 
     def rope_deltas(self, rows: range) -> Tensor:
-        """Return [B] int64: the token in slot i of a row has position i + delta."""
+        """Return [B] float32: the token in slot i of a row has position i + delta."""
         return self._deltas.rows(rows.start, rows.stop)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills its first `kv_length` slots."""
         self._sequences[row] = sequence
         for target, value in ((self._lengths, sequence.kv_length), (self._deltas, sequence.rope_delta)):
-            self._device.upload(target.rows(row, row + 1), np.array([value], np.int64))
+            self._device.upload(target.rows(row, row + 1), np.array([value], target.dtype))
 
     def move(self, source: int, target: int) -> None:
         """Copy a row's committed slots and its length to another row."""
@@ -113,6 +113,11 @@ class LinearKVCache:
         """Return the cache of one row."""
         one = range(row, row + 1)
         return SequenceCache(self._slots, row, self.lengths(one), self.rope_deltas(one))
+
+    def clear_row(self, row: int) -> None:
+        """Zero the slots of one row."""
+        for _, _, slots in self._bindings:
+            self._device.fill_zero(slots.rows(row, row + 1))
 
     def clear(self) -> None:
         """Zero all slots: NaN in a masked slot would enter a sum as 0 x NaN."""

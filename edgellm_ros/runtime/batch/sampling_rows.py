@@ -130,6 +130,10 @@ class SamplingRows:
         self._step = batch, width
         return self._sampled.view(*self._step), self._output.view(*self._step)
 
+    def tokens(self, batch: int, width: int) -> Tensor:
+        """Return the token ids [batch,width] of the last step."""
+        return self._output.view(batch, width)
+
     def sample(self, logits: Tensor, rows: range | None = None) -> None:
         """Queue the sampling of a step's tokens.
 

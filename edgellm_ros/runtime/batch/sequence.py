@@ -26,13 +26,14 @@ class GenerationSequence:
     image_grids: list[tuple[int, int]]  # rows and columns of tokens of each image
     audio_tokens: list[int]  # number of tokens of each sound
     first_row: int  # first of its encoder rows (images, videos, sounds) among all encoder rows of the batch
-    positions: np.ndarray  # of the prompt's tokens [3, S] int64, see `get_rope_index`
-    rope_delta: int  # the token at index i of the sequence has position i + rope_delta
+    positions: np.ndarray  # of the prompt's tokens [3, S] float32, see `get_rope_index`
+    rope_delta: float  # the token at index i of the sequence has position i + rope_delta
     max_tokens: int  # limit of the answer: from the request and the capacity of the KV cache
     stop_token_ids: Collection[int]
     future_start_token_id: int | None  # the token that triggers the action head; None = no action head
     text: TextStream  # of the answer
     videos: list[VideoLayout] = field(default_factory=list)
+    encoded_rows: set[int] = field(default_factory=set)  # first rows of what the encoders have computed
     speed: float = 0.0  # of the robot at the start, m/s
     noise_seed: int = 0  # of the trajectories
     prefix_keys: list[Key] = field(default_factory=list)  # of the prompt's tokens; empty = no prefix cache

@@ -17,6 +17,7 @@ that remains if every queued step yields its most tokens. The host queues no ste
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from edgellm_ros.runtime.batch.batch import Batch
@@ -65,5 +66,5 @@ class DecodeLoop:
 
     def _room(self, sequences: list[GenerationSequence]) -> int:
         """Return how many more KV rows every row has slots and positions for."""
-        used = (sequence.kv_length + max(sequence.rope_delta, 0) for sequence in sequences)
+        used = (sequence.kv_length + max(math.ceil(sequence.rope_delta), 0) for sequence in sequences)
         return self._capacity - max(used)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RecordedSteps: decode steps as graphs, which the device launches with one call.
 
-There is one graph per adapter and bucket of batch sizes. A batch of another size runs with the next larger
-graph: its extra rows are closed, and the step has no effect on them.
+A step is a vanilla step or a round of drafting. There is one graph per adapter and bucket of batch sizes. A
+batch of another size runs with the next larger graph: its extra rows are closed, and the step has no effect
+on them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from edgellm_ros.engine.device import Device, DeviceGraph
-from edgellm_ros.engine.executor import BindingSnapshot
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.runtime.lora import LoraAdapter
 
@@ -28,11 +29,8 @@ class Step(Protocol):
         """Queue the step, without input from the host and without waiting."""
         ...
 
-    def bind(self) -> tuple[BindingSnapshot, Any]:
-        """Bind the engine to the step's tensors.
-
-        Returns the snapshot of the bindings, and the object that keeps them alive.
-        """
+    def bind(self) -> list[BoundRun]:
+        """Bind the engines to the step's tensors; return their runs, each of them once."""
         ...
 
 
@@ -45,8 +43,7 @@ class RecordedStep:
     """A step as a graph."""
 
     graph: DeviceGraph
-    snapshot: BindingSnapshot  # the engine's bindings when the graph was recorded
-    bound: Any  # must live as long as the graph
+    runs: list[BoundRun]  # of engines, when the graph was recorded; must live as long as the graph
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -58,10 +55,11 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class RecordedSteps(Generic[StepT]):
-    """Records steps and replays them."""
+    """Records steps and replays them. `kind`: what the log calls them."""
 
-    def __init__(self, device: Device, max_batch_size: int) -> None:
+    def __init__(self, device: Device, max_batch_size: int, kind: str = "decode steps") -> None:
         self._device = device
+        self._kind = kind
         self._sizes = batch_sizes(max_batch_size)
         self._recorder = GraphRecorder(active=False)
         self._recorded: dict[tuple[LoraAdapter, int], RecordedStep] = {}
@@ -89,7 +87,7 @@ class RecordedSteps(Generic[StepT]):
         size = next(size for size in self._sizes if size >= len(adapters))
         step, key = make_step([adapters[0]] * size), (adapters[0], size)
         recorded = self._recorded.get(key)
-        if recorded is not None and recorded.snapshot == step.bind()[0]:
+        if recorded is not None and recorded.runs == step.bind():
             self._graph, self._step = recorded.graph, step
         elif self._recorder.active:
             self._to_record, self._step = key, step
@@ -118,8 +116,9 @@ class RecordedSteps(Generic[StepT]):
         self._device.synchronize()
         if len(self) > before:
             logger.info(
-                "recorded %d graphs of decode steps (batch sizes %s, %d adapters) in %.1f s, %.0f MB",
+                "recorded %d graphs of %s (batch sizes %s, %d adapters) in %.1f s, %.0f MB",
                 len(self) - before,
+                self._kind,
                 ", ".join(map(str, self._sizes)),
                 len(adapters),
                 time.perf_counter() - start,
@@ -140,13 +139,14 @@ class RecordedSteps(Generic[StepT]):
     def _record(self, adapter: LoraAdapter, size: int) -> None:
         """Record the step that has just run; on failure log the reason and stop recording."""
         self._to_record = None
+        runs = self._step.bind()
         self._graph = self._recorder.capture(
             lambda: self._device.capture(self._step.run), lambda reason: self._explain(size, reason)
         )
         if self._graph is not None:
-            self._recorded[adapter, size] = RecordedStep(self._graph, *self._step.bind())
+            self._recorded[adapter, size] = RecordedStep(self._graph, runs)
 
     def _explain(self, size: int, reason: str) -> None:
         if reason not in self._explained:
             self._explained.add(reason)
-            logger.warning("decode steps of %d sequences run without a graph: %s", size, reason)
+            logger.warning("%s of %d sequences run without a graph: %s", self._kind, size, reason)

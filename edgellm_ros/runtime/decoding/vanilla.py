@@ -10,10 +10,9 @@ recorded as a graph and launched with one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.executor import BindingSnapshot
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
@@ -102,7 +101,7 @@ class VanillaStep(Step):
         self._sampling.sample(self.logits)
         self._batch.commit(self._sampling.count())
 
-    def bind(self) -> tuple[BindingSnapshot, Any]:
+    def bind(self) -> list[BoundRun]:
         """Bind the engine to this step's tensors; all rows have one adapter."""
         embeds = self._embedder.token_embeds(len(self._adapters))
-        return self._runner.bind_vanilla_decoding_step(embeds, self.logits, self._adapters[0])
+        return self._runner.bind_vanilla_decoding_step(embeds, self.logits, self._adapters)

@@ -3,10 +3,10 @@
 
 There are two kinds of engines:
 
-- with a mask: rope_cos, rope_sin [B,S,R/2], a row per token; attention_mask [B,1,S,C]
+- without lengths: rope_cos, rope_sin [B,S,R/2], a row per token; attention_mask [B,1,S,C]; kv_write_index [B]
 - with lengths: rope_cos, rope_sin [P,R/2], a table; position_ids [B,S], each token's row of the table;
   kv_length [B], the number of KV rows including the new tokens. One run of such an engine reads several
-  tokens of one sequence, or one token of several sequences.
+  tokens of one sequence, or one token of several sequences. Engines that run on trees have a mask too.
 
 R is the number of rotated values of a head. The table holds the rows of the first kind, one after another, so
 both kinds get the same values.
@@ -22,7 +22,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import RopeConfig
-from edgellm_ros.kernels import DraftTree, Kernels, RopeTable, TreeKernels
+from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
@@ -52,13 +52,15 @@ class AttentionInputs:
         rows = batch * tokens
         table_shape = (max(rows, cache.capacity), self._half)
         self._cos, self._sin = device.empty(table_shape, np.float32), device.empty(table_shape, np.float32)
-        self._positions = device.empty((batch, 3, tokens), np.int64)
+        self._positions = device.empty((batch, 3, tokens), np.float32)
         self._has_rope = names.ROPE_COS in engine_inputs
         self._has_mask = names.ATTENTION_MASK in engine_inputs
         self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
+        self._has_lengths = names.KV_LENGTH in engine_inputs
+        self._write_index = device.empty((batch,), np.int64)  # of drafted tokens
         if self._has_mask:
             self._mask = device.empty((batch, 1, tokens, cache.capacity), np.bool_)
-        else:
+        if self._has_lengths:
             self._filled = device.empty((batch,), np.int64)
             self._row_numbers = device.empty((rows,), np.int64)
             device.upload(self._row_numbers, np.arange(rows))
@@ -71,21 +73,22 @@ class AttentionInputs:
     @property
     def unbatched(self) -> tuple[str, ...]:
         """Names of the inputs without a batch axis, which are never sliced by rows."""
-        return () if self._has_mask else (names.ROPE_COS, names.ROPE_SIN)
+        return (names.ROPE_COS, names.ROPE_SIN) if self._has_lengths else ()
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
         """Return whether runs of so many tokens per sequence take one sequence only."""
-        return not self._has_mask and tokens > 1
+        return self._has_lengths and tokens > 1
 
     def inputs(self, rows: range, tokens: int) -> dict[str, Tensor]:
         """Return views of the buffers for a run over these rows: always the same memory."""
         batch = len(rows)
+        shape: tuple[int, ...] = (batch, tokens, self._half)
+        visible = {}
         if self._has_mask:
-            shape: tuple[int, ...] = (batch, tokens, self._half)
-            visible = {names.ATTENTION_MASK: self._mask.view(batch, 1, tokens, self._cache.capacity)}
-        else:
+            visible[names.ATTENTION_MASK] = self._mask.view(batch, 1, tokens, self._cache.capacity)
+        if self._has_lengths:
             shape = (max(batch * tokens, self._cache.capacity), self._half)
-            visible = {names.KV_LENGTH: self._filled.rows(0, batch)}
+            visible[names.KV_LENGTH] = self._filled.rows(0, batch)
             if self._has_rope:
                 visible[names.POSITION_IDS] = self._row_numbers.view(batch, tokens)
         if self._has_write_index:
@@ -95,7 +98,7 @@ class AttentionInputs:
         return visible
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
-        """Write and return the inputs for prompts with positions [B,3,S] int64."""
+        """Write and return the inputs for prompts with positions [B,3,S] float32."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
@@ -120,11 +123,38 @@ class AttentionInputs:
         self, inputs: Mapping[str, Tensor], rows: range, tree: DraftTree, kernels: TreeKernels
     ) -> None:
         """Write `inputs` for the nodes of a tree; the engine has a mask."""
-        lengths = self._cache.lengths(rows)
-        self.write_depths(rows, tree.depths, kernels)
+        lengths, size = self._cache.lengths(rows), tree.size
+        self._write_depths(rows, tree.depths, kernels)
         kernels.tree_mask(tree, lengths, inputs[names.ATTENTION_MASK])
+        if self._has_lengths:
+            self._kernels.visible_rows(lengths, size, inputs[names.KV_LENGTH])
 
-    def write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
+    def level_inputs(self, rows: range, nodes: int) -> dict[str, Tensor]:
+        """Return views of the buffers for a draft's run on the nodes of any level."""
+        inputs = self.inputs(rows, nodes)
+        if self._has_write_index:
+            inputs[names.KV_WRITE_INDEX] = self._write_index.rows(0, len(rows))
+        return inputs
+
+    def for_level(
+        self, rows: range, table: DraftTable, level: int, depths: Tensor, kernels: TreeKernels
+    ) -> dict[str, Tensor]:
+        """Write and return the inputs for a draft's run on the nodes of a level.
+
+        depths [B,K]: of the rows that the nodes continue. The nodes' KV rows are behind those of the levels
+        before, which are not committed.
+        """
+        nodes = depths.shape[1]
+        inputs, lengths = self.level_inputs(rows, nodes), self._cache.lengths(rows)
+        self._write_depths(rows, depths, kernels)
+        kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
+        if self._has_write_index:
+            self._kernels.visible_rows(lengths, (level - 1) * nodes, inputs[names.KV_WRITE_INDEX])
+        if self._has_lengths:
+            self._kernels.visible_rows(lengths, level * nodes, inputs[names.KV_LENGTH])
+        return inputs
+
+    def _write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
         """Write the rotary rows of tokens at depths [B,S] behind each row's committed tokens."""
         lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
         angles = self._angles(*depths.shape)
@@ -138,5 +168,5 @@ class AttentionInputs:
         lengths = self._cache.lengths(rows)
         if self._has_mask:
             self._kernels.causal_mask(lengths, inputs[names.ATTENTION_MASK])
-        else:
+        if self._has_lengths:
             self._kernels.visible_rows(lengths, tokens, inputs[names.KV_LENGTH])

@@ -12,13 +12,13 @@ on, V the head's vocabulary, C its cache's capacity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -51,7 +51,6 @@ class DraftEngineRunner:
         self.hidden_size, self.vocab_size = draft.hidden_size, draft.vocab_size
         self._executor = executor
         self._device = device
-        self._kernels = kernels
         self._tree_kernels = tree_kernels
         batch, capacity = config.max_supported_batch_size, draft.cache_capacity(config.max_kv_cache_capacity)
         found = executor.bindings[names.key_cache(0)].shape
@@ -79,7 +78,6 @@ class DraftEngineRunner:
         self._first = device.zeros((batch, 1), np.int64)
         self._nodes = device.empty((batch, top_k), np.int64)
         device.upload(self._nodes, np.tile(np.arange(top_k), (batch, 1)))
-        self._write_index = device.zeros((batch,), np.int64)
         self._depths = [device.empty((batch, top_k), np.int64) for _ in range(levels)]
         for depth, tensor in enumerate(self._depths):
             device.upload(tensor, np.full((batch, top_k), depth, np.int64))
@@ -117,15 +115,25 @@ class DraftEngineRunner:
 
         embeds [B,K,H] of the tokens, states [B,K,H] of their parents.
         """
-        batch, nodes, _ = embeds.shape
+        batch = embeds.shape[0]
         rows = range(batch)
-        lengths, write_index = self.kv_cache.lengths(rows), self._write_index.rows(0, batch)
-        inputs = self._inputs.inputs(rows, nodes)
-        self._inputs.write_depths(rows, self._depths[level - 1].rows(0, batch), self._tree_kernels)
-        self._tree_kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
-        self._kernels.visible_rows(lengths, (level - 1) * nodes, write_index)
-        inputs[names.KV_WRITE_INDEX] = write_index
+        depths = self._depths[level - 1].rows(0, batch)
+        inputs = self._inputs.for_level(rows, table, level, depths, self._tree_kernels)
         return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, self._nodes.rows(0, batch))
+
+    def bind_accepted(self, embeds: Tensor, states: Tensor, last: Tensor) -> list[BoundRun]:
+        """Bind the tensors of `execute_accepted`; return the runs of the engine."""
+        rows = range(embeds.shape[0])
+        inputs = self._inputs.inputs(rows, embeds.shape[1])
+        tensors = self._tensors(inputs, rows, embeds, states, last)
+        return [self._executor.bound_run for _ in self._parts(DRAFT_PROFILE, tensors)]
+
+    def bind_level(self, embeds: Tensor, states: Tensor) -> list[BoundRun]:
+        """Bind the tensors of `execute_level`, the same for all levels; return the runs of the engine."""
+        rows = range(embeds.shape[0])
+        inputs = self._inputs.level_inputs(rows, embeds.shape[1])
+        tensors = self._tensors(inputs, rows, embeds, states, self._nodes.rows(0, len(rows)))
+        return [self._executor.bound_run for _ in self._parts(DRAFT_PROFILE, tensors)]
 
     def clear(self) -> None:
         """Zero all KV rows: NaN in a masked slot would enter a sum."""
@@ -140,20 +148,39 @@ class DraftEngineRunner:
         states: Tensor,
         last_token_ids: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        tensors = self._tensors(inputs, rows, embeds, states, last_token_ids)
+        for _ in self._parts(profile, tensors):
+            self._executor.execute(self._device.stream)
+        return tensors[names.LOGITS], tensors[names.NEXT_HIDDEN_STATES]
+
+    def _tensors(
+        self, inputs: dict[str, Tensor], rows: range, embeds: Tensor, states: Tensor, last_token_ids: Tensor
+    ) -> dict[str, Tensor]:
         batch, tokens, _ = embeds.shape
-        wanted = last_token_ids.shape[1]
-        logits = self._logits.view(batch, wanted, self.vocab_size)
-        next_states = self._next_states.view(batch, tokens, self.hidden_size)
-        tensors = {
+        return {
             **inputs,
             names.INPUTS_EMBEDS: embeds,
             names.HIDDEN_STATES: states,
             names.LAST_TOKEN_IDS: last_token_ids,
-            names.LOGITS: logits,
-            names.NEXT_HIDDEN_STATES: next_states,
+            names.LOGITS: self._logits.view(batch, last_token_ids.shape[1], self.vocab_size),
+            names.NEXT_HIDDEN_STATES: self._next_states.view(batch, tokens, self.hidden_size),
             **self.kv_cache.bindings(rows),
         }
-        dims = {"B": batch, "S": tokens, "N": wanted}
-        self._executor.prepare(profile, dims, tensors, self._device.stream)
-        self._executor.execute(self._device.stream)
-        return logits, next_states
+
+    def _parts(self, profile: int, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """Bind tensors [B,...]: all rows, or one after another if the engine needs that."""
+        batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
+        alone = self._inputs.needs_one_sequence_per_run(tokens)
+        size = 1 if alone else batch
+        for row in range(0, batch, size):
+            part = tensors
+            if size < batch:
+                part = {
+                    name: tensor if name in self._inputs.unbatched else tensor.rows(row, row + size)
+                    for name, tensor in tensors.items()
+                }
+            dims = {"B": size, "S": tokens, "N": part[names.LOGITS].shape[1]}
+            if names.ROPE_COS in part:
+                dims["P"] = part[names.ROPE_COS].shape[0]
+            self._executor.prepare(profile, dims, part, self._device.stream)
+            yield

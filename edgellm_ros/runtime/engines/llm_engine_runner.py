@@ -7,15 +7,14 @@ are inputs too. Prefill and decode may use two backends on one KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
+from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -136,7 +135,7 @@ class LLMEngineRunner:
 
         - inputs_embeds, each of deepstack_embeds [B,S,H]: padded at the end to the longest prompt
         - context_lengths: tokens per prompt, 0 for a row that stays as it is
-        - positions [B,3,S] int64
+        - positions [B,3,S] float32
         - output_logits [B,1,V] float32: of each prompt's last token
         - output_hidden_states [B,S,H]: one for each of the engine's hidden_state_layers
         - adapters [B]: empty = the base model for all
@@ -204,10 +203,8 @@ class LLMEngineRunner:
         above and to itself. Its KV row is written to slot length + m, and not committed. inputs_embeds
         [B,M,H]; output_logits [B,M,V] float32. Only queues work on the device.
         """
-        batch, nodes, _ = inputs_embeds.shape
-        tensors = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
-        self._decode_inputs.for_tree(tensors, range(batch), tree, kernels)
-        tensors |= {names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
+        tensors = self._tree_tensors(inputs_embeds, output_logits)
+        self._decode_inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
         self._execute(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
@@ -215,18 +212,20 @@ class LLMEngineRunner:
         return self._fused.view(batch, tokens, self._fused.shape[1])
 
     def bind_vanilla_decoding_step(
-        self, inputs_embeds: Tensor, output_logits: Tensor, adapter: LoraAdapter
-    ) -> tuple[BindingSnapshot, Any]:
-        """Bind the tensors of a decode step whose sequences all have this adapter.
-
-        Returns the snapshot of the bindings, which identifies a recorded step, and an object that must live
-        as long as the recorded step.
-        """
+        self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
+    ) -> list[BoundRun]:
+        """Bind the tensors of a decode step; return the runs of the engine, which identify the step."""
         tensors = self._decode_tensors(inputs_embeds, output_logits)
-        self._bind(self._decode, DECODE_PROFILE, tensors, adapter)
-        snapshot = self._decode.snapshot
-        assert snapshot is not None  # the engine has just been bound
-        return snapshot, self._decode.bound
+        groups = self._groups(self._decode, self._decode_inputs, DECODE_PROFILE, tensors, adapters)
+        return [self._decode.bound_run for _ in groups]
+
+    def bind_tree_decoding_step(
+        self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
+    ) -> list[BoundRun]:
+        """Bind the tensors of a verification of trees; return the runs of the engine."""
+        tensors = self._tree_tensors(inputs_embeds, output_logits)
+        groups = self._groups(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
+        return [self._decode.bound_run for _ in groups]
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Replace the LM head, the input `lm_head.weight` [H,V], from the next step on.
@@ -254,6 +253,11 @@ class LLMEngineRunner:
         batch = inputs_embeds.shape[0]
         inputs = self._decode_windows.get(batch) or self._make_decode_inputs(range(batch))
         return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
+
+    def _tree_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
+        batch, nodes, _ = inputs_embeds.shape
+        tensors = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
+        return tensors | {names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
     def _make_decode_inputs(self, rows: range) -> dict[str, Tensor]:
         """Return views of the buffers of decode steps of this batch size."""
@@ -305,7 +309,19 @@ class LLMEngineRunner:
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
     ) -> None:
-        """Run the engine over the batch: once per group of rows with one adapter.
+        """Run the engine over the batch: once per group of rows with one adapter."""
+        for _ in self._groups(executor, attention_inputs, profile, tensors, adapters):
+            executor.execute(self._device.stream)
+
+    def _groups(
+        self,
+        executor: EngineExecutor,
+        attention_inputs: AttentionInputs,
+        profile: int,
+        tensors: dict[str, Tensor],
+        adapters: Sequence[LoraAdapter],
+    ) -> Iterator[None]:
+        """Bind one group of rows with one adapter after another.
 
         A group consists of adjacent rows, or of one row if the engine needs one sequence per run. On a CPU,
         neither other groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
@@ -322,7 +338,7 @@ class LLMEngineRunner:
                     for name, tensor in tensors.items()
                 }
             self._bind(executor, profile, part, adapter)
-            executor.execute(self._device.stream)
+            yield
 
     def _bind(
         self, executor: EngineExecutor, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter

@@ -2,7 +2,7 @@
 """Rotary position embedding: positions of tokens, and the table of angles.
 
 Reference: transformers, Qwen3OmniMoe: get_rope_index and Qwen3OmniMoeThinkerTextRotaryEmbedding. For videos,
-get_rope_index of Qwen2_5_VLModel and Qwen3VLModel.
+get_rope_index of Qwen2_5_VLModel and Qwen3VLModel too.
 """
 
 from __future__ import annotations
@@ -25,25 +25,32 @@ def make_rope_table(config: RopeConfig, positions: int, device: Device) -> RopeT
     frequencies = np.array(config.frequencies, np.float32)
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
     scaling = np.float32(config.attention_scaling)
-    table = RopeTable(device.empty(angles.shape, np.float32), device.empty(angles.shape, np.float32))
+    table = RopeTable(
+        *(device.empty(array.shape, np.float32) for array in (angles, angles, frequencies))
+    )
     device.upload(table.cos, np.cos(angles) * scaling)
     device.upload(table.sin, np.sin(angles) * scaling)
+    device.upload(table.frequencies, frequencies)
     return table
 
 
 def plain_rope_index(tokens: int) -> np.ndarray:
-    """Return positions [3, S] int64 of a model without mRoPE: 0, 1, 2, ... on all axes."""
-    return np.broadcast_to(np.arange(tokens), (3, tokens))
+    """Return positions [3, S] float32 of a model without mRoPE: 0, 1, 2, ... on all axes."""
+    return np.broadcast_to(np.arange(tokens, dtype=np.float32), (3, tokens))
 
 
 @dataclass(frozen=True)
 class VisionBlock:
     """Placeholders in a row of one image, or of a video's groups of frames."""
 
-    groups: int
     rows: int  # of tokens of a group
     columns: int
-    step: float = 0.0  # from a group to the next on the time axis
+    times: tuple[float, ...] = (0.0,)  # of each group on the time axis, from the first group's
+    text_after_times: bool = False  # whether the text after the block continues after its times too
+
+    @property
+    def tokens(self) -> int:
+        return len(self.times) * self.rows * self.columns
 
 
 def get_rope_index(
@@ -53,20 +60,20 @@ def get_rope_index(
     vision_start_token_id: int | None,
     video_blocks: Sequence[VisionBlock] = (),
     video_token_id: int | None = None,
-) -> tuple[np.ndarray, int]:
-    """Return positions [3, S] int64 (time, height, width) of a prompt, and the delta.
+) -> tuple[np.ndarray, float]:
+    """Return positions [3, S] float32 (time, height, width) of a prompt, and the delta.
 
     `grids`: height and width of each image in tokens (after merging). The positions of text and sound
     increase by one on all axes. The tokens of an image share a time; their height and width are row and
     column, counted from the position after the preceding text. Text after an image continues after the
-    largest height or width of the image. In a block of several groups, group g has the time of an image plus
-    g * step, rounded down; as in the reference, text after the block does not continue after these times.
-    A generated token at sequence index i has position i + delta, which is after all positions of the prompt.
+    largest height or width of the image. The groups of a block have the time of an image plus their own; as
+    in the references, text continues after these times for some models only. A generated token at sequence
+    index i has position i + delta, which is after all positions of the prompt.
     ValueError if the ids do not contain exactly these images and blocks.
     """
-    positions = np.empty((3, len(token_ids)), np.int64)
+    positions = np.empty((3, len(token_ids)), np.float32)
     ids = np.asarray(token_ids)
-    images = [VisionBlock(1, height, width) for height, width in grids]
+    images = [VisionBlock(height, width) for height, width in grids]
     blocks: list[tuple[int, int | None, VisionBlock]] = []  # index of the first token, token, block
     for token, expected, what in (
         (image_token_id, images, "images"),
@@ -76,21 +83,21 @@ def get_rope_index(
         if len(starts) != len(expected):
             raise ValueError(f"the prompt has {len(starts)} {what}, expected {len(expected)}")
         blocks += [(start, token, block) for start, block in zip(starts.tolist(), expected, strict=True)]
-    index = position = 0
+    index, position = 0, np.float32(0)
     for start, token, block in sorted(blocks, key=lambda entry: entry[0]):
-        positions[:, index:start] = position + np.arange(start - index)
-        position += start - index
-        groups, rows, columns = block.groups, block.rows, block.columns
-        index = start + groups * rows * columns
+        positions[:, index:start] = position + np.arange(start - index, dtype=np.float32)
+        position += np.float32(start - index)
+        groups, rows, columns = len(block.times), block.rows, block.columns
+        index = start + block.tokens
         if index > len(ids) or not (ids[start:index] == token).all():
             size = f"{groups} x {rows} x {columns}" if groups > 1 else f"{rows} x {columns}"
-            raise ValueError(
-                f"an image of {size} tokens needs {groups * rows * columns} placeholders in a row"
-            )
-        times = (np.arange(groups, dtype=np.float32) * np.float32(block.step)).astype(np.int64)
+            raise ValueError(f"an image of {size} tokens needs {block.tokens} placeholders in a row")
+        times = np.array(block.times, np.float32)
+        steps = np.arange(max(rows, columns), dtype=np.float32)
         positions[0, start:index] = position + np.repeat(times, rows * columns)
-        positions[1, start:index] = position + np.tile(np.repeat(np.arange(rows), columns), groups)
-        positions[2, start:index] = position + np.tile(np.arange(columns), groups * rows)
-        position += max(rows, columns)
-    positions[:, index:] = position + np.arange(len(ids) - index)
-    return positions, int(positions.max(initial=-1)) + 1 - len(ids)
+        positions[1, start:index] = position + np.tile(np.repeat(steps[:rows], columns), groups)
+        positions[2, start:index] = position + np.tile(steps[:columns], groups * rows)
+        last = position + steps[-1]
+        position = (max(last, positions[0, index - 1]) if block.text_after_times else last) + np.float32(1)
+    positions[:, index:] = position + np.arange(len(ids) - index, dtype=np.float32)
+    return positions, float(positions.max(initial=-1) + np.float32(1 - len(ids)))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.families import Family, qwen2, qwen3
 from edgellm_ros.builder.families.internvl.config import MODEL_TYPE, vision_architecture
 from edgellm_ros.builder.families.internvl.vision import build_vision
@@ -30,10 +31,14 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     transformers before 4.56 wrote the tensors under other names, which published checkpoints have.
     """
     section, older = config.section("text_config"), weights.has_module("vision_tower")
-    processor = read_processor(checkpoint, IMAGE_PROCESSOR)
-    vision = vision_architecture(config, processor, "" if older else "model.")
+    processor, prefix = read_processor(checkpoint, IMAGE_PROCESSOR), "" if older else "model."
+    layers = f"{prefix}vision_tower.encoder.layer"
+    check_layers(config.section("vision_config"), "num_hidden_layers", weights, layers, default=24)
+    vision = vision_architecture(config, processor, prefix)
     read_decoder = TEXT_MODELS[section.one_of("model_type", list(TEXT_MODELS))]
-    text = read_decoder(section, "language_model.model" if older else "model.language_model")
+    decoder = "language_model.model" if older else "model.language_model"
+    check_decoder_sizes(section, weights, decoder)
+    text = read_decoder(section, decoder)
     tied = config.flag("tie_word_embeddings", section.flag("tie_word_embeddings", True))
     head = "language_model.lm_head.weight" if older else "lm_head.weight"
     model = make_text_model(checkpoint, config, weights, text, section, tied=tied, head=head)

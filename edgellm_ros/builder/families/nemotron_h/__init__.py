@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.claimed_sizes import check_dimensions
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.nemotron_h.config import MODEL_TYPE, architecture
 from edgellm_ros.builder.families.nemotron_h.text import build_llm
@@ -22,6 +23,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint of Nemotron-H; see `Family`."""
     generation = read_generation_config(checkpoint)
     prefix = "backbone" if weights.has_module("backbone") else "model"
+    check_dimensions(config, weights)  # the layers are a list, as long as the file has it
     hybrid = architecture(config, prefix)
     return Model(
         llm=hybrid.runner,

@@ -6,7 +6,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.decoder_cuda import CudaStep, fused_attention, outputs, plain_attention, skip_norm
+from edgellm_ros.builder.cuda_step import CudaStep
+from edgellm_ros.builder.decoder_cuda import fused_attention, outputs, plain_attention, skip_norm
 from edgellm_ros.builder.families.nemotron_h.config import HybridArchitecture
 from edgellm_ros.builder.families.nemotron_h.text import mlp
 from edgellm_ros.builder.graph import FLOAT, INT64

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.families import Family, qwen2
 from edgellm_ros.builder.families.qwen2_5_vl.vision import VisionArchitecture, build_vision
 from edgellm_ros.builder.families.qwen3_vl.config import axial_theta
@@ -31,13 +32,15 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     older = weights.has_module("visual")
     section = config.section("text_config") if config.has("text_config") else config
     processor, tower = read_processor(checkpoint, IMAGE_PROCESSOR), config.section("vision_config")
-    prefix = "visual" if older else "model.visual"
+    prefix, decoder = ("visual", "model") if older else ("model.visual", "model.language_model")
+    check_layers(tower, "depth", weights, f"{prefix}.blocks", default=32)
+    check_decoder_sizes(section, weights, decoder)
     video = read_video(checkpoint, config, tower, QWEN2_VL, tower.number("tokens_per_second", 4.0))
     vision = vision_architecture(tower, processor, prefix, video)
     for required in ("rms_norm_eps", "num_key_value_heads"):  # the defaults are not those of Qwen2
         section.number(required)
     rope = text_rope(section)
-    text = qwen2.read_decoder(section, "model" if older else "model.language_model", rope)
+    text = qwen2.read_decoder(section, decoder, rope)
     return dataclasses.replace(
         make_text_model(checkpoint, config, weights, text, section),
         vision=vision.config,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.claimed_sizes import check_decoder_sizes
 from edgellm_ros.builder.decoder import DecoderArchitecture
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.model import Model
@@ -44,6 +45,7 @@ def read_decoder(
 
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint; see `Family`."""
+    check_decoder_sizes(config, weights, "model")
     return make_text_model(checkpoint, config, weights, read_decoder(config))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.families import Family, qwen3_vl
 from edgellm_ros.builder.families.qwen3_5.config import text_architecture
 from edgellm_ros.builder.families.qwen3_5.text import build_llm
@@ -39,8 +40,10 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         text, prefix = config.section("text_config"), "model.language_model"
         if config.has("vision_config"):
             tower, processor = config.section("vision_config"), read_processor(checkpoint, IMAGE_PROCESSOR)
+            check_layers(tower, "depth", weights, "model.visual.blocks")
             video = read_video(checkpoint, config, tower, QWEN3_VL)
             vision = vision_architecture(tower, processor, "model.visual", MERGERS, video)
+    check_decoder_sizes(text, weights, prefix)
     architecture = text_architecture(text, prefix, with_images=vision is not None)
     runner = architecture.runner
     tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))

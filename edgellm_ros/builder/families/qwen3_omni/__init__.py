@@ -13,9 +13,11 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_omni.audio import build_audio
 from edgellm_ros.builder.families.qwen3_omni.config import audio_architecture, check_dense
+from edgellm_ros.builder.families.qwen3_omni.processor import thinker_video
 from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
 from edgellm_ros.builder.image_processing import IMAGE_PROCESSOR
@@ -35,15 +37,19 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     if config.data["model_type"] == WHOLE:
         prefix, thinker = "thinker.", config.section("thinker_config")
     section = thinker.section("text_config")
+    check_decoder_sizes(section, weights, f"{prefix}model")
     check_dense(section)
     encoders, vision, audio = {}, None, None
     if weights.has_module(f"{prefix}visual"):
         tower, processor = thinker.section("vision_config"), read_processor(checkpoint, IMAGE_PROCESSOR)
-        vision = vision_architecture(tower, processor, f"{prefix}visual", MERGERS)
+        check_layers(tower, "depth", weights, f"{prefix}visual.blocks")
+        video = thinker_video(checkpoint, thinker, tower)
+        vision = vision_architecture(tower, processor, f"{prefix}visual", MERGERS, video)
         encoders["visual"] = partial(build_vision, vision, weights)
     if weights.has_module(f"{prefix}audio_tower"):
-        extractor = read_processor(checkpoint, "feature_extractor")
-        audio = audio_architecture(thinker.section("audio_config"), extractor, prefix)
+        encoder, extractor = thinker.section("audio_config"), read_processor(checkpoint, "feature_extractor")
+        check_layers(encoder, "encoder_layers", weights, f"{prefix}audio_tower.layers")
+        audio = audio_architecture(encoder, extractor, prefix)
         encoders["audio"] = partial(build_audio, audio, weights)
     levels = vision.config.num_deepstack_features if vision else 0
     text = text_architecture(section, f"{prefix}model", levels, DEFAULTS)

@@ -1,14 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the configuration of a Qwen3-Omni checkpoint's feature extractor.
+"""Reads the configurations of a Qwen3-Omni checkpoint's feature extractor and video processor.
 
-Source: transformers, WhisperFeatureExtractor.
+Source: transformers, WhisperFeatureExtractor and Qwen3OmniMoeProcessor.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.video_processing import QWEN2_VL, read_video
+from edgellm_ros.builder.vocabulary import template_has_token
+from edgellm_ros.multimodal.video_config import VideoConfig
+
+# Areas of a frame in pixels; the model's processor has them in place of those of the checkpoint's files.
+FRAME_LIMITS = 128 * 32 * 32, 768 * 32 * 32
+POSITIONS_PER_SECOND = 25  # of mRoPE's time axis, for checkpoints without the key
+
+
+def thinker_video(checkpoint: Path, thinker: ConfigSection, tower: ConfigSection) -> VideoConfig | None:
+    """Read the video processor; None if the chat template writes no videos.
+
+    thinker, tower: the sections of the thinker and its vision tower.
+    """
+    key = "video_token_id"
+    if not thinker.has(key) or not template_has_token(checkpoint, thinker.integer(key)):
+        return None
+    per_second = thinker.number("position_id_per_seconds", POSITIONS_PER_SECOND)
+    return read_video(
+        checkpoint, thinker, tower, QWEN2_VL, per_second, exact_positions=True, limits=FRAME_LIMITS
+    )
 
 
 def sound_processing(processor: ConfigSection, bins: int) -> dict[str, Any]:

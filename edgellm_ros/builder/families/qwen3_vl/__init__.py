@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_processor
+from edgellm_ros.builder.claimed_sizes import check_decoder_sizes, check_layers
 from edgellm_ros.builder.families import Family
 from edgellm_ros.builder.families.qwen3_vl.config import TextDefaults, text_architecture, vision_architecture
 from edgellm_ros.builder.families.qwen3_vl.vision import MergerNames, build_vision
@@ -25,6 +26,8 @@ MERGERS = MergerNames("deepstack_merger_list", "norm", "linear_fc1", "linear_fc2
 def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
     """Read a checkpoint; see `Family`."""
     section, tower = config.section("text_config"), config.section("vision_config")
+    check_layers(tower, "depth", weights, "model.visual.blocks")
+    check_decoder_sizes(section, weights, "model.language_model")
     video = read_video(checkpoint, config, tower, QWEN3_VL)
     processor = read_processor(checkpoint, IMAGE_PROCESSOR)
     vision = vision_architecture(tower, processor, "model.visual", MERGERS, video)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
@@ -18,6 +19,10 @@ class Drafter(RowState, Protocol):
 
     The drafter is state per row, as `RowState` describes. The tokens of a step come through `accepted`, so
     `commit` does nothing. Only queues work on the device.
+
+    A round is `propose`, and `accepted` after the base model's run on the tree. A round may be recorded as a
+    graph: these calls take no input from the host, and they are not made when the graph is replayed. What the
+    host knows of the drafter's state is changed by `drafted`, which follows every round.
     """
 
     name: str
@@ -40,6 +45,14 @@ class Drafter(RowState, Protocol):
 
     def propose(self, tree: DraftTree) -> None:
         """Write a tree [B,M] for each row; node 0 is the newest token."""
+        ...
+
+    def drafted(self) -> None:
+        """Take note that a round has been queued, recorded or not."""
+        ...
+
+    def bind(self, batch: int) -> list[BoundRun]:
+        """Bind the engines to the tensors of a round; return their runs, each of them once."""
         ...
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:

@@ -9,7 +9,7 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import VERIFY
 
-MAX_TREE_SIZE = 61  # of the verification profile of an engine without a draft head
+MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 OFF, EAGLE, LOOKUP = "off", "eagle", "lookup"
 STRATEGIES = (EAGLE, LOOKUP)
 
@@ -55,15 +55,17 @@ class SpecDecodeDraftingConfig:
         return max((self.drafting_step - 1) * self.drafting_top_k, self.tokens_per_round)
 
 
-def base_graph(drafting: SpecDecodeDraftingConfig | None) -> str:
-    """Return the graph of the language model: one that outputs states, if a draft head needs them."""
-    return VERIFY if drafting is not None and drafting.strategy == EAGLE else "llm"
+def base_graph(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> str:
+    """Return the graph of the language model: with drafting the one for a draft head, if there is a head.
+
+    It outputs the states that a head takes, and takes a mask on every device.
+    """
+    return VERIFY if drafting is not None and config.draft is not None else "llm"
 
 
 def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> int:
-    """Return the size of the states that the draft head takes; 0 without a head."""
-    eagle = drafting is not None and drafting.strategy == EAGLE
-    return config.draft.hidden_size if eagle and config.draft is not None else 0
+    """Return the size of the states that `base_graph` outputs; 0 = it has none."""
+    return config.draft.hidden_size if drafting is not None and config.draft is not None else 0
 
 
 def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
@@ -68,14 +69,13 @@ class EagleDrafter:
             config.drafting_top_k,
             config.tokens_per_round,
         )
-        # the pending tokens of each row; the first counts[b] are valid
+        # the pending tokens of each row: the first counts[b], which is at most `_most_pending`
         self._tokens = device.zeros((batch, self._width), np.int64)
         self._states = device.zeros((batch, self._width, size), dtype)
         self._counts = device.zeros((batch,), np.int64)
-        self._same_count: int | None = None  # of all rows, if the host knows it
+        self._most_pending = 0
+        self._zeros = device.zeros((batch, 1), np.int64)
         # index of the newest pending token
-        self._minus_one = device.empty((batch,), np.int64)
-        device.upload(self._minus_one, np.full(batch, -1, np.int64))
         self._before = device.zeros((batch,), np.int64)
         self._indices = device.empty((batch, self._width, 1), np.int64)
         device.upload(self._indices, np.tile(np.arange(self._width)[:, None], (batch, 1, 1)))
@@ -92,7 +92,12 @@ class EagleDrafter:
         self._prompt_ids = device.zeros((batch * max_prompt,), np.int64)
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
-        """Begin a sequence; the caller fills the head's rows of the reused prefix."""
+        """Begin a sequence; the caller fills the head's rows of the reused prefix.
+
+        The values of a head are not checked, so an earlier sequence may have left NaN in slots. A masked slot
+        with NaN would enter a sum.
+        """
+        self.kv_cache.clear_row(row)
         self.kv_cache.open(row, sequence)
 
     def move(self, source: int, target: int) -> None:
@@ -120,7 +125,7 @@ class EagleDrafter:
         batch, tokens, _ = embeds.shape
         states = self._base.fused_hidden_states(batch, tokens)
         new = [len(sequence.token_ids) - sequence.reused_tokens for sequence in sequences]
-        positions = np.zeros((batch, 3, tokens), np.int64)
+        positions = np.zeros((batch, 3, tokens), np.float32)
         for index, sequence in enumerate(sequences):
             positions[index, :, : new[index]] = sequence.positions[:, sequence.reused_tokens :]
         following = self._embeds_of_following(sequences, embeds)
@@ -128,18 +133,16 @@ class EagleDrafter:
         last, newest = self._last.rows(0, batch), self._newest.rows(0, batch)
         self._device.upload(last, np.array(new, np.int64)[:, None] - 1)
         self._tree_kernels.take_rows(states, last, newest)
-        for index, row in enumerate(rows):
-            self._put(row, 0, self._states, newest.rows(index, index + 1))
+        first, pending = self._zeros.rows(0, batch), self._states.rows(rows.start, rows.stop)
+        self._tree_kernels.put_rows(newest, first, pending)
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Make the last tokens of prompts pending, with the first tokens of the answers [B,1]."""
-        for index, row in enumerate(rows):
-            self._put(row, 0, self._tokens, tokens.rows(index, index + 1))
-        self._set_counts(rows, 1)
-        if rows.start and self._same_count != 1:
-            self._same_count = None
-        else:
-            self._same_count = 1
+        batch = len(rows)
+        pending = self._tokens.rows(rows.start, rows.stop).view(batch, self._width, 1)
+        self._tree_kernels.put_rows(tokens.view(batch, 1, 1), self._zeros.rows(0, batch), pending)
+        self._kernels.visible_rows(counts, 0, self._counts.rows(rows.start, rows.stop))
+        self._most_pending = max(self._most_pending, 1) if rows.start else 1
 
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Make tokens pending, with the states of the nodes before them."""
@@ -148,18 +151,34 @@ class EagleDrafter:
         if width > 1:  # a round: `propose` has taken all pending tokens
             states = self._base.fused_hidden_states(batch, self._nodes)
             self._tree_kernels.take_rows(states, path, self._states.rows(0, batch))
-            self._device.copy(self._tokens.rows(0, batch), tokens)
-            self._device.copy(self._counts.rows(0, batch), counts)
-            self._same_count = None
+            # copies as kernels: a graph of kernels only is launched faster
+            places, pending = self._indices.view(batch, width), self._tokens.view(batch, width, 1)
+            self._tree_kernels.take_rows(tokens.view(batch, width, 1), places, pending)
+            self._kernels.visible_rows(counts, 0, self._counts.rows(0, batch))
             return
-        if self._same_count is None or self._same_count == self._width:
+        if self._most_pending == self._width:
             self._keep_newest(batch)
+        pending = self._counts.rows(0, batch)
+        place, all_tokens = pending.view(batch, 1), self._tokens.rows(0, batch).view(batch, self._width, 1)
         states = self._base.fused_hidden_states(batch, 1).view(batch, 1, size)
-        for row in range(batch):
-            self._put(row, self._same_count or 0, self._tokens, tokens.rows(row, row + 1))
-            self._put(row, self._same_count or 0, self._states, states.rows(row, row + 1))
-        self._same_count = (self._same_count or 0) + 1
-        self._set_counts(range(batch), self._same_count)
+        self._tree_kernels.put_rows(tokens.view(batch, 1, 1), place, all_tokens)
+        self._tree_kernels.put_rows(states, place, self._states.rows(0, batch))
+        self._kernels.commit_rows(pending, counts)
+        self._most_pending += 1
+
+    def drafted(self) -> None:
+        """Expect the most pending tokens: only the device knows how many there are."""
+        self._most_pending = self._width
+
+    def bind(self, batch: int) -> list[BoundRun]:
+        """Bind the head to the tensors of a round."""
+        size, states = self._head.hidden_size, self._states.rows(0, batch)
+        accepted = self._embeds.view(batch, self._width, size), states, self._last.rows(0, batch)
+        runs = self._head.bind_accepted(*accepted)
+        if self._levels > 1:
+            embeds = self._embeds.view(batch, self._top_k, size)
+            runs += self._head.bind_level(embeds, self._parents.rows(0, batch))
+        return runs
 
     def propose(self, tree: DraftTree) -> None:
         """Draft a tree for each row from its pending tokens."""
@@ -185,8 +204,7 @@ class EagleDrafter:
         Their rows are written, not committed. `_last` gets the index of the newest.
         """
         before, last = self._before.rows(0, batch), self._last.rows(0, batch)
-        self._device.copy(before, self._minus_one.rows(0, batch))
-        self._kernels.commit_rows(before, self._counts.rows(0, batch))
+        self._kernels.visible_rows(self._counts.rows(0, batch), -1, before)
         # a finished sequence may have no pending token: take_rows makes its index 0
         indices = self._indices.rows(0, batch)
         self._tree_kernels.take_rows(indices, before.view(batch, 1), last.view(batch, 1, 1))
@@ -202,11 +220,11 @@ class EagleDrafter:
         tokens = self._tokens.rows(0, batch).view(batch, self._width, 1)
         self._tree_kernels.take_rows(self._states.rows(0, batch), last, newest)
         self._tree_kernels.take_rows(tokens, last, token.view(batch, 1, 1))
-        for row in range(batch):
-            self._put(row, 0, self._states, newest.rows(row, row + 1))
-            self._put(row, 0, self._tokens, token.rows(row, row + 1))
-        self._same_count = 1
-        self._set_counts(range(batch), 1)
+        first = self._zeros.rows(0, batch)
+        self._tree_kernels.put_rows(newest, first, self._states.rows(0, batch))
+        self._tree_kernels.put_rows(token.view(batch, 1, 1), first, tokens)
+        self._kernels.visible_rows(first.view(batch), 1, self._counts.rows(0, batch))
+        self._most_pending = 1
 
     def _embeds_of_following(self, sequences: Sequence[GenerationSequence], embeds: Tensor) -> Tensor:
         """Return the embeddings [B,S,Hd] of the tokens after each of a prompt's new tokens."""
@@ -234,12 +252,3 @@ class EagleDrafter:
         else:
             self._kernels.embed(tokens, self._embedding, self._no_rows, out)
         return out
-
-    def _put(self, row: int, place: int, pending: Tensor, value: Tensor) -> None:
-        """Copy the value of one row to a place among its pending tokens."""
-        target = pending.rows(row, row + 1).view(*pending.shape[1:]).rows(place, place + 1)
-        self._device.copy(target, value.view(*target.shape))
-
-    def _set_counts(self, rows: range, count: int) -> None:
-        counts = self._counts.rows(rows.start, rows.stop)
-        self._device.upload(counts, np.full(len(rows), count, np.int64))

@@ -6,7 +6,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
@@ -15,14 +17,20 @@ from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
 logger = logging.getLogger(__name__)
 
 
+class DraftingError(EngineError):
+    """There is no draft."""
+
+
 class GuardedDrafter:
     """Passes calls on until one fails with an EngineError, which is logged; from then on does nothing.
 
-    A lost device is raised: the base model cannot go on either.
+    A lost device is raised: the base model cannot go on either. Errors while a graph is recorded are raised
+    too: rounds then run without a graph.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, device: Device) -> None:
         self.drafter = drafter
+        self._device = device
         self.name, self.kv_cache = drafter.name, drafter.kv_cache
         self.failed = False
 
@@ -50,8 +58,18 @@ class GuardedDrafter:
         self._try(lambda: self.drafter.prefilled(sequences, rows, embeds))
 
     def propose(self, tree: DraftTree) -> None:
-        """Write a tree; see `Drafter`. The tree is undefined after a failure."""
+        """Write a tree; see `Drafter`. DraftingError after a failure."""
         self._try(lambda: self.drafter.propose(tree))
+        if self.failed:
+            raise DraftingError(f"drafting ({self.name}) has failed")
+
+    def drafted(self) -> None:
+        """Take note of a round; see `Drafter`."""
+        self.drafter.drafted()
+
+    def bind(self, batch: int) -> list[BoundRun]:
+        """Bind the engines of a round; see `Drafter`."""
+        return self.drafter.bind(batch)
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Take note of first tokens; see `Drafter`."""
@@ -69,5 +87,7 @@ class GuardedDrafter:
         except DeviceLostError:
             raise
         except EngineError as error:
+            if self._device.capturing:
+                raise
             self.failed = True
             logger.warning("drafting (%s) has failed, decoding goes on without it: %s", self.name, error)

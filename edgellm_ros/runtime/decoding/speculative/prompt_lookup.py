@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import BoundRun
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
@@ -67,6 +68,13 @@ class PromptLookup:
         batch = tree.tokens.shape[0]
         history, lengths = self._history.rows(0, batch), self._cache.lengths(range(batch))
         self._kernels.find_continuation(history, lengths, MOST_NGRAM, LEAST_NGRAM, tree)
+
+    def drafted(self) -> None:
+        """Do nothing: all state is on the device."""
+
+    def bind(self, batch: int) -> list[BoundRun]:
+        """Return no runs: no engine drafts."""
+        return []
 
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Append the tokens."""

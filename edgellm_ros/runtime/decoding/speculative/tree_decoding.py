@@ -9,29 +9,29 @@
 Each token is sampled from the logits, at the position and with the random number that a vanilla step would
 have. So the answer is the same for every tree, and a bad draft costs time only.
 
-A round takes no input from the host, so rounds can be queued one after another. Vanilla steps take the place
+A round takes no input from the host, so rounds can be queued one after another, and a round of the largest
+tree can be recorded as a graph and launched with one call (tree_round.py). Vanilla steps take the place
 of rounds where the KV cache has no room for a tree, where a request turns drafting off, where drafting is
 slower (fallback.py), and for good after the drafter has failed.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import DraftTree, TreeKernels
+from edgellm_ros.kernels import TreeKernels
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.step_result import StepResult
+from edgellm_ros.runtime.decoding.recorded_steps import RecordedSteps
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.decoding.speculative.fallback import Fallback
-from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
+from edgellm_ros.runtime.decoding.speculative.guarded_drafter import DraftingError, GuardedDrafter
+from edgellm_ros.runtime.decoding.speculative.tree_round import TreeRound, TreeRounds
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.lora import LoraAdapter
@@ -64,32 +64,22 @@ class TreeDecoding:
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
         self._fallback = Fallback() if config.falls_back else None
-        self._kernels = kernels
-        self._batch = batch
-        self._embedder = embedder
-        self._runner = runner
         self._sampling = sampling
         self._drafter = drafter
         self._vanilla = vanilla
         self._metrics = metrics
-        self._is_synchronous = device.max_queued_steps == 0
-        rows, size, tokens = batch.max_size, config.tree_size, config.tokens_per_round
-        vocabulary = runner.config.output_vocab_size
-        self._sizes = tree_sizes(size)
-        self._tree = DraftTree.zeros(device, rows, size)
-        self._logits = device.empty((rows, size, vocabulary), np.float32)
-        self._path_logits = device.empty((rows, tokens, vocabulary), np.float32)
-        self._path = device.zeros((rows, tokens), np.int64)
-        self._root = device.zeros((rows, 1), np.int64)  # the path of a vanilla step
-        self._offered = device.zeros((rows,), np.int64)
-        embedder.resize(size)
+        self._sizes = tree_sizes(config.tree_size)
+        parts = batch, embedder, runner, sampling, drafter, metrics
+        self._rounds = TreeRounds(device, kernels, config.tree_size, self.tokens_per_step, *parts)
+        self.recorded: RecordedSteps[TreeRound] = RecordedSteps(device, batch.max_size, "rounds of drafting")
+        self._root = device.zeros((batch.max_size, 1), np.int64)  # the path of a vanilla step
 
     def prefilled(self, rows: range) -> None:
         """Give the first tokens of admitted rows to the drafter."""
         if self._fallback is not None:
             self._fallback.new_text()
-        tokens = self._sampling.begin_step(len(rows), 1)[1]
-        self._drafter.started(rows, tokens, self._sampling.counts(len(rows)))
+        tokens, counts = self._sampling.tokens(len(rows), 1), self._sampling.counts(len(rows))
+        self._drafter.started(rows, tokens, counts)
 
     def begin(self, batch: Batch) -> None:
         """Prepare for steps of these sequences."""
@@ -97,6 +87,8 @@ class TreeDecoding:
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
         self._wanted = not any(sequence.request.disable_spec_decode for sequence in batch.sequences)
         self._vanilla.begin(batch)
+        if self._wanted and not self._drafter.failed:
+            self._largest = self.recorded.select(self._adapters, self._make_round)
         if self._fallback is not None:
             self._fallback.begin(len(batch))
 
@@ -104,11 +96,10 @@ class TreeDecoding:
         """Queue a round of drafting, or a vanilla step; see `DecodeMethod`."""
         size = next((size for size in self._sizes if size <= room), 1)
         if size > 1 and self._wanted and not self._drafter.failed and self._is_worth_it():
-            tree = self._tree_of(len(self._adapters), size)
-            with self._timed("draft_seconds"):
-                self._drafter.propose(tree)
-            if not self._drafter.failed:
-                return self._verify(tree)
+            try:
+                return self._round(size)
+            except DraftingError:
+                pass
         return self._vanilla_step(room)
 
     def delivered(self, result: StepResult, counts: Sequence[int]) -> None:
@@ -124,53 +115,37 @@ class TreeDecoding:
             self._fallback.delivered(drafted, sum(counts) / len(counts))
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
-        """Record vanilla steps as graphs; a round of drafting is not recorded."""
-        return self._vanilla.capture(adapters)
+        """Record vanilla steps and rounds with the largest tree as graphs; see `DecodeMethod`."""
+        steps = self._vanilla.capture(adapters)
+        if self._drafter.failed:
+            return steps
+        return self.recorded.capture(adapters, self._make_round) and steps
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self._vanilla.drop(adapter)
+        self.recorded.drop(adapter)
 
-    def _verify(self, tree: DraftTree) -> StepResult:
-        """Queue the verification of a tree, and the commit of the tokens that it yields."""
-        batch, size = tree.tokens.shape
-        logits, path = self._logits.view(batch, size, self._logits.shape[2]), self._path.rows(0, batch)
-        path_logits, offered = self._path_logits.rows(0, batch), self._offered.rows(0, batch)
-        with self._timed("verify_seconds"):
-            embeds = self._embedder.embed_tokens(tree.tokens)
-            self._runner.execute_tree_decoding_step(embeds, tree, self._kernels, logits, self._adapters)
-        with self._timed("accept_seconds"):
-            self._sampling.sample_path(self._kernels, logits, tree, path, offered)
-            counts = self._sampling.count(offered=offered)
-            self._runner.kv_cache.move_path(self._kernels, path, counts)
-            self._batch.commit(counts)
-            self._tell_drafter(path)
-            if self._logprobs:
-                self._kernels.take_rows(logits, path, path_logits)
-        return self._sampling.copy_to_host(path_logits, self._logprobs)
+    def _make_round(self, adapters: Sequence[LoraAdapter]) -> TreeRound:
+        return TreeRound(self._rounds, adapters, self._sizes[0])
+
+    def _round(self, size: int) -> StepResult:
+        """Queue a round with trees of this size. DraftingError if there is no draft."""
+        if size == self._sizes[0]:
+            step = self._largest
+            self.recorded.queue()
+        else:
+            step = TreeRound(self._rounds, self._adapters, size)
+            step.run()
+        self._drafter.drafted()
+        return step.copy_to_host(self._logprobs)
 
     def _vanilla_step(self, room: int) -> StepResult:
         result = self._vanilla.queue(room)
         batch = len(self._adapters)
-        self._tell_drafter(self._root.rows(0, batch))
+        tokens, counts = self._sampling.tokens(batch, 1), self._sampling.counts(batch)
+        self._drafter.accepted(tokens, self._root.rows(0, batch), counts)
         return result
-
-    def _tell_drafter(self, path: Tensor) -> None:
-        """Give the tokens that the last step has committed to the drafter."""
-        tokens = self._sampling.begin_step(*path.shape)[1]
-        self._drafter.accepted(tokens, path, self._sampling.counts(path.shape[0]))
 
     def _is_worth_it(self) -> bool:
         return self._fallback is None or self._fallback.drafts()
-
-    def _tree_of(self, batch: int, size: int) -> DraftTree:
-        tree = self._tree
-        return DraftTree(*(tensor.view(batch, size) for tensor in (tree.tokens, tree.parents, tree.depths)))
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        """Add the time of the block to a metric, if the device works while it is called."""
-        start = time.perf_counter()
-        yield
-        if self._is_synchronous:
-            setattr(self._metrics, name, getattr(self._metrics, name) + time.perf_counter() - start)

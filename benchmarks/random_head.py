@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE-3 draft heads with random weights, for checkpoints of any size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from benchmarks.model_shapes import ModelShape
+from benchmarks.random_checkpoint import random_tensor
+
+DRAFT_VOCABULARY = 32000  # of nearly all published heads
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+def write_head(directory: Path, shape: ModelShape, precision: str, seed: int = 1) -> Path:
+    """Write a head with the proportions of published ones; return its directory.
+
+    It has one layer with the sizes of the base's layers, and 32,000 logits, or as many as the base if these
+    are fewer. It is written again only for another shape, precision or seed.
+    """
+    config = head_config(shape) | {"random": {"precision": precision, "seed": seed}}
+    config_file = directory / "config.json"
+    if config_file.is_file() and json.loads(config_file.read_text()) == config:
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    config_file.unlink(missing_ok=True)
+    rng = np.random.Generator(np.random.SFC64(seed))
+    base, vocabulary = {"hidden_size": shape.hidden_size}, config["draft_vocab_size"]
+    tensors = {
+        name: random_tensor(rng, name, size, precision)
+        for name, size in head_shapes(config, base, vocabulary).items()
+    }
+    chosen = np.sort(rng.permutation(shape.vocab_size - 1)[:vocabulary])  # without the stop token
+    tensors["d2t"] = chosen - np.arange(vocabulary)
+    save_file(tensors, directory / "model.safetensors")
+    config_file.write_text(json.dumps(config))  # last: an interrupted head has no config
+    return directory
+
+
+def head_config(shape: ModelShape) -> dict[str, Any]:
+    """Make `config.json` of a head for a text model. ValueError for fewer than 3 layers."""
+    layers = shape.num_hidden_layers
+    states = (2, layers // 2, layers - 3)
+    if not states[0] < states[1] < states[2]:  # fewer than 7 layers
+        if layers < 3:
+            raise ValueError(f"a head takes the states of three layers, the language model has {layers}")
+        states = (layers - 2, layers - 1, layers)
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_parameters["rope_theta"],
+        "max_position_embeddings": 40960,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": min(DRAFT_VOCABULARY, shape.vocab_size - 1),
+        LAYERS: [layer - 1 for layer in states],  # counted as outputs
+    }
+
+
+def head_shapes(
+    text: Mapping[str, Any],
+    base: Mapping[str, Any],
+    vocabulary: int | None,
+    fc_bias: bool = False,
+    fc_norm: bool = False,
+    input_norm: bool = False,
+    head_norms: bool = False,
+    biases: tuple[str, ...] = (),
+) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of all floats of a head, as EAGLE names them.
+
+    text: the config of its layers; base: that of the language model. vocabulary: logits of its LM head, None
+    = it has none. biases: names of linear layers that have one.
+    """
+    hidden, inner, size, wide = (
+        text["hidden_size"],
+        text["intermediate_size"],
+        text["head_dim"],
+        base["hidden_size"],
+    )
+    q, kv = text["num_attention_heads"] * size, text["num_key_value_heads"] * size
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 3 * wide), "norm.weight": (hidden,)}
+    shapes |= {"fc.bias": (hidden,)} if fc_bias else {}
+    shapes |= {f"fc_norm.{i}.weight": (wide,) for i in range(3)} if fc_norm else {}
+    shapes |= {"input_norm.weight": (3 * wide,)} if input_norm else {}
+    shapes |= {"lm_head.weight": (vocabulary, hidden)} if vocabulary is not None else {}
+    for i in range(text["num_hidden_layers"]):
+        taken = hidden if i else 2 * hidden
+        linears = {
+            "self_attn.q_proj": (q, taken),
+            "self_attn.k_proj": (kv, taken),
+            "self_attn.v_proj": (kv, taken),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        layer: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in linears.items()}
+        biased = {name: shape for name, shape in linears.items() if name.split(".")[1] in biases}
+        layer |= {f"{name}.bias": shape[:1] for name, shape in biased.items()}
+        layer |= {f"{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
+        layer |= {} if i else {"hidden_norm.weight": (hidden,)}
+        layer |= {f"self_attn.{name}_norm.weight": (size,) for name in "qk"} if head_norms else {}
+        module = f"layers.{i}" if i else "midlayer"
+        shapes |= {f"{module}.{name}": shape for name, shape in layer.items()}
+    return shapes

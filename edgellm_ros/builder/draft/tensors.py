@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the tensors of a draft head: what must be there, what may be, and in which shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.builder.decoder import DecoderArchitecture
+from edgellm_ros.builder.draft.fusion import Fusion
+from edgellm_ros.builder.draft.layout import D2T, FC, LM_HEAD, MODULE, layer, published_name
+from edgellm_ros.builder.draft.unsupported import SUPPORTED, describe
+from edgellm_ros.builder.safetensors_file import FLOATS, INTEGERS
+from edgellm_ros.engine_directory.config import LanguageModelConfig
+from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
+
+
+def check_kind(config: ConfigSection, weights: Weights, base_hidden_size: int) -> None:
+    """Raise ValueError unless a head is an EAGLE-3 head, and one for states of this size.
+
+    It is one if it has a vocabulary of its own, or if its fc takes three states.
+    """
+    wanted = NUM_BASE_STATES * base_hidden_size
+    claim = f"; {kind}" if (kind := describe(config)) else ""
+    if FC not in weights:
+        raise ValueError(f"{weights.where}: tensor 'fc.weight' is missing{claim}; {SUPPORTED}")
+    fc = weights.stored(FC)
+    found = fc.shape[1] if len(fc.shape) == 2 else 0
+    if found == wanted:
+        return
+    if not config.has("draft_vocab_size") or found % NUM_BASE_STATES:
+        raise ValueError(
+            f"{fc.file}: tensor {fc.name!r} has shape {list(fc.shape)}: no EAGLE-3 head for this language "
+            f"model, whose fc takes 3 x {base_hidden_size} = {wanted} values{claim}; {SUPPORTED}"
+        )
+    raise ValueError(
+        f"{fc.file}: tensor {fc.name!r} takes three states of {found // NUM_BASE_STATES} values, but the "
+        f"language model has hidden_size {base_hidden_size}: a head of another model"
+    )
+
+
+def tensor_shapes(
+    decoder: DecoderArchitecture, fusion: Fusion, config: ConfigSection
+) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the tensors that a head with these switches must have."""
+    runner, hidden = decoder.runner, decoder.runner.hidden_size
+    inner, head_dim = decoder.intermediate_size, runner.head_dim
+    queries, keys = runner.num_attention_heads * head_dim, runner.num_key_value_heads * head_dim
+    joined = NUM_BASE_STATES * fusion.base_hidden_size
+    shapes: dict[str, tuple[int, ...]] = {FC: (hidden, joined), f"{MODULE}.norm.weight": (hidden,)}
+    if fusion.bias:
+        shapes[f"{MODULE}.fc.bias"] = (hidden,)
+    if fusion.state_norms or config.flag("fc_norm", False):
+        size = fusion.base_hidden_size
+        shapes |= {f"{MODULE}.fc_norm.{i}.weight": (size,) for i in range(NUM_BASE_STATES)}
+    if fusion.joined_norm or config.flag("norm_before_fc", False):
+        shapes[f"{MODULE}.input_norm.weight"] = (joined,)
+    for i in range(runner.num_hidden_layers):
+        wide = hidden if i else 2 * hidden  # the first layer takes embedding and state side by side
+        linears = {
+            "self_attn.q_proj": (queries, wide, decoder.qkv_bias),
+            "self_attn.k_proj": (keys, wide, decoder.qkv_bias),
+            "self_attn.v_proj": (keys, wide, decoder.qkv_bias),
+            "self_attn.o_proj": (hidden, queries, decoder.output_bias),
+            "mlp.gate_proj": (inner, hidden, decoder.mlp_bias),
+            "mlp.up_proj": (inner, hidden, decoder.mlp_bias),
+            "mlp.down_proj": (hidden, inner, decoder.mlp_bias),
+        }
+        for name, (rows, columns, bias) in linears.items():
+            shapes[f"{layer(i)}.{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{layer(i)}.{name}.bias"] = (rows,)
+        norms = ("input_layernorm", "post_attention_layernorm", *(() if i else ("hidden_norm",)))
+        shapes |= {f"{layer(i)}.{norm}.weight": (hidden,) for norm in norms}
+        if decoder.head_norms:
+            shapes |= {f"{layer(i)}.self_attn.{norm}_norm.weight": (head_dim,) for norm in "qk"}
+    return shapes
+
+
+def check_tensors(
+    weights: Weights,
+    names: Mapping[str, str],
+    expected: Mapping[str, tuple[int, ...]],
+    optional: set[str],
+    config: ConfigSection,
+) -> None:
+    """Raise ValueError for a tensor that is missing, not known, of another shape, or of an unknown type."""
+    claim = f"; {kind}" if (kind := describe(config)) else ""
+    missing = sorted(set(expected) - set(names) - optional)
+    if missing:
+        name = published_name(missing[0])
+        raise ValueError(f"{weights.where}: tensor {name} is missing{claim}; {SUPPORTED}")
+    unknown = sorted(names[name] for name in set(names) - set(expected))
+    if unknown:
+        raise ValueError(
+            f"{weights.where}: tensor {unknown[0]!r} is no part of an EAGLE-3 head that is supported{claim}"
+        )
+    for name in names:
+        tensor, types = weights.stored(name), INTEGERS if name == D2T else FLOATS
+        if tensor.dtype not in types:
+            raise ValueError(
+                f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; supported: "
+                f"{', '.join(types)}"
+            )
+        if tensor.shape != expected[name]:
+            raise ValueError(
+                f"{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}, but by the config it "
+                f"is {list(expected[name])}"
+            )
+
+
+def check_shared(
+    weights: Weights, own_table: bool, head: LanguageModelConfig, base: LanguageModelConfig
+) -> None:
+    """Raise ValueError for a head that lacks a tensor which it cannot share with the base."""
+    if not own_table and head.hidden_size != base.hidden_size:
+        raise ValueError(
+            f"{weights.where}: tensor 'embed_tokens.weight' is missing: a head of hidden_size "
+            f"{head.hidden_size} cannot use the table of the language model, whose hidden_size is "
+            f"{base.hidden_size}"
+        )
+    if LM_HEAD not in weights and head.hidden_size != base.hidden_size:
+        raise ValueError(
+            f"{weights.where}: tensor 'lm_head.weight' is missing: a head of hidden_size {head.hidden_size} "
+            f"cannot use the language model's, whose hidden_size is {base.hidden_size}"
+        )
+    for name in (LM_HEAD, D2T):
+        if name not in weights and head.vocab_size != base.vocab_size:
+            raise ValueError(
+                f"{weights.where}: tensor {published_name(name)} is missing: draft_vocab_size "
+                f"{head.vocab_size} is not the language model's vocab_size {base.vocab_size}"
+            )

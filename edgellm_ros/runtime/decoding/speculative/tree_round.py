@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TreeRound: one round of drafting for fixed rows and adapters.
+
+Everything that a round reads is on the device, at fixed addresses. So a round can be recorded as one graph:
+the draft, the verification, the sampling of a path, and the commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.executor import BoundRun
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import DraftTree, TreeKernels
+from edgellm_ros.runtime.batch.batch import Batch
+from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
+from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.batch.step_result import StepResult
+from edgellm_ros.runtime.decoding.recorded_steps import Step
+from edgellm_ros.runtime.decoding.speculative.guarded_drafter import GuardedDrafter
+from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.lora import LoraAdapter
+from edgellm_ros.runtime.metrics import SpecDecodeGenerationMetrics
+
+
+class TreeRounds:
+    """Makes rounds, and owns their tensors. size: most nodes of a tree; tokens: most tokens of a round."""
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: TreeKernels,
+        size: int,
+        tokens: int,
+        batch: Batch,
+        embedder: InputEmbedder,
+        runner: LLMEngineRunner,
+        sampling: SamplingRows,
+        drafter: GuardedDrafter,
+        metrics: SpecDecodeGenerationMetrics,
+    ) -> None:
+        self.kernels = kernels
+        self.batch = batch
+        self.embedder = embedder
+        self.runner = runner
+        self.sampling = sampling
+        self.drafter = drafter
+        self._metrics = metrics
+        self._is_synchronous = device.max_queued_steps == 0
+        rows, vocabulary = batch.max_size, runner.config.output_vocab_size
+        self._tree = DraftTree.zeros(device, rows, size)
+        self._logits = device.empty((rows, size, vocabulary), np.float32)
+        self.path_logits = device.empty((rows, tokens, vocabulary), np.float32)
+        self.path = device.zeros((rows, tokens), np.int64)
+        self.offered = device.zeros((rows,), np.int64)
+        embedder.resize(size)
+
+    def tree(self, batch: int, size: int) -> DraftTree:
+        """Return views of the tree: always the same memory."""
+        tree = self._tree
+        return DraftTree(*(tensor.view(batch, size) for tensor in (tree.tokens, tree.parents, tree.depths)))
+
+    def logits(self, batch: int, size: int) -> Tensor:
+        """Return the logits of a tree [batch,size,V]: always the same memory."""
+        return self._logits.view(batch, size, self._logits.shape[2])
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a metric, if the device works while it is called."""
+        start = time.perf_counter()
+        yield
+        if self._is_synchronous:
+            setattr(self._metrics, name, getattr(self._metrics, name) + time.perf_counter() - start)
+
+
+class TreeRound(Step):
+    """A round of the first len(adapters) rows with trees of `size` nodes."""
+
+    def __init__(self, rounds: TreeRounds, adapters: Sequence[LoraAdapter], size: int) -> None:
+        self._rounds = rounds
+        self._adapters = adapters
+        batch = len(adapters)
+        self._tree, self._logits = rounds.tree(batch, size), rounds.logits(batch, size)
+        self._path, self._offered = rounds.path.rows(0, batch), rounds.offered.rows(0, batch)
+        self._path_logits = rounds.path_logits.rows(0, batch)
+
+    def run(self) -> None:
+        """Queue the round. DraftingError if there is no draft: then nothing has been committed."""
+        rounds, tree = self._rounds, self._tree
+        with rounds.timed("draft_seconds"):
+            rounds.drafter.propose(tree)
+        with rounds.timed("verify_seconds"):
+            embeds = rounds.embedder.embed_tokens(tree.tokens)
+            rounds.runner.execute_tree_decoding_step(
+                embeds, tree, rounds.kernels, self._logits, self._adapters
+            )
+        with rounds.timed("accept_seconds"):
+            rounds.sampling.sample_path(rounds.kernels, self._logits, tree, self._path, self._offered)
+            counts = rounds.sampling.count(offered=self._offered)
+            rounds.runner.kv_cache.move_path(rounds.kernels, self._path, counts)
+            rounds.batch.commit(counts)
+            tokens = rounds.sampling.tokens(*self._path.shape)
+            rounds.drafter.accepted(tokens, self._path, counts)
+
+    def bind(self) -> list[BoundRun]:
+        """Bind the engines to this round's tensors."""
+        rounds = self._rounds
+        embeds = rounds.embedder.token_embeds(*self._tree.tokens.shape)
+        verification = rounds.runner.bind_tree_decoding_step(embeds, self._logits, self._adapters)
+        return [*rounds.drafter.bind(len(self._adapters)), *verification]
+
+    def copy_to_host(self, logprobs: int) -> StepResult:
+        """Queue a copy of the tokens that the round has yielded."""
+        if logprobs:
+            self._rounds.kernels.take_rows(self._logits, self._path, self._path_logits)
+        return self._rounds.sampling.copy_to_host(self._path_logits, logprobs)
