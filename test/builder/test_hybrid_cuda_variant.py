@@ -142,6 +142,25 @@ def test_the_variant_equals_the_standard_graph(device, exports, family, seed, ba
 
 @knows_lengths
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 1), (1, 5)])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        pytest.param("nemotron_h", {"time_step_min": 0.0, "ssm_state_size": 64}, id="no lower bound of dt"),
+        pytest.param("nemotron_h", {"mamba_head_dim": 32, "ssm_state_size": 128}, id="whole rows, mamba2"),
+        pytest.param("nemotron_h", {"mamba_head_dim": 80, "ssm_state_size": 128}, id="Nemotron Nano's heads"),
+        pytest.param("qwen3_5", {"linear_key_head_dim": 64, "linear_value_head_dim": 24}, id="groups, delta"),
+    ],
+)
+def test_the_variant_equals_the_standard_graph_for_states_of_other_sizes(
+    device, exports, family, sizes, batch, tokens
+):
+    engine = exports(family, 2, sizes)
+    assert_equal(engine, device, make_inputs(engine, batch, tokens, [tokens] * batch, 3), 2e-4)
+
+
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("family", WRITERS)
 def test_the_variant_has_adapters_and_hidden_states(device, exports, family, tokens):
