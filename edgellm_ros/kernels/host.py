@@ -15,6 +15,9 @@ from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, 
 from edgellm_ros.kernels.random import token_uniform
 
 ALL = slice(None)
+# Of the series of the cosine, and of the sine divided by the angle.
+COSINE = np.float32(1) / np.array([1, -2, 24, -720, 40320, -3628800], np.float32)
+SINE = np.float32(1) / np.array([1, -6, 120, -5040, 362880, -39916800], np.float32)
 
 
 class HostKernels:
@@ -172,18 +175,28 @@ def write_rope(
     table: RopeTable, positions: np.ndarray, cos: Tensor, sin: Tensor, chosen: slice = ALL
 ) -> None:
     """Write the chosen frequencies of tokens at positions [B,S] f32."""
-    whole = positions.astype(np.int64)
+    floors = np.floor(positions)
+    whole = floors.astype(np.int64)
     for source, target in ((table.cos.array, cos.array), (table.sin.array, sin.array)):
         if chosen is ALL:  # mode "clip" writes to `out` without a buffer
             np.take(source, whole, axis=0, out=target, mode="clip")
         else:
             target[..., chosen] = np.take(source[:, chosen], whole, axis=0, mode="clip")
-    between = positions != whole
+    between = positions != floors
     if between.any():
-        angles = positions[between][:, None] * table.frequencies.array[chosen]
-        scaling = table.cos.array[0, chosen]
-        cos.array[between, chosen] = np.cos(angles) * scaling
-        sin.array[between, chosen] = np.sin(angles) * scaling
+        beyond = (positions - floors)[between][:, None] * table.frequencies.array[chosen]
+        small_cos, small_sin = _series(COSINE, beyond), _series(SINE, beyond) * beyond
+        table_cos, table_sin = cos.array[between, chosen], sin.array[between, chosen]
+        cos.array[between, chosen] = table_cos * small_cos - table_sin * small_sin
+        sin.array[between, chosen] = table_sin * small_cos + table_cos * small_sin
+
+
+def _series(coefficients: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Compute a series of the squares of angles, in the order of the CUDA kernel."""
+    squares, total = angles * angles, coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        total = total * squares + coefficient
+    return total
 
 
 def sample_row(

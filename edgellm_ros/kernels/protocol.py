@@ -21,7 +21,7 @@ from edgellm_ros.engine.tensor import Tensor
 class RopeTable:
     """Scaled cosine and sine of the rotary angle of every whole position and frequency.
 
-    The rows of other positions are computed. Row 0 has the scaling, as the cosine of angle 0 is 1.
+    The rows of other positions are computed from those of the whole positions before them.
     """
 
     cos: Tensor  # [P, D/2] f32

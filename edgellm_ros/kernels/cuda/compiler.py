@@ -18,7 +18,7 @@ from cuda.core import Program, ProgramOptions
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda import layout
 
-COMMON = ("common.cuh", "order.cuh", "random.cuh", "sampler.cuh")
+COMMON = ("common.cuh", "order.cuh", "random.cuh", "sampler.cuh", "rope.cuh")
 # files of a program, in this order
 KERNELS = (*COMMON, "rows.cu", "steps.cu", "pixels.cu", "sampling.cu", "log_probabilities.cu")
 TREE_KERNELS = (*COMMON, "tree.cu")

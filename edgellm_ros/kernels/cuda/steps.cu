@@ -1,23 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels before and after the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
 
-// Cosine and sine of one frequency at a position, from tables [positions, frequencies] of whole positions. Between
-// them both are computed; row 0 has the scaling.
-__device__ inline void write_angle(float* cos, float* sin, const float* cos_table, const float* sin_table,
-                                   const float* radians, float position, i64 frequency, i64 positions,
-                                   i64 frequencies) {
-  const i64 whole = (i64)position;
-  if (position == (float)whole) {
-    const i64 source = clamp(whole, 0, positions - 1) * frequencies + frequency;
-    *cos = cos_table[source];
-    *sin = sin_table[source];
-  } else {
-    const float angle = position * radians[frequency], scaling = cos_table[frequency];
-    *cos = cosf(angle) * scaling;
-    *sin = sinf(angle) * scaling;
-  }
-}
-
 // cos, sin [batch, steps, frequencies] from tables [positions, frequencies].
 extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                      const float* radians, const i64* lengths, const float* deltas, i64 batch,
