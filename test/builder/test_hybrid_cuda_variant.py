@@ -142,6 +142,25 @@ def test_the_variant_equals_the_standard_graph(device, exports, family, seed, ba
 
 @knows_lengths
 @pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 1), (1, 5)])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        pytest.param("nemotron_h", {"time_step_min": 0.0, "ssm_state_size": 64}, id="no lower bound of dt"),
+        pytest.param("nemotron_h", {"mamba_head_dim": 32, "ssm_state_size": 128}, id="whole rows, mamba2"),
+        pytest.param("nemotron_h", {"mamba_head_dim": 80, "ssm_state_size": 128}, id="Nemotron Nano's heads"),
+        pytest.param("qwen3_5", {"linear_key_head_dim": 64, "linear_value_head_dim": 24}, id="groups, delta"),
+    ],
+)
+def test_the_variant_equals_the_standard_graph_for_states_of_other_sizes(
+    device, exports, family, sizes, batch, tokens
+):
+    engine = exports(family, 2, sizes)
+    assert_equal(engine, device, make_inputs(engine, batch, tokens, [tokens] * batch, 3), 2e-4)
+
+
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("family", WRITERS)
 def test_the_variant_has_adapters_and_hidden_states(device, exports, family, tokens):
@@ -227,6 +246,30 @@ def test_a_decode_step_has_one_kernel_for_the_convolution_and_one_for_the_state(
         assert "MatMul" not in several
     attention = Counter(node.op_type for node in graph.node)
     assert attention["GroupQueryAttention"] == counts["key_cache_"]
+
+
+def test_a_decode_step_of_a_mamba2_layer_has_seventeen_kernels(exports):
+    """Its norm, two products, and what is between them; Sigmoid and a Mul become one kernel, QuickGelu."""
+    engine = exports("nemotron_h", 0, {"hybrid_override_pattern": "M*-", "use_bias": False}, precision="fp16")
+    graph = onnx.load(engine / "llm" / "model.cuda.onnx", load_external_data=False).graph
+    constants = {weight.name for weight in graph.initializer}
+    found: Counter[str] = Counter()
+
+    def visit(nodes) -> None:
+        for node in nodes:
+            if node.op_type == "If":
+                visit(next(a.g.node for a in node.attribute if a.name == "then_branch"))
+            elif set(node.input) <= constants:  # computed when the graph is loaded
+                constants.update(node.output)
+            elif node.name.startswith("/layers.0/") and node.op_type not in ("Reshape", "Concat"):
+                found[node.op_type] += 1
+
+    visit(graph.node)
+    assert found == {
+        "RMSNormalization": 2, "MatMul": 2, "Cast": 2, "Split": 2, "CausalConvWithState": 1,
+        "LinearAttentionGate": 1, "Max": 1, "Mul": 4, "LinearAttention": 1, "HyperConnectionPostMix": 1,
+        "Sigmoid": 1,
+    }  # fmt: skip
 
 
 def test_both_graphs_of_a_hybrid_share_one_file_of_weights(exports):
