@@ -23,10 +23,22 @@ from transformers.models.llama.modeling_llama import (  # noqa: E402
     LlamaRotaryEmbedding,
 )
 
+from edgellm_ros.builder import export  # noqa: E402
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig  # noqa: E402
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
+from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
 from training.checkpoint import load_policy, thinker_config  # noqa: E402
 from training.data import SequenceWriter  # noqa: E402
 from training.draft import BASE, STATE_LAYERS, Adapters, lesson_of  # noqa: E402
-from training.draft_score import Answered, Candidates, Drafter, Drafting, accepted, rounds_of  # noqa: E402
+from training.draft_score import (  # noqa: E402
+    Answered,
+    Candidates,
+    Drafter,
+    Drafting,
+    accepted,
+    rounds_of,
+    tokens_per_verification,
+)
 from training.eagle import (  # noqa: E402
     DraftDims,
     DraftHead,
@@ -51,6 +63,7 @@ DIMS = DraftDims(
 )
 BATCH, LENGTH = 2, 12
 CHECKPOINT = REPOSITORY / "models" / "arena"
+STOPS = ("<|im_end|>", "<|traj_future_start|>")
 TOKENIZER = CHECKPOINT / "tokenizer.json"
 
 
@@ -310,3 +323,29 @@ def test_the_command_writes_a_head(tmp_path):
     for text in (" the", " ich", " carefully", " box"):
         assert words.encode(text, add_special_tokens=False).ids[0] in ids, text
     assert words.token_to_id("<|traj_future_start|>") in ids
+
+
+def test_the_runtime_yields_the_tokens_of_the_simulation(arena, tmp_path):
+    """With the demo's own head: the same states, positions and embeddings in training and runtime."""
+    policy, adapters, batch = arena
+    adapters.use(BASE)
+    head, layers = load_head(CHECKPOINT / "draft")
+    head.requires_grad_(False)
+    drafting = Drafting(top_k=1, steps=4, rows=5)
+    stops = [Tokenizer.from_file(str(TOKENIZER)).token_to_id(name) for name in STOPS]
+    found = tokens_per_verification(policy, head, layers, [dict(batch)], stops, 0.0, [drafting])
+    export(CHECKPOINT, tmp_path / "engine", draft=CHECKPOINT / "draft")
+    shape = SpecDecodeDraftingConfig(drafting.top_k, drafting.steps, drafting.rows, falls_back=False)
+    with LLMInferenceRuntime(tmp_path / "engine", drafting=shape) as runtime:
+        for situation, image in zip(unseen_situations(4), batch["image"].numpy(), strict=True):
+            runtime.handle_request(
+                LLMGenerationRequest(
+                    prompt=situation.command.text,
+                    images=(image,),
+                    history=situation.history,
+                    speed=situation.state.speed,
+                )
+            )
+        measured = runtime.spec_decode_generation_metrics.tokens_per_verification
+    assert measured == pytest.approx(found[drafting])
+    assert measured > 3.5
