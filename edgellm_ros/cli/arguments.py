@@ -77,10 +77,10 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--drafting",
-        choices=("off", "eagle", "lookup"),
-        default="off",
+        choices=("auto", "off", "eagle", "lookup"),
+        default="auto",
         help="eagle: drafts of the engine's draft head; lookup: what followed the newest tokens earlier in "
-        "the text (default: %(default)s)",
+        "the text; auto: eagle if the engine has a draft head, else off (default: %(default)s)",
     )
     for name, least, text in (
         ("--draft-top-k", 1, "candidates of each token of a draft, and tokens of a level that are continued"),
@@ -95,6 +95,7 @@ def drafting(args: argparse.Namespace) -> SpecDecodeDraftingConfig | None:
 
     ValueError for an option that has no meaning.
     """
+    from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
 
     sizes = {
@@ -104,10 +105,12 @@ def drafting(args: argparse.Namespace) -> SpecDecodeDraftingConfig | None:
     }
     given = [name for name, value in sizes.items() if value is not None]
     if args.drafting == "off" and given:
-        raise ValueError(f"{given[0]} needs --drafting eagle or lookup")
+        raise ValueError(f"{given[0]} needs --drafting auto, eagle or lookup")
     if args.drafting == "lookup" and args.draft_top_k is not None:
         raise ValueError("--draft-top-k is for --drafting eagle: lookup drafts a chain")
-    return drafting_config(args.drafting, *sizes.values())
+    return drafting_config(
+        args.drafting, EngineConfig.load(args.engine_dir), args.device == "cpu", *sizes.values()
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

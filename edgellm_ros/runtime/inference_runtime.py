@@ -70,7 +70,8 @@ class LLMInferenceRuntime:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
         if isinstance(drafting, str):
-            drafting = drafting_config(drafting)
+            on_cpu = (device if isinstance(device, str) else device.memory) == "cpu"
+            drafting = drafting_config(drafting, self.config, on_cpu)
         if drafting is not None:
             check_drafting(drafting, self.config)
         self._metrics = RuntimeMetrics()

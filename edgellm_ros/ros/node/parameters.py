@@ -153,10 +153,11 @@ SPECS: dict[str, Spec] = {
         "", "File that stores the prefix cache between runs; empty = none.", fixed=True
     ),
     "drafting": Spec(
-        "off",
+        "auto",
         "Speculative decoding: several tokens per run of the model, with the same answers. eagle = drafts of "
-        "the engine's draft head, lookup = what followed the newest tokens earlier in the text, off = none.",
-        choices=("off", "eagle", "lookup"),
+        "the engine's draft head, lookup = what followed the newest tokens earlier in the text, off = none, "
+        "auto = eagle if the engine has a draft head.",
+        choices=("auto", "off", "eagle", "lookup"),
         fixed=True,
     ),
     "draft_top_k": Spec(

@@ -8,6 +8,7 @@ from pathlib import Path
 from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
@@ -25,6 +26,8 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
     size = parameters.prefix_cache_mb
     drafting = drafting_config(
         parameters.drafting,
+        EngineConfig.load(parameters.engine_dir),
+        parameters.device == "cpu",
         parameters.draft_top_k or None,
         parameters.draft_steps or None,
         parameters.verify_tree_size or None,

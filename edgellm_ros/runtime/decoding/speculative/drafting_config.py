@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import VERIFY
 
 MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
-OFF, EAGLE, LOOKUP = "off", "eagle", "lookup"
+AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
 STRATEGIES = (EAGLE, LOOKUP)
 
 
@@ -23,9 +24,9 @@ class SpecDecodeDraftingConfig:
     candidates of all levels. ValueError for sizes that make no tree.
     """
 
-    drafting_top_k: int = 8
+    drafting_top_k: int = 4
     drafting_step: int = 4
-    verify_tree_size: int = 32  # rows of a verification, with the newest token
+    verify_tree_size: int = 16  # rows of a verification, with the newest token
     strategy: str = EAGLE  # "eagle": a draft head; "lookup": earlier text, as a chain of drafting_step tokens
     falls_back: bool = True  # to vanilla steps while they are faster
 
@@ -93,27 +94,45 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> 
 
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
+CPU_CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
 
 
 def drafting_config(
     drafting: str,
+    config: EngineConfig,
+    on_cpu: bool,
     drafting_top_k: int | None = None,
     drafting_step: int | None = None,
     verify_tree_size: int | None = None,
 ) -> SpecDecodeDraftingConfig | None:
-    """Return the configuration that options name; None for "off". ValueError.
+    """Return the configuration that options name for an engine; None = no drafting. ValueError.
 
-    An option that is None keeps the default of the strategy.
+    "auto" is "eagle" for an engine that can draft with a head, else "off". An option that is None keeps the
+    default of the strategy, which for heads depends on the device.
     """
+    sizes: dict[str, Any] = {
+        name: value
+        for name, value in (
+            ("drafting_top_k", drafting_top_k),
+            ("drafting_step", drafting_step),
+            ("verify_tree_size", verify_tree_size),
+        )
+        if value is not None
+    }
+    if drafting == AUTO:
+        drafting = EAGLE if config.draft is not None and config.llm.recurrent is None else OFF
+        if drafting == OFF and sizes:
+            raise ValueError(f"{next(iter(sizes))} is for drafting, and this engine has no draft head")
     if drafting == OFF:
         return None
     if drafting not in STRATEGIES:
-        expected = ", ".join((OFF, *STRATEGIES))
+        expected = ", ".join((AUTO, OFF, *STRATEGIES))
         raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
-    default = LOOKUP_CHAIN if drafting == LOOKUP else SpecDecodeDraftingConfig()
-    return replace(
-        default,
-        drafting_top_k=default.drafting_top_k if drafting_top_k is None else drafting_top_k,
-        drafting_step=default.drafting_step if drafting_step is None else drafting_step,
-        verify_tree_size=default.verify_tree_size if verify_tree_size is None else verify_tree_size,
-    )
+    default = LOOKUP_CHAIN
+    if drafting == EAGLE:
+        default = CPU_CHAIN if on_cpu else SpecDecodeDraftingConfig()
+    if config.draft is not None:
+        default = replace(
+            default, verify_tree_size=min(default.verify_tree_size, config.draft.max_verify_tree_size)
+        )
+    return replace(default, **sizes)
