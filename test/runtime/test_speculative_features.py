@@ -234,7 +234,7 @@ class TestRefused:
             LLMInferenceRuntime(tiny_engine, drafting=config)
 
     def test_another_word(self, tiny_engine):
-        with pytest.raises(ValueError, match="drafting must be one of off, eagle, lookup, got 'fast'"):
+        with pytest.raises(ValueError, match="drafting must be one of auto, off, eagle, lookup, got 'fast'"):
             LLMInferenceRuntime(tiny_engine, drafting="fast")
 
     def test_a_damaged_table_of_tokens(self, draft_engine, tmp_path):

@@ -153,10 +153,10 @@ SPECS: dict[str, Spec] = {
         "", "File that stores the prefix cache between runs; empty = none.", fixed=True
     ),
     "drafting": Spec(
-        "auto",
-        "Speculative decoding: several tokens per run of the model, with the same answers. eagle = drafts of "
-        "the engine's draft head, lookup = what followed the newest tokens earlier in the text, off = none, "
-        "auto = eagle if the engine has a draft head.",
+        "off",
+        "Speculative decoding: several tokens per run of the model, with the same words; trajectories differ "
+        "in their last bits. eagle = drafts of the engine's draft head, lookup = what followed the newest "
+        "tokens earlier in the text, auto = eagle if the engine has a draft head, off = none.",
         choices=("auto", "off", "eagle", "lookup"),
         fixed=True,
     ),
