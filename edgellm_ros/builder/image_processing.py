@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection
+from edgellm_ros.multimodal.video_config import BICUBIC
 
 IMAGE_PROCESSOR = "image_processor"  # its key in processor_config.json
-BICUBIC = 3  # PIL's code
 QWEN2_VL = ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"]
 GOT_OCR2 = ["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"]
 SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # the default of Qwen2VLImageProcessor

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm_ros.builder.checkpoint_config import ConfigSection, read_section
-from edgellm_ros.builder.image_processing import BICUBIC, area_limits, colours
+from edgellm_ros.builder.image_processing import area_limits, colours
 from edgellm_ros.multimodal.video_config import (
     AS_EXACT_POSITIONS,
     AS_POSITIONS,
     AS_TEXT,
+    BICUBIC,
     LIMITS_OF_A_FRAME,
     LIMITS_OF_ALL_FRAMES,
     VideoConfig,

@@ -16,6 +16,15 @@ AS_TEXT, AS_POSITIONS, AS_EXACT_POSITIONS = "text", "positions", "exact_position
 TIMESTAMPS = (AS_TEXT, AS_POSITIONS, AS_EXACT_POSITIONS)
 
 
+BICUBIC = 3  # PIL's code of the filter that images are resized with
+
+
+def check_bicubic(resample: int) -> None:
+    """Check a processor's filter. ValueError for another one."""
+    if resample != BICUBIC:
+        raise ValueError(f"resample must be {BICUBIC} (bicubic), got {resample}")
+
+
 @dataclass(frozen=True)
 class VideoConfig:
     """Videos of a vision tower that takes pairs of frames, or larger groups."""
@@ -29,12 +38,13 @@ class VideoConfig:
     max_video_tokens: int  # the processor's further limit with `cap_pixels_per_frame`; 0 = off
     min_frames: int  # frames that are sampled from a video file
     max_frames: int
-    resample: int  # PIL's code of the filter; 3 = bicubic
+    resample: int  # PIL's code of the filter: 3, bicubic
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        check_bicubic(self.resample)
         for name, choices in (("processor", PROCESSORS), ("timestamps", TIMESTAMPS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from edgellm_ros.multimodal.video_config import VideoConfig
+from edgellm_ros.multimodal.video_config import VideoConfig, check_bicubic
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class VisionTower:
     in_channels: int
     patch_size: int
     spatial_merge_size: int  # m
-    resample: int  # PIL's code of the filter; 3 = bicubic
+    resample: int  # PIL's code of the filter: 3, bicubic
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
@@ -54,6 +54,7 @@ class VisionTower:
             raise ValueError(
                 f"hidden_size {self.hidden_size} / num_heads {self.num_heads} must be a whole number"
             )
+        check_bicubic(self.resample)
         for name in ("image_mean", "image_std"):
             if len(getattr(self, name)) != self.in_channels:
                 raise ValueError(f"{name} must have {self.in_channels} values, got {getattr(self, name)}")

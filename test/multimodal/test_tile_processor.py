@@ -18,7 +18,7 @@ CHANGES = [
     {"min_tiles": 5, "max_tiles": 7},
     {"tile_size": 48},
     {"min_tiles": 4, "max_tiles": 3},
-    {"rescale_factor": 1 / 127.5, "image_mean": (1.0, 0.9, 1.1), "resample": 2},
+    {"rescale_factor": 1 / 127.5, "image_mean": (1.0, 0.9, 1.1)},
 ]
 
 

@@ -14,6 +14,7 @@ from fixtures.vision_config import CONFIG, TILES
         ({"max_pixels": 100}, "max_pixels 100 is less than min_pixels 71680"),
         ({"num_position_embeddings": 500}, "must be a square, got 500"),
         ({"num_heads": 5}, "hidden_size 192 / num_heads 5"),
+        ({"resample": 2}, r"resample must be 3 \(bicubic\), got 2"),
         ({"image_std": (0.5, 0.5)}, "image_std must have 3 values"),
         ({"image_std": (0.5, 0.5, 0.0)}, "image_std must be positive"),
         ({"deepstack_visual_indexes": (1, 6)}, "outside 0..5"),
