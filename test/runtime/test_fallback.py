@@ -8,6 +8,7 @@ from edgellm_ros.runtime.decoding.speculative.fallback import (
     LONGEST_PAUSE,
     PROBE,
     REFRESH,
+    SHORT_TRIAL,
     TRIAL,
     Fallback,
 )
@@ -54,14 +55,14 @@ def test_vanilla_steps_are_measured_again_from_time_to_time(steps):
 def test_a_hard_text_pauses_drafting(steps):
     steps.tokens = 1.1
     assert steps.run(TRIAL + PROBE + FIRST_PAUSE) == "d" * TRIAL + "v" * (PROBE + FIRST_PAUSE)
-    assert steps.run(TRIAL) == "d" * TRIAL, "another trial"
+    assert steps.run(SHORT_TRIAL + 1) == "d" * SHORT_TRIAL + "v", "another trial, which fails too"
 
 
-def test_pauses_double_up_to_the_longest_one(steps):
+def test_pauses_become_longer_up_to_the_longest_one(steps):
     steps.tokens = 1.0
     kinds = steps.run(6 * LONGEST_PAUSE)
     pauses = [len(pause) for pause in kinds.split("d") if pause]
-    assert pauses[:3] == [PROBE + FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[:3] == [PROBE + FIRST_PAUSE, 4 * FIRST_PAUSE, 16 * FIRST_PAUSE]
     assert max(pauses) == LONGEST_PAUSE
 
 
@@ -76,8 +77,18 @@ def test_a_new_text_gets_a_trial_at_once(steps):
     steps.tokens = 1.0
     steps.run(2000)
     steps.fallback.new_text()
-    kinds = steps.run(TRIAL + FIRST_PAUSE)
-    assert kinds == "d" * TRIAL + "v" * FIRST_PAUSE, "the time of vanilla steps is known"
+    kinds = steps.run(SHORT_TRIAL + FIRST_PAUSE)
+    assert kinds == "d" * SHORT_TRIAL + "v" * FIRST_PAUSE, "the last trial failed"
+
+
+def test_after_a_trial_that_pays_the_next_text_gets_a_long_one(steps):
+    steps.tokens = 1.0
+    steps.run(100)
+    steps.tokens = 3.0
+    steps.run(500)
+    steps.fallback.new_text()
+    steps.tokens = 1.0
+    assert steps.run(TRIAL + 1) == "d" * TRIAL + "v"
 
 
 def test_one_slow_step_changes_nothing(steps):

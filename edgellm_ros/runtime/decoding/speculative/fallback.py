@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fallback: decides, from what rounds and vanilla steps cost and yield, whether to draft.
 
-  trial      8 rounds are measured, and 3 vanilla steps unless their time is known
+  trial      8 rounds are measured, 2 if the last trial failed, and 3 vanilla steps unless their time is known
   drafting   as long as a round yields more tokens than vanilla steps yield in its time
-  pause      vanilla steps; their number doubles with each trial that fails; then the next trial
+  pause      vanilla steps, four times as many with each trial that fails; then the next trial
 
 Times are known from earlier batches of the same size. The number of tokens of a round depends on the text, so
 it is measured again for every prompt.
@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from statistics import fmean, median
 
-TRIAL = 8  # rounds
+TRIAL, SHORT_TRIAL = 8, 2  # rounds
 PROBE = 3  # vanilla steps
 REFRESH = 1024  # rounds until vanilla steps are measured again
-FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # vanilla steps
+FIRST_PAUSE, LONGEST_PAUSE = 32, 2048  # vanilla steps
+LONGER = 4  # times as long as the pause before
 MEASUREMENTS = 9  # of which the median counts: the first step of a kind also binds tensors
 
 
@@ -32,6 +33,7 @@ class Fallback:
         self._last = 0.0
         self._batch = 0
         self._until_refresh = REFRESH
+        self._trial = TRIAL
         self.new_text()
 
     def new_text(self) -> None:
@@ -66,7 +68,7 @@ class Fallback:
 
     def _next_vanilla_steps(self) -> int:
         """Return how many vanilla steps to do before the next round."""
-        if len(self._tokens) < TRIAL:
+        if len(self._tokens) < self._trial:
             return 0
         vanilla = self._seconds.get((self._batch, False), ())
         if len(vanilla) < PROBE or self._until_refresh <= 0:
@@ -74,8 +76,9 @@ class Fallback:
             return PROBE
         drafted = self._seconds.get((self._batch, True))
         if not drafted or fmean(self._tokens) * median(vanilla) > median(drafted):
-            self._pause = FIRST_PAUSE
+            self._trial, self._pause = TRIAL, FIRST_PAUSE
             return 0
-        steps, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._trial = SHORT_TRIAL
+        steps, self._pause = self._pause, min(LONGER * self._pause, LONGEST_PAUSE)
         self._tokens.clear()
         return steps
