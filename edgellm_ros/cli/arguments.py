@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgellm_ros.echo import printable, quoted
 
 if TYPE_CHECKING:
+    from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 
 DEVICES = ("cpu", "cuda", "tensorrt")
@@ -90,12 +91,11 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         group.add_argument(name, type=integer(least), metavar="N", help=f"{text} (default: the drafter's)")
 
 
-def drafting(args: argparse.Namespace) -> SpecDecodeDraftingConfig | None:
-    """Return the configuration that the options of `add_drafting` ask for.
+def drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraftingConfig | None:
+    """Return the configuration that the options of `add_drafting` ask for, with this engine.
 
     ValueError for an option that has no meaning.
     """
-    from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
 
     sizes = {
@@ -108,9 +108,7 @@ def drafting(args: argparse.Namespace) -> SpecDecodeDraftingConfig | None:
         raise ValueError(f"{given[0]} needs --drafting auto, eagle or lookup")
     if args.drafting == "lookup" and args.draft_top_k is not None:
         raise ValueError("--draft-top-k is for --drafting eagle: lookup drafts a chain")
-    return drafting_config(
-        args.drafting, EngineConfig.load(args.engine_dir), args.device == "cpu", *sizes.values()
-    )
+    return drafting_config(args.drafting, config, args.device == "cpu", *sizes.values())
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         action_samples=0 if config.action is None else args.action_samples,
     )
     with LLMInferenceRuntime(
-        args.engine_dir, device=args.device, prefix_cache_bytes=0, drafting=arguments.drafting(args)
+        args.engine_dir, device=args.device, prefix_cache_bytes=0, drafting=arguments.drafting(args, config)
     ) as runtime:
         runtime.capture_decoding_cuda_graph()
         for _ in range(args.warmup):

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     sampling_params(args, config)  # wrong options are refused before the engines load
     adapters = lora_dirs(args.lora, args.engine_dir)
     with LLMInferenceRuntime(
-        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args)
+        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args, config)
     ) as runtime:
         chat = Chat(runtime, args, config)
         for line in _lines():

@@ -171,10 +171,11 @@ def run(args: argparse.Namespace) -> int:
     from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
     streamer = Streamer(sys.stderr if args.json else sys.stdout) if args.stream else None
-    request = make_request(args, EngineConfig.load(args.engine_dir), streamer)
+    config = EngineConfig.load(args.engine_dir)
+    request = make_request(args, config, streamer)
     adapters = lora_dirs(args.lora, args.engine_dir)
     with LLMInferenceRuntime(
-        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args)
+        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args, config)
     ) as runtime:
         response = runtime.handle_request(request)
         drafted = runtime.spec_decode_generation_metrics

@@ -40,7 +40,7 @@ def answer_file(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{args.out}: its folder does not exist")
     answers: dict[int, dict[str, Any]] = {}
     adapters = _adapters(args, requests)
-    drafting = arguments.drafting(args)
+    drafting = arguments.drafting(args, config)
     with LLMInferenceRuntime(
         args.engine_dir, device=args.device, lora_dirs=adapters, drafting=drafting
     ) as runtime:

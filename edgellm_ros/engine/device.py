@@ -101,6 +101,13 @@ class Device(Protocol):
         ...
 
 
+def on_device(device: Device, array: np.ndarray) -> Tensor:
+    """Allocate a buffer with the contents of a host array."""
+    tensor = device.empty(array.shape, array.dtype)
+    device.upload(tensor, array)
+    return tensor
+
+
 class CpuHostCopy:
     """A copy that is already complete."""
 

@@ -16,7 +16,7 @@ from edgellm_ros.engine_directory.recurrent_config import (
     RECURRENT,
     RecurrentConfig,
 )
-from edgellm_ros.engine_directory.rope_config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig, check_heads
 from edgellm_ros.engine_directory.schema import from_dict, to_dict
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
@@ -78,18 +78,7 @@ class LanguageModelConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        if self.rope.rotary_dim > self.head_dim:
-            raise ValueError(
-                f"rope has {len(self.rope.frequencies)} frequencies, more than the pairs of head_dim "
-                f"{self.head_dim}"
-            )
+        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.rope)
         if not 0 <= self.reduced_vocab_size <= self.vocab_size:
             raise ValueError(
                 f"reduced_vocab_size must be from 0 to vocab_size {self.vocab_size}, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm_ros.engine_directory.rope_config import RopeConfig
+from edgellm_ros.engine_directory.rope_config import RopeConfig, check_heads
 
 NUM_BASE_STATES = 3  # states of a token that a head takes
 
@@ -44,18 +44,7 @@ class DraftConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_verify_tree_size < 2:
             raise ValueError(f"max_verify_tree_size must be at least 2, got {self.max_verify_tree_size}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        if self.rope.rotary_dim > self.head_dim:
-            raise ValueError(
-                f"rope has {len(self.rope.frequencies)} frequencies, more than the pairs of head_dim "
-                f"{self.head_dim}"
-            )
+        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.rope)
         layers = self.base_state_layers
         if len(layers) != NUM_BASE_STATES or list(layers) != sorted(set(layers)) or layers[0] < 0:
             raise ValueError(

@@ -37,3 +37,18 @@ class RopeConfig:
     def rotary_dim(self) -> int:
         """Return the number of rotated values of a head, which are its first."""
         return 2 * len(self.frequencies)
+
+
+def check_heads(num_attention_heads: int, num_key_value_heads: int, head_dim: int, rope: RopeConfig) -> None:
+    """Check the heads of an attention layer, and that its rotary embedding fits. ValueError otherwise."""
+    if num_attention_heads % num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads {num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {num_key_value_heads}"
+        )
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"head_dim must be even, got {head_dim}")
+    if rope.rotary_dim > head_dim:
+        raise ValueError(
+            f"rope has {len(rope.frequencies)} frequencies, more than the pairs of head_dim {head_dim}"
+        )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels
@@ -43,11 +43,11 @@ class VisionRunner:
         self._device = device
         self._max_tokens = max_tokens
         self._processor = make_image_processor(config)
-        self._image_levels = self._video_levels = self._put(self._processor.levels)
+        self._image_levels = self._video_levels = on_device(device, self._processor.levels)
         self.videos: VideoProcessor | None = None  # None = the tower takes no videos
         if isinstance(config, QwenVisionTower) and config.video is not None:
             self.videos = VideoProcessor(config, config.video)
-            self._video_levels = self._put(self.videos.levels)
+            self._video_levels = on_device(device, self.videos.levels)
         self._pixels = PixelBuffers(device, kernels, config, max_tokens)
         self._last_run: BindingSnapshot | None = None
         self._grid_inputs: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
@@ -129,13 +129,9 @@ class VisionRunner:
         if token_grid in self._grid_inputs:
             self._grid_inputs.move_to_end(token_grid)
             return self._grid_inputs[token_grid]
-        tensors = {name: self._put(array) for name, array in self._processor.grid_inputs(token_grid).items()}
+        arrays = self._processor.grid_inputs(token_grid)
+        tensors = {name: on_device(self._device, array) for name, array in arrays.items()}
         self._grid_inputs[token_grid] = tensors
         if len(self._grid_inputs) > MAX_CACHED_GRIDS:
             self._grid_inputs.popitem(last=False)
         return tensors
-
-    def _put(self, array: np.ndarray) -> Tensor:
-        tensor = self._device.empty(array.shape, array.dtype)
-        self._device.upload(tensor, array)
-        return tensor

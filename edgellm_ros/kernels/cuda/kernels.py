@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm_ros.engine.device import on_device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.launches import (
     WIDEST,
@@ -240,10 +241,7 @@ class CudaKernels(CudaLaunches):
             self._resizing.move_to_end(key)
             return self._resizing[key]
         arrays = bicubic_weights(size, out_size)
-        tensors = [self._device.empty(array.shape, array.dtype) for array in arrays]
-        for tensor, array in zip(tensors, arrays, strict=True):
-            self._device.upload(tensor, array)
-        self._resizing[key] = found = ResizeWeights(*tensors)
+        self._resizing[key] = found = ResizeWeights(*(on_device(self._device, array) for array in arrays))
         if len(self._resizing) > MAX_CACHED_WEIGHTS:
             self._resizing.popitem(last=False)
         return found

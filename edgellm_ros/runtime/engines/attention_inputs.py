@@ -71,13 +71,22 @@ class AttentionInputs:
         return self._has_mask
 
     @property
-    def unbatched(self) -> tuple[str, ...]:
+    def _unbatched(self) -> tuple[str, ...]:
         """Names of the inputs without a batch axis, which are never sliced by rows."""
         return (names.ROPE_COS, names.ROPE_SIN) if self._has_lengths else ()
 
     def needs_one_sequence_per_run(self, tokens: int) -> bool:
         """Return whether runs of so many tokens per sequence take one sequence only."""
         return self._has_lengths and tokens > 1
+
+    def part(self, tensors: dict[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
+        """Return the tensors of a run over rows start..stop-1 of a run's tensors [B,...]."""
+        if (start, stop) == (0, tensors[names.INPUTS_EMBEDS].shape[0]):
+            return tensors
+        return {
+            name: tensor if name in self._unbatched else tensor.rows(start, stop)
+            for name, tensor in tensors.items()
+        }
 
     def inputs(self, rows: range, tokens: int) -> dict[str, Tensor]:
         """Return views of the buffers for a run over these rows: always the same memory."""
@@ -170,3 +179,12 @@ class AttentionInputs:
             self._kernels.causal_mask(lengths, inputs[names.ATTENTION_MASK])
         if self._has_lengths:
             self._kernels.visible_rows(lengths, tokens, inputs[names.KV_LENGTH])
+
+
+def run_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the sizes of the dimensions that the runs of all text decoders have in common."""
+    batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
+    sizes = {"B": batch, "S": tokens, "N": tensors[names.LOGITS].shape[1]}
+    if names.ROPE_COS in tensors:
+        sizes["P"] = tensors[names.ROPE_COS].shape[0]
+    return sizes

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
@@ -25,7 +25,7 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import DraftConfig
 from edgellm_ros.kernels import DraftTable, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
-from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
+from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 
 PROMPT_PROFILE = 0
@@ -76,11 +76,9 @@ class DraftEngineRunner:
         self._next_states = device.empty((batch * tokens, draft.hidden_size), self.dtype)
         self._logits = device.empty((batch * top_k, draft.vocab_size), np.float32)
         self._first = device.zeros((batch, 1), np.int64)
-        self._nodes = device.empty((batch, top_k), np.int64)
-        device.upload(self._nodes, np.tile(np.arange(top_k), (batch, 1)))
-        self._depths = [device.empty((batch, top_k), np.int64) for _ in range(levels)]
-        for depth, tensor in enumerate(self._depths):
-            device.upload(tensor, np.full((batch, top_k), depth, np.int64))
+        self._new_rows = device.empty((batch,), np.int64)  # of prompts
+        self._nodes = on_device(device, np.tile(np.arange(top_k), (batch, 1)))
+        self._depths = [on_device(device, np.full((batch, top_k), depth)) for depth in range(levels)]
 
     def execute_prompts(
         self, embeds: Tensor, states: Tensor, positions: np.ndarray, counts: Sequence[int], rows: range
@@ -92,7 +90,7 @@ class DraftEngineRunner:
         """
         inputs = self._inputs.for_prefill(rows, positions)
         self._run(PROMPT_PROFILE, inputs, rows, embeds, states, self._first.rows(0, len(rows)))
-        new = self._device.zeros((len(rows),), np.int64)
+        new = self._new_rows.rows(0, len(rows))
         self._device.upload(new, np.asarray(counts, np.int64))
         self.kv_cache.commit_rows(rows, new)
 
@@ -173,14 +171,6 @@ class DraftEngineRunner:
         alone = self._inputs.needs_one_sequence_per_run(tokens)
         size = 1 if alone else batch
         for row in range(0, batch, size):
-            part = tensors
-            if size < batch:
-                part = {
-                    name: tensor if name in self._inputs.unbatched else tensor.rows(row, row + size)
-                    for name, tensor in tensors.items()
-                }
-            dims = {"B": size, "S": tokens, "N": part[names.LOGITS].shape[1]}
-            if names.ROPE_COS in part:
-                dims["P"] = part[names.ROPE_COS].shape[0]
-            self._executor.prepare(profile, dims, part, self._device.stream)
+            part = self._inputs.part(tensors, row, row + size)
+            self._executor.prepare(profile, run_sizes(part), part, self._device.stream)
             yield

@@ -12,7 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
@@ -22,7 +22,7 @@ from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
-from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs
+from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
 from edgellm_ros.runtime.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 
@@ -287,8 +287,7 @@ class LLMEngineRunner:
         """Return the indices of the nodes of trees [batch,nodes]."""
         if nodes not in self._node_indices:
             indices = np.tile(np.arange(nodes), (self.config.max_supported_batch_size, 1))
-            self._node_indices[nodes] = self._device.empty(indices.shape, np.int64)
-            self._device.upload(self._node_indices[nodes], indices)
+            self._node_indices[nodes] = on_device(self._device, indices)
         return self._node_indices[nodes].rows(0, batch)
 
     def _fused_bindings(self, batch: int, tokens: int) -> dict[str, Tensor]:
@@ -331,27 +330,14 @@ class LLMEngineRunner:
         alone = attention_inputs.needs_one_sequence_per_run(tokens)
         for (adapter, _), group in groupby(sequences, lambda pair: (pair[1], alone and pair[0])):
             rows = [row for row, _ in group]
-            part = tensors
-            if len(rows) < batch:
-                part = {
-                    name: tensor if name in attention_inputs.unbatched else tensor.rows(rows[0], rows[-1] + 1)
-                    for name, tensor in tensors.items()
-                }
+            part = attention_inputs.part(tensors, rows[0], rows[-1] + 1)
             self._bind(executor, profile, part, adapter)
             yield
 
     def _bind(
         self, executor: EngineExecutor, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter
     ) -> None:
-        batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
-        logits_per_sequence = tensors[names.LOGITS].shape[1]
-        dims = {
-            "B": batch,
-            "S": tokens,
-            "N": logits_per_sequence,
-            **({"P": tensors[names.ROPE_COS].shape[0]} if names.ROPE_COS in tensors else {}),
-            **rank_sizes(adapter.rank),
-        }
+        dims = run_sizes(tensors) | rank_sizes(adapter.rank)
         shared = {name: tensor for name, tensor in self._shared.items() if name in executor.bindings}
         bound = {**tensors, **shared, **adapter.tensors}
         executor.prepare(profile, dims, bound, self._device.stream)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE
 from edgellm_ros.engine_directory.tensor_file import read_tensor
@@ -61,12 +60,12 @@ def load_drafter(
     if not draft.shares_embedding:
         shape = (config.vocab_size, draft.hidden_size)
         table = read_tensor(root / DRAFT_EMBEDDING_FILE, "embedding", shape)
-        embedding = _upload(device, table.astype(head.dtype, copy=False))
+        embedding = on_device(device, table.astype(head.dtype, copy=False))
     if (root / D2T_FILE).is_file():
         ids = read_tensor(root / D2T_FILE, "token_of_draft_logit", (draft.vocab_size,)).astype(np.int64)
         if ids.min() < 0 or ids.max() >= config.vocab_size:
             raise ValueError(f"{root / D2T_FILE}: token ids must be below {config.vocab_size}")
-        token_of_logit = _upload(device, ids)
+        token_of_logit = on_device(device, ids)
     return EagleDrafter(
         device,
         kernels,
@@ -80,9 +79,3 @@ def load_drafter(
         embedding,
         token_of_logit,
     )
-
-
-def _upload(device: Device, array: np.ndarray) -> Tensor:
-    tensor = device.empty(array.shape, array.dtype)
-    device.upload(tensor, array)
-    return tensor
