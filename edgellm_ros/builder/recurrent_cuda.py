@@ -48,7 +48,8 @@ MAX_THREADS = 1024  # of a block, one for each row and column of the state
 MAX_HEAD_DIM = 256  # of attention
 MAX_PARTS = 4  # of unequal sizes, along the last axis, that Split cuts without copies from host memory
 
-Mixed = tuple[ir.Value, ir.Value, ir.Value]  # y [B,S,...], present convolution, present state; fp32
+# y [B*S,...] or [B,S,...], present convolution, present state; fp32
+Mixed = tuple[ir.Value, ir.Value, ir.Value]
 
 
 def has_kernels(config: LanguageModelConfig) -> bool:
@@ -197,7 +198,7 @@ def _scan_step(
     """Add the scan of one token: channels [B,1,C] fp32, steps [B,1,heads] fp32, state as it is bound.
 
     Each group of columns is a head of `LinearAttention`, with the decay of the head that it is a part of.
-    Returns y [B,1,heads*P] fp32 and the state.
+    Returns y [B,heads*P] fp32 and the state.
     """
     op, heads, columns = graph.op, mamba.heads, state_columns(mamba.head_dim)
     groups = mamba.head_dim // columns  # of a head
@@ -224,7 +225,7 @@ def _scan_tokens(
     state: ir.Value,
     valid: ir.Value,
 ) -> tuple[ir.Value, ir.Value]:
-    """Add `_scan_step` for several tokens: valid [B,S,1].
+    """Add `_scan_step` for several tokens: valid [B,S,1] -> y [B*S,heads*P].
 
     P is padded to whole rows of the kernel for many tokens.
     """
@@ -248,7 +249,7 @@ def _scan_tokens(
         ends = graph.constant([0]), graph.constant([head_dim]), graph.constant([-1])
         y, last = op("Slice", y, *ends), op("Slice", last, *ends)
     skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
-    y = graph.reshape(op("Add", y, skip), [0, 0, mamba.inner])
+    y = graph.reshape(op("Add", y, skip), [-1, mamba.inner])
     return y, cut_columns(graph, last, heads, mamba.state_size, head_dim)
 
 
@@ -284,7 +285,7 @@ def _linear_attention(
 
 
 def _skip_step(graph: ModelBuilder, mamba: Mamba2, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Add y + D x of one token in one kernel: x [B,1,heads,P], y [B,1,heads*P], as the result.
+    """Add y + D x of one token in one kernel: x [B,1,heads,P], y [B,1,heads*P] -> [B,heads*P].
 
     HyperConnectionPostMix adds the product of one vector for all streams with a factor for each value of each
     stream. The rows of x are the factors; D is the vector.
@@ -293,21 +294,22 @@ def _skip_step(graph: ModelBuilder, mamba: Mamba2, x: ir.Value, y: ir.Value) -> 
     d = graph.reshape(graph.op("Expand", d, graph.constant([mamba.heads, mamba.head_dim])), [mamba.inner])
     x, y = (graph.reshape(part, [-1, mamba.inner]) for part in (x, y))
     (y,) = graph.ops("HyperConnectionPostMix", y, d, x, outputs=1, domain=ORT_DOMAIN)
-    return graph.reshape(y, [-1, 1, mamba.inner])
+    return y
 
 
 def _gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
-    """Add `gated_norm` with the weight in the norm's node: [B,S,heads*P] fp32 each -> [B*S,heads*P].
-
-    ONNX Runtime takes a scale [1,groups,P'] for rows [B*S,groups,P'].
-    """
+    """Add `gated_norm` with one kernel for all groups: y [B*S,heads*P], gate [B,S,heads*P] fp32 -> like y."""
     with graph.module("norm"):
-        y = graph.op("Mul", y, silu(graph, gate))
-        size = mamba.inner // mamba.groups
-        y = graph.reshape(y, [-1, mamba.groups, size])
-        scale = graph.reshape(float_tensor(graph, "weight", mamba.inner), [1, mamba.groups, size])
-        y = graph.op("RMSNormalization", y, scale, axis=-1, epsilon=mamba.epsilon, stash_type=1)
-        return graph.from_fp32(graph.reshape(y, [-1, mamba.inner]))
+        y = graph.op("Mul", y, silu(graph, graph.reshape(gate, [-1, mamba.inner])))
+        (y,) = graph.ops(
+            "BranchwiseRMSNorm",
+            *(y, float_tensor(graph, "weight", mamba.inner)),
+            outputs=1,
+            domain=ORT_DOMAIN,
+            num_branches=mamba.groups,
+            epsilon=mamba.epsilon,
+        )
+        return graph.from_fp32(y)
 
 
 # x -- in_proj --+-- z ------------------------------------------+

@@ -9,7 +9,7 @@ from math import prod
 ATTENTION, RECURRENT, MLP = LAYER_TYPES = ("attention", "recurrent", "mlp")
 KINDS = ("mamba2", "gated_delta_net")
 ROW = 32  # columns; ONNX Runtime's CUDA kernels take rows of multiples of this as a whole
-FEW = 2  # columns
+FEW = (4, 2, 1)  # columns
 
 
 def state_columns(value_dim: int) -> int:
@@ -21,7 +21,7 @@ def state_columns(value_dim: int) -> int:
     """
     if value_dim % ROW == 0:
         return value_dim
-    return FEW if value_dim % FEW == 0 else 1
+    return next(columns for columns in FEW if value_dim % columns == 0)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def config(value_dim: int) -> RecurrentConfig:
 
 @pytest.mark.parametrize(
     ("value_dim", "shape"),
-    [(80, (120, 4, 2)), (6, (9, 4, 2)), (5, (15, 4, 1)), (32, (3, 4, 32)), (128, (3, 4, 128))],
+    [(80, (60, 4, 4)), (6, (9, 4, 2)), (5, (15, 4, 1)), (32, (3, 4, 32)), (128, (3, 4, 128))],
 )
 def test_columns_are_grouped_unless_rows_are_whole_vectors_for_the_gpu(value_dim, shape):
     assert config(value_dim).state_shape == shape
