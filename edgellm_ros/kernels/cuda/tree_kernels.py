@@ -126,8 +126,8 @@ class CudaTreeKernels(CudaLaunches):
             "sample_path", (blocks, batch), SAMPLE_THREADS,
             logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
             state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.position.pointer,
-            state.seen.pointer, tree.tokens.pointer, tree.parents.pointer, size, _address(vocab_map),
-            sampled.pointer, tokens.pointer, path.pointer, offered.pointer, path.shape[1],
+            state.path_limit.pointer, state.seen.pointer, tree.tokens.pointer, tree.parents.pointer, size,
+            _address(vocab_map), sampled.pointer, tokens.pointer, path.pointer, offered.pointer, path.shape[1],
             self._sampling_scratch(batch), cooperative=blocks > 1,
         )  # fmt: skip
 
