@@ -22,6 +22,11 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 
+# on a GPU, for the shared memory of the kernels
+MOST_CANDIDATES = 32  # limit of K
+MOST_TABLE_ENTRIES = 8192  # limit of T
+MOST_TREE_NODES = 256  # limit of M and N
+
 
 @dataclass(frozen=True)
 class DraftTable:
