@@ -102,8 +102,8 @@ def test_a_reduced_vocabulary(tiny_checkpoint, tmp_path, device, drafting):
     compare(engine, device, drafting, TALKING, DRAWING)
 
 
-def export_plain(checkpoint, directory):
-    export(checkpoint, directory)
+def export_plain(checkpoint, directory, **options):
+    export(checkpoint, directory, **options)
     return directory
 
 
@@ -147,6 +147,23 @@ def test_without_drafting_nothing_of_it_is_loaded(draft_engine, device, monkeypa
         assert vars(runtime.spec_decode_generation_metrics) == vars(
             type(runtime.spec_decode_generation_metrics)()
         )
+
+
+@pytest.mark.only_on("cpu", reason="brings its own device")
+def test_without_drafting_a_head_takes_no_memory_of_the_device(draft_engine, tiny_checkpoint, tmp_path):
+    plain = export_plain(tiny_checkpoint, tmp_path / "plain", max_lora_rank=8)
+    shutil.copytree(draft_engine / "lora", plain / "lora")
+    found = []
+    with queueing():
+        for engine, drafting in ((draft_engine, None), (plain, None), (draft_engine, LOOKUP)):
+            device = WatchedDevice()
+            with LLMInferenceRuntime(engine, device, drafting=drafting) as runtime:
+                runtime.capture_decoding_cuda_graph()
+                runtime.handle_request([TALKING, dataclasses.replace(DRAWING, lora="a")])
+            found.append(device.allocations)
+    without, expected, with_drafting = found
+    assert without == expected
+    assert sum(with_drafting) > sum(without)
 
 
 def test_metrics_name_the_drafter_and_count_what_it_yields(pair, drafting):
