@@ -16,12 +16,13 @@ from edgellm_ros.kernels.protocol import (
     SequenceCache,
     StopState,
 )
-from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree, TreeKernels
+from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree, LevelInputs, TreeKernels
 
 __all__ = [
     "DraftTable",
     "DraftTree",
     "Kernels",
+    "LevelInputs",
     "PatchLayout",
     "RopeTable",
     "SamplingState",

@@ -11,6 +11,7 @@ from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
     DraftTable,
     DraftTree,
+    LevelInputs,
     check_candidates,
     check_level,
     check_tree_size,
@@ -50,26 +51,43 @@ class HostTreeKernels:
             table.scores.array[row, place] = scores
             table.parents.array[row, place] = parent
 
-    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
-        check_level(table, level)
-        start, stop = entries(table.top_k, level - 1), entries(table.top_k, level)
-        order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, : table.top_k]
-        table.nodes.array[:, level - 1] = start + order
-        tokens.array[...] = np.take_along_axis(table.tokens.array[:, start:stop], order, axis=-1)
-        parent_rows.array[...] = order // table.top_k
-
-    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
+    def begin_level(
+        self,
+        table: DraftTable,
+        level: int,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        out: LevelInputs,
+    ) -> None:
         check_level(table, level)
         top_k, own = table.top_k, np.arange(table.top_k)
+        start, stop = entries(top_k, level - 1), entries(top_k, level)
+        order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, :top_k]
+        table.nodes.array[:, level - 1] = start + order
+        tokens = np.take_along_axis(table.tokens.array[:, start:stop], order, axis=-1)
+        np.take(embedding.array, tokens, axis=0, out=out.embeds.array, mode="clip")
+        places = np.broadcast_to(newest.array, order.shape) if level == 1 else order // top_k
+        for rows, parents, taken in zip(states.array, places, out.states.array, strict=True):
+            np.take(rows, parents, axis=0, out=taken, mode="clip")
+        positions = (lengths.array + level - 1).astype(np.float32) + deltas.array
+        write_rope(rope, np.repeat(positions[:, None], top_k, axis=1), out.cos, out.sin)
+        if out.write_index is not None:
+            out.write_index.array[...] = lengths.array + (level - 1) * top_k
+        if out.filled is not None:
+            out.filled.array[...] = lengths.array + level * top_k
         for row, length in enumerate(lengths.array.tolist()):
-            mask, places = out.array[row, 0], own
+            mask, above = out.mask.array[row, 0], own
             mask[:, :length], mask[:, length:] = True, False
-            for above in range(level, 0, -1):
-                slots = length + (above - 1) * top_k + places
+            for upper in range(level, 0, -1):
+                slots = length + (upper - 1) * top_k + above
                 inside = slots < mask.shape[1]
                 mask[own[inside], slots[inside]] = True
-                nodes = table.nodes.array[row, above - 1, places]
-                places = (nodes - entries(top_k, above - 1)) // top_k
+                nodes = table.nodes.array[row, upper - 1, above]
+                above = (nodes - entries(top_k, upper - 1)) // top_k
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
         check_tree_size(table, tree)

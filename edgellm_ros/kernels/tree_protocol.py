@@ -6,8 +6,8 @@ runs on, T entries of a table of candidates, M nodes of a tree, D most tokens of
 and token ids are int64, scores are float32. As in `Kernels`, the caller provides the output tensors, a kernel
 waits for nothing, and the result of a row never depends on the other rows of the batch.
 
-A round of decoding: `add_candidates`, and `select_nodes`, `draft_mask` and a run of the draft before each
-further level; `select_tree`; `tree_mask`, `tree_rope_rows` and a run of the base model on the tree;
+A round of decoding: `add_candidates`, and `begin_level` and a run of the draft before each further level;
+`select_tree`; `tree_mask`, `tree_rope_rows` and a run of the base model on the tree;
 `sample_path`; `Kernels.count_tokens`; `move_cache_rows`, `take_rows` and `Kernels.commit_rows`.
 """
 
@@ -91,6 +91,19 @@ class DraftTree:
         return DraftTree(**{name: tensor.rows(start, stop) for name, tensor in vars(self).items()})
 
 
+@dataclass(frozen=True)
+class LevelInputs:
+    """What the draft's run on the K nodes of a level takes; C is the capacity of the draft's cache."""
+
+    embeds: Tensor  # [B,K,H] of the nodes' tokens
+    states: Tensor  # [B,K,H] of their parents
+    cos: Tensor  # [B,K,D/2] f32
+    sin: Tensor  # [B,K,D/2] f32
+    mask: Tensor  # [B,1,K,C] bool
+    write_index: Tensor | None  # [B] i64: slot of the first node
+    filled: Tensor | None  # [B] i64: KV rows with those of the level
+
+
 def entries(top_k: int, levels: int) -> int:
     """Return T, the number of entries of a table with so many levels; 1 for none."""
     return 1 + (top_k + (levels - 1) * top_k * top_k if levels else 0)
@@ -113,22 +126,28 @@ class TreeKernels(Protocol):
         """
         ...
 
-    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
-        """Select the level's K candidates of the highest scores, which the draft runs on next.
+    def begin_level(
+        self,
+        table: DraftTable,
+        level: int,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        out: LevelInputs,
+    ) -> None:
+        """Select the level's K candidates of the highest scores; write the inputs of the draft's run on them.
 
-        1 <= level < N. Writes nodes[:, level - 1] in falling order of scores (the lower entry first among
-        equals), tokens [B,K] of these nodes, and parent_rows [B,K]: the row of the draft's run before, that
-        on the nodes of level - 1, where the node's parent is. For level 1 the parent is the newest token, and
-        parent_rows is 0.
-        """
-        ...
+        1 <= level < N. Writes nodes[:, level - 1] in falling order of scores, the lower entry first among
+        equals. embedding [V,H] has a row for each token. states [B,S,H] are those of the run before: row
+        newest[b,0] is that of the newest token, for level 1; later rows are those of nodes[:, level - 2], and
+        S = K. A row outside of a tensor takes the nearest one.
 
-    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
-        """Write out [B,1,K,C] bool: the attention mask of the draft's run on the nodes of a level.
-
-        Node k of level r is in slot lengths[b] + (r - 1) * K + k of the draft's cache, which has the capacity
-        C. A node attends to the lengths[b] committed KV rows, to its ancestors below the root (the root's row
-        is the last committed one), and to itself.
+        Node k is in slot lengths[b] + (level - 1) * K + k of the draft's cache, at position lengths[b] +
+        level - 1 + deltas[b], deltas [B] f32. It attends to the lengths[b] committed KV rows, to its
+        ancestors below the root (the root's row is the last committed one), and to itself.
         """
         ...
 

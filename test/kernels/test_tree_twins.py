@@ -13,6 +13,7 @@ from edgellm_ros.kernels import DraftTable, DraftTree, RopeTable
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.kernels.tree_protocol import entries
 from fixtures.device_under_test import Side, host_side
+from fixtures.draft_levels import begin_level
 from fixtures.random_trees import random_tree
 
 pytestmark = pytest.mark.slow
@@ -119,17 +120,20 @@ TABLES = [(1, 10, 6), (4, 8, 3), (2, 1, 5), (3, 3, 1), (1, 32, 3), (1, 9, 12)]
 def test_nodes_and_trees(agree, rng, batch, top_k, levels, distinct):
     arrays = random_table(rng, batch, top_k, levels, distinct)
     lengths, last_tokens = rng.integers(0, 30, (2, batch))
+    newest, deltas = rng.integers(-1, 7, (batch, 1)), rng.integers(-9, 9, batch) / 4
+    shapes = {1: (64, 16, np.float16), 4: (61, 16, np.float32), 1000: (40, 3, np.float16)}
+    capacity, values, dtype = shapes[distinct]
     count = arrays[1].shape[1]
 
     def run(place: Side):
-        table = DraftTable(*(place.tensor(values) for values in arrays))
+        table = DraftTable(*map(place.tensor, arrays))
         outs = []
         for level in range(1, levels):
             place.device.upload(table.nodes, np.where(np.arange(levels - 1)[:, None] < level, arrays[3], 0))
-            outs += [place.tensor(np.full((batch, top_k), 77)) for _ in range(2)]
-            place.trees.select_nodes(table, level, *outs[-2:])
-            outs.append(place.tensor(np.ones((batch, 1, top_k, 64), bool)))
-            place.trees.draft_mask(table, level, place.tensor(lengths), outs[-1])
+            found = begin_level(
+                place, table, level, lengths, capacity, values, dtype, deltas=deltas, newest=newest
+            )
+            outs += map(place.tensor, found.values())
         for size in {1, min(2, count), min(60, count), min(count, 255)}:
             tree = DraftTree(*(place.tensor(np.full((batch, size), 77)) for _ in range(3)))
             place.trees.select_tree(table, place.tensor(last_tokens), tree)

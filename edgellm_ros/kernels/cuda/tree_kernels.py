@@ -23,12 +23,14 @@ from edgellm_ros.kernels.tree_protocol import (
     MOST_TREE_NODES,
     DraftTable,
     DraftTree,
+    LevelInputs,
     check_candidates,
     check_level,
     check_tree_size,
 )
 
 MASK_THREADS = 128
+LEVEL_THREADS = 256
 
 
 class CudaTreeKernels(CudaLaunches):
@@ -52,26 +54,34 @@ class CudaTreeKernels(CudaLaunches):
             self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
         )  # fmt: skip
 
-    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
+    def begin_level(
+        self,
+        table: DraftTable,
+        level: int,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        out: LevelInputs,
+    ) -> None:
         check_level(table, level)
         _check_table(table)
-        if tokens.shape[0]:
+        check_float32(rope.cos, rope.sin, rope.frequencies, deltas, out.cos, out.sin)
+        batch, _, top_k, capacity = out.mask.shape
+        row = row_bytes(embedding)
+        width = widest_unit(row, embedding, states, out.embeds, out.states)
+        width = min(width, widest_unit(capacity, out.mask))
+        if out.mask.size:
             self._program.launch(
-                "select_nodes", (tokens.shape[0],), SAMPLE_THREADS,
-                table.tokens.pointer, table.scores.pointer, table.nodes.pointer, table.top_k,
-                table.scores.shape[1], table.levels, level, tokens.pointer, parent_rows.pointer,
-            )  # fmt: skip
-
-    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
-        check_level(table, level)
-        _check_table(table)
-        batch, _, top_k, capacity = out.shape
-        width = widest_unit(capacity, out)
-        if out.size:
-            self._program.launch(
-                f"draft_mask_{width}", (batch * top_k,), MASK_THREADS,
-                out.pointer, table.nodes.pointer, lengths.pointer, top_k, table.levels, level,
-                capacity // width,
+                f"begin_level_{width}", (batch * top_k,), LEVEL_THREADS,
+                table.tokens.pointer, table.scores.pointer, table.nodes.pointer, top_k, table.scores.shape[1],
+                table.levels, level, states.pointer, states.shape[1], newest.pointer, embedding.pointer,
+                embedding.shape[0], row // width, rope.cos.pointer, rope.sin.pointer,
+                rope.frequencies.pointer, *rope.cos.shape, lengths.pointer, deltas.pointer,
+                out.embeds.pointer, out.states.pointer, out.cos.pointer, out.sin.pointer, out.mask.pointer,
+                capacity // width, _address(out.write_index), _address(out.filled),
             )  # fmt: skip
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:

@@ -79,8 +79,6 @@ class EagleDrafter:
         self._last = device.zeros((batch, 1), np.int64)  # of prompts
         # a draft
         self._table = DraftTable.zeros(device, batch, self._top_k, self._levels)
-        self._node_tokens = device.zeros((batch, self._top_k), np.int64)
-        self._parent_rows = device.zeros((batch, self._top_k), np.int64)
         self._newest = device.zeros((batch, 1, size), dtype)
         self._parents = device.zeros((batch, self._top_k, size), dtype)
         tokens = max(max_prompt, self._top_k, self._waiting.width)
@@ -177,16 +175,15 @@ class EagleDrafter:
         batch, self._nodes = tree.tokens.shape
         logits, states = self._run(self._pending, batch, self._width)
         self.kv_cache.commit_rows(range(batch), self._pending.counts.rows(0, batch))
-        newest, table = self._newest.rows(0, batch), self._table.rows(0, batch)
-        self._tree_kernels.take_rows(states, self._pending.newest(batch), newest)
+        table, newest = self._table.rows(0, batch), self._pending.newest(batch)
         self._tree_kernels.add_candidates(logits, self._token_of_logit, table, 1)
-        states = newest
-        tokens, parent_rows = self._node_tokens.rows(0, batch), self._parent_rows.rows(0, batch)
+        embedding = self._embedder.table if self._embedding is None else self._embedding
+        embeds = self._embeds.view(batch, self._top_k, self._head.hidden_size)
         parents = self._parents.rows(0, batch)
         for level in range(1, self._levels):
-            self._tree_kernels.select_nodes(table, level, tokens, parent_rows)
-            self._tree_kernels.take_rows(states, parent_rows, parents)
-            logits, states = self._head.execute_level(self._embed(tokens), parents, table, level)
+            logits, states = self._head.execute_level(
+                table, level, states, newest, embedding, embeds, parents
+            )
             self._tree_kernels.add_candidates(logits, self._token_of_logit, table, level + 1)
         self._tree_kernels.select_tree(table, self._sampling.last_tokens(range(batch)), tree)
 

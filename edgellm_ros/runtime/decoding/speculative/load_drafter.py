@@ -55,7 +55,6 @@ def load_drafter(
         kernels,
         tree_kernels,
         drafting.drafting_top_k,
-        drafting.drafting_step,
         drafting.tokens_per_round,
     )
     embedding = token_of_logit = None
