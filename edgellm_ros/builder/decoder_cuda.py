@@ -190,7 +190,8 @@ def fused_attention(
     """Add attention over the cache in half precision, with RoPE if the step has it.
 
     qkv: queries, keys and values [B,S,heads*D] each, or one tensor with all three; norms: scales [D] of the
-    norms of queries and keys, if there are any. Returns [B*S,heads*D] and the updated cache.
+    norms of queries and keys, if there are any. Returns [B*S,heads*D], or [B,S,heads*D] if the step's layout
+    is batched, and the updated cache.
     """
     graph, runner = step.graph, step.runner
     inputs: list[ir.Value | None] = [*qkv, *[None] * (3 - len(qkv)), *cache, step.last_row, step.longest]
@@ -215,7 +216,8 @@ def fused_attention(
         scale=runner.head_dim**-0.5,
         **options,
     )
-    return graph.reshape(attended, [-1, runner.num_attention_heads * runner.head_dim]), (keys, values)
+    width = runner.num_attention_heads * runner.head_dim
+    return step.tokens.flatten(attended, width), (keys, values)
 
 
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ---------------------+

@@ -27,17 +27,18 @@ class HostTreeKernels:
     ) -> None:
         check_candidates(table, level, logits.shape[1], logits.shape[2])
         batch, count, _ = logits.shape
+        all_values = logits.array.astype(np.float32, copy=False)
         top_k, start = table.top_k, entries(table.top_k, level - 1)
         if level == 1:
             table.tokens.array[:, 0], table.scores.array[:, 0], table.parents.array[:, 0] = -1, 0, -1
             parents = np.zeros((batch, 1), np.int64)
         else:
             parents = table.nodes.array[:, level - 2]
-        log_masses = _log_masses(logits.array)
+        log_masses = _log_masses(all_values)
         for row, node in np.ndindex(batch, count):
             parent = parents[row, node]
             above = np.float64(table.scores.array[row, parent])
-            values, log_mass = logits.array[row, node], log_masses[row, node]
+            values, log_mass = all_values[row, node], log_masses[row, node]
             if np.isfinite(log_mass):
                 ids = most_likely(values, top_k)
                 own = values[ids].astype(np.float64) - float(values[ids[0]]) - log_mass

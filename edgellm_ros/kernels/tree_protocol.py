@@ -117,8 +117,8 @@ class TreeKernels(Protocol):
     ) -> None:
         """Write the candidates of a level: tokens, scores and parents of the table.
 
-        logits [B,R,Vd] f32 of the draft. Level 1 has R = 1: the K most likely tokens become the candidates of
-        the root; entry 0 is written too. Level r > 1 has R = K: row k gives the candidates of
+        logits [B,R,Vd] f32 or f16 of the draft. Level 1 has R = 1: the K most likely tokens become the
+        candidates of the root; entry 0 is written too. Level r > 1 has R = K: row k gives the candidates of
         nodes[:, r - 2, k]. A candidate's score is its parent's plus its log-probability, a log-softmax over
         all Vd logits. Equally likely tokens rank by logit index. token_of_logit [Vd] i64 gives the token ids,
         None if they are the indices. The candidates of a row that is not finite have score -inf. ValueError

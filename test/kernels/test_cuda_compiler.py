@@ -23,8 +23,8 @@ OTHERS = (
 )  # fmt: skip
 TREES_BY_WIDTH = ("begin_level", "tree_mask", "move_cache_rows", "take_rows", "put_rows")
 OTHER_TREES = (
-    "add_candidates", "select_tree", "tree_rope_rows", "sample_path", "find_continuation",
-    "append_history",
+    "add_candidates", "add_candidates_half", "select_tree", "tree_rope_rows", "sample_path",
+    "find_continuation", "append_history",
 )  # fmt: skip
 PROGRAMS = [
     pytest.param(compiler.KERNELS, BY_WIDTH, OTHERS, id="steps"),

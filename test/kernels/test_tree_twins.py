@@ -75,6 +75,17 @@ def test_the_same_candidates_are_added_where_many_are_equally_likely(cuda_side, 
     assert_same_candidates(cuda_side, levels)
 
 
+def test_logits_in_half_precision_have_the_candidates_of_the_same_values(cuda_side, rng):
+    levels = [rng.standard_normal((2, rows, 9000)).astype(np.float16) * 3 for rows in (1, 4, 4)]
+    levels[1][0, 1, ::2] *= np.float16(2**-20)  # subnormal numbers
+    levels[2][:, :2, 100] = 65504, -65504
+    levels[2][0, 2, 5], levels[2][1, 3, 7] = np.inf, np.nan
+    for side in (host_side(), cuda_side):
+        expected = candidates(side, [logits.astype(np.float32) for logits in levels])
+        for ours, theirs in zip(candidates(side, levels), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_have_no_candidates_on_both_sides(cuda_side, rng, value):
     levels = [rng.standard_normal((3, rows, 9000)).astype(np.float32) for rows in (1, 4, 4)]

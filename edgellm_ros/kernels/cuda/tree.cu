@@ -67,25 +67,35 @@ __device__ inline i64 level_start(i64 level, i64 top_k) {
   return level == 1 ? 1 : 1 + top_k + (level - 2) * top_k * top_k;
 }
 
+// Returns the value of a logit; half precision comes as its bits.
+__device__ inline float value_of(float logit) { return logit; }
+
+__device__ inline float value_of(unsigned short bits) {
+  const u32 sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
+  const bool is_finite = magnitude < 0x0f800000u;
+  const float scaled = __uint_as_float(magnitude) * 5.192296858534828e33f;  // 2^112: exact, also if subnormal
+  return __uint_as_float(sign | (is_finite ? __float_as_uint(scaled) : 0x7f800000u | magnitude));
+}
+
 // logits [rows, vocab]; tables [batch, entries]; nodes [batch, levels - 1, K]. gridDim.x blocks of TOP_SHARE logits for
 // each of gridDim.y rows; the last block of a row to finish combines what they found. arrived [rows]: zero before and
 // after a launch; work [rows, gridDim.x, 1 + K]: mass and most likely tokens of each block.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    add_candidates(const float* all_logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores,
-                   i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels,
-                   i64 level, u32* arrived, u64* work) {
+template <class Logit>
+__device__ void add_candidates_of(const Logit* all_logits, i64 vocab, const i64* token_of_logit, i64* tokens,
+                                  float* scores, i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k,
+                                  i64 entries, i64 levels, i64 level, u32* arrived, u64* work) {
   __shared__ TopShared shared;
   const int thread = threadIdx.x, blocks = gridDim.x, wanted = (int)top_k;
   const i64 row = blockIdx.y, sequence = row / nodes_per_sequence, node = row % nodes_per_sequence;
   const Ranks ranks(vocab);
-  const float* logits = all_logits + row * vocab;
+  const Logit* logits = all_logits + row * vocab;
   const i64 parent = level == 1 ? 0 : nodes[(sequence * (levels - 1) + level - 2) * top_k + node];
   const double above = level == 1 ? 0.0 : (double)scores[sequence * entries + parent];
   u64 values[TOP_VALUES];
 #pragma unroll
   for (int i = 0; i < TOP_VALUES; ++i) {
     const i64 id = (i64)blockIdx.x * TOP_SHARE + i * THREADS + thread;
-    const float logit = id < vocab ? logits[id] : 0.0f;
+    const float logit = id < vocab ? value_of(logits[id]) : 0.0f;
     values[i] = id >= vocab ? 0 : fabsf(logit) <= LARGEST_FLOAT ? ranks.rank(logit, id) : NOT_FINITE;
   }
   find_top(shared, values, wanted);
@@ -159,6 +169,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       own_scores[0] = 0.0f;
     }
   }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_candidates(const float* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores, i64* parents,
+                   const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels, i64 level,
+                   u32* arrived, u64* work) {
+  add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
+                    levels, level, arrived, work);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_candidates_half(const unsigned short* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores,
+                        i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels,
+                        i64 level, u32* arrived, u64* work) {
+  add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
+                    levels, level, arrived, work);
 }
 
 // Writes a row of a mask: the first `committed` of `units` * sizeof(Unit) columns, and those of `slots` [count] in

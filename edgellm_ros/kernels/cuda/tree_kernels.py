@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.launches import (
     CudaLaunches,
@@ -31,6 +33,7 @@ from edgellm_ros.kernels.tree_protocol import (
 
 MASK_THREADS = 128
 LEVEL_THREADS = 256
+HALF = np.dtype(np.float16)
 
 
 class CudaTreeKernels(CudaLaunches):
@@ -41,13 +44,15 @@ class CudaTreeKernels(CudaLaunches):
     ) -> None:
         batch, count, vocab = logits.shape
         check_candidates(table, level, count, vocab)
-        check_logits(logits, vocab)
+        is_half = logits.dtype == HALF
+        if not is_half:
+            check_logits(logits, vocab)
         _check_table(table)
         rows, blocks = batch * count, -(-vocab // TOP_SHARE)
         if not rows:
             return
         self._program.launch(
-            "add_candidates", (blocks, rows), SAMPLE_THREADS,
+            "add_candidates_half" if is_half else "add_candidates", (blocks, rows), SAMPLE_THREADS,
             logits.pointer, vocab, _address(token_of_logit), table.tokens.pointer, table.scores.pointer,
             table.parents.pointer, table.nodes.pointer, count, table.top_k, table.scores.shape[1],
             table.levels, level, self._zeroed_scratch("arrived", 4 * rows),

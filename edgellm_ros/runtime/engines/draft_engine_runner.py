@@ -73,7 +73,7 @@ class DraftEngineRunner:
             executor.bindings, draft.rope, device, kernels, self.kv_cache, self._rope_table, tokens
         )
         self._next_states = device.empty((batch * tokens, draft.hidden_size), self.dtype)
-        self._logits = device.empty((batch * top_k, draft.vocab_size), np.float32)
+        self._logits = device.empty((batch * top_k, draft.vocab_size), executor.dtype(names.LOGITS))
         self._first = device.zeros((batch, 1), np.int64)
         self._new_rows = device.empty((batch,), np.int64)  # of prompts
         self._nodes = on_device(device, np.tile(np.arange(top_k), (batch, 1)))

@@ -30,7 +30,7 @@ static const std::map<std::string, std::function<Prepared(Arguments, int)>> kern
     KERNEL(resize_width) KERNEL(resize_height) KERNEL(cut_patches)
     KERNEL(rope_rows) KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(count_tokens) KERNEL(commit_tokens) KERNEL(commit_rows) KERNEL(map_tokens)
     KERNEL(euler_step) KERNEL(sample) KERNEL(log_probabilities) KERNEL(fill)
-    KERNEL(add_candidates) KERNEL(select_tree) KERNEL(tree_rope_rows) KERNEL(sample_path)
+    KERNEL(add_candidates) KERNEL(add_candidates_half) KERNEL(select_tree) KERNEL(tree_rope_rows) KERNEL(sample_path)
     KERNEL(find_continuation) KERNEL(append_history)};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments.
