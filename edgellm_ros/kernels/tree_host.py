@@ -80,6 +80,8 @@ class HostTreeKernels:
             out.write_index.array[...] = lengths.array + (level - 1) * top_k
         if out.filled is not None:
             out.filled.array[...] = lengths.array + level * top_k
+        if out.mask is None:
+            return
         for row, length in enumerate(lengths.array.tolist()):
             mask, above = out.mask.array[row, 0], own
             mask[:, :length], mask[:, length:] = True, False

@@ -93,13 +93,16 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class LevelInputs:
-    """What the draft's run on the K nodes of a level takes; C is the capacity of the draft's cache."""
+    """What the draft's run on the K nodes of a level takes; None for an input that the draft does not have.
+
+    C is the capacity of the draft's cache.
+    """
 
     embeds: Tensor  # [B,K,H] of the nodes' tokens
     states: Tensor  # [B,K,H] of their parents
     cos: Tensor  # [B,K,D/2] f32
     sin: Tensor  # [B,K,D/2] f32
-    mask: Tensor  # [B,1,K,C] bool
+    mask: Tensor | None  # [B,1,K,C] bool
     write_index: Tensor | None  # [B] i64: slot of the first node
     filled: Tensor | None  # [B] i64: KV rows with those of the level
 

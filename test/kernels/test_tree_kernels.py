@@ -388,7 +388,7 @@ def test_inputs_that_an_engine_lacks_are_left_out(side, rng):
     table = DraftTable.zeros(side.device, 1, 2, 2)
     draft(side, table, random_logits(rng, 1, 2, 40))
     everything = begin_level(side, table, 1, [3])
-    for name in ("write_index", "filled"):
+    for name in ("mask", "write_index", "filled"):
         found = begin_level(side, table, 1, [3], lacks=(name,))
         assert found.keys() == everything.keys() - {name}
         for other, values in found.items():

@@ -204,7 +204,8 @@ __device__ void mask_row(Unit* out, i64 units, i64 committed, const i64* slots, 
 
 // One block for each of batch * K nodes of a level. table [batch, entries]; nodes [batch, levels - 1, K]; embedding
 // [vocab, row_units], states [batch, state_rows, row_units], embeds and parents [batch, K, row_units]; cos, sin [batch, K,
-// frequencies]; mask [batch, 1, K, mask_units]; newest, write_index, filled [batch], the latter two may be null.
+// frequencies]; mask [batch, 1, K, mask_units]; newest, write_index, filled [batch]. mask, with 0 units, write_index and
+// filled may be null.
 template <class Unit>
 __device__ void begin_level(const i64* tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels,
                             i64 level, const Unit* states, i64 state_rows, const i64* newest, const Unit* embedding,

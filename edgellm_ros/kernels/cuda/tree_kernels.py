@@ -74,18 +74,20 @@ class CudaTreeKernels(CudaLaunches):
         check_level(table, level)
         _check_table(table)
         check_float32(rope.cos, rope.sin, rope.frequencies, deltas, out.cos, out.sin)
-        batch, _, top_k, capacity = out.mask.shape
-        row = row_bytes(embedding)
+        batch, top_k, _ = out.embeds.shape
+        row, capacity = row_bytes(embedding), 0
         width = widest_unit(row, embedding, states, out.embeds, out.states)
-        width = min(width, widest_unit(capacity, out.mask))
-        if out.mask.size:
+        if out.mask is not None:
+            capacity = out.mask.shape[3]
+            width = min(width, widest_unit(capacity, out.mask))
+        if batch:
             self._program.launch(
                 f"begin_level_{width}", (batch * top_k,), LEVEL_THREADS,
                 table.tokens.pointer, table.scores.pointer, table.nodes.pointer, top_k, table.scores.shape[1],
                 table.levels, level, states.pointer, states.shape[1], newest.pointer, embedding.pointer,
                 embedding.shape[0], row // width, rope.cos.pointer, rope.sin.pointer,
                 rope.frequencies.pointer, *rope.cos.shape, lengths.pointer, deltas.pointer,
-                out.embeds.pointer, out.states.pointer, out.cos.pointer, out.sin.pointer, out.mask.pointer,
+                out.embeds.pointer, out.states.pointer, out.cos.pointer, out.sin.pointer, _address(out.mask),
                 capacity // width, _address(out.write_index), _address(out.filled),
             )  # fmt: skip
 

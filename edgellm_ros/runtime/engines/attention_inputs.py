@@ -157,8 +157,8 @@ class AttentionInputs:
         are not committed.
         """
         cos, sin = self._angles(len(rows), embeds.shape[1])
-        mask, write_index = inputs[names.ATTENTION_MASK], inputs.get(names.KV_WRITE_INDEX)
-        return LevelInputs(embeds, states, cos, sin, mask, write_index, inputs.get(names.KV_LENGTH))
+        optional = (names.ATTENTION_MASK, names.KV_WRITE_INDEX, names.KV_LENGTH)
+        return LevelInputs(embeds, states, cos, sin, *map(inputs.get, optional))
 
     def _write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
         """Write the rotary rows of tokens at depths [B,S] behind each row's committed tokens."""
