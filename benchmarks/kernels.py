@@ -36,10 +36,10 @@ from edgellm_ros.cli.arguments import DEVICES
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import (
+    DraftInputs,
     DraftTable,
     DraftTree,
     Kernels,
-    LevelInputs,
     PatchLayout,
     RopeTable,
     SamplingState,
@@ -212,12 +212,12 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
     level_embeds, level_states, parents = (device.zeros((batch, TOP_K, HIDDEN), HALF) for _ in range(3))
     level_cos, level_sin = (device.zeros((batch, TOP_K, FREQUENCIES), np.float32) for _ in range(2))
     level_mask = device.zeros((batch, 1, TOP_K, CAPACITY), np.bool_)
-    level_inputs = LevelInputs(
-        level_embeds, parents, level_cos, level_sin, level_mask, None, whole(batch)
-    )
+    level_inputs = DraftInputs(level_embeds, level_cos, level_sin, level_mask, None, whole(batch))
     trees.add_candidates(first, token_of_logit, table, 1)
     for level in range(1, LEVELS):
-        trees.begin_level(table, level, level_states, newest, embedding, rope, lengths, deltas, level_inputs)
+        trees.begin_level(
+            *(table, level, level_states, newest, embedding, rope, lengths, deltas, parents, level_inputs)
+        )
         trees.add_candidates(further, token_of_logit, table, level + 1)
     cos, sin = (device.zeros((batch, NODES, FREQUENCIES), np.float32) for _ in range(2))
     tree_mask = device.zeros((batch, 1, NODES, CAPACITY), np.bool_)
@@ -231,7 +231,7 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
         "add_candidates, 10 rows": bind(trees.add_candidates, further, token_of_logit, table, LEVELS),
         "begin_level": bind(
             *(trees.begin_level, table, LEVELS - 1, level_states, newest, embedding),
-            *(rope, lengths, deltas, level_inputs),
+            *(rope, lengths, deltas, parents, level_inputs),
         ),
         "select_tree": bind(trees.select_tree, table, last_tokens, tree),
         "tree_mask": bind(trees.tree_mask, tree, lengths, tree_mask),

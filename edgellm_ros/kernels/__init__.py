@@ -16,13 +16,13 @@ from edgellm_ros.kernels.protocol import (
     SequenceCache,
     StopState,
 )
-from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree, LevelInputs, TreeKernels
+from edgellm_ros.kernels.tree_protocol import DraftInputs, DraftTable, DraftTree, TreeKernels
 
 __all__ = [
+    "DraftInputs",
     "DraftTable",
     "DraftTree",
     "Kernels",
-    "LevelInputs",
     "PatchLayout",
     "RopeTable",
     "SamplingState",

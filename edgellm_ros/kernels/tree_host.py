@@ -9,9 +9,9 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.host import most_likely, sample_row, write_rope
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
+    DraftInputs,
     DraftTable,
     DraftTree,
-    LevelInputs,
     check_candidates,
     check_level,
     check_tree_size,
@@ -52,6 +52,27 @@ class HostTreeKernels:
             table.scores.array[row, place] = scores
             table.parents.array[row, place] = parent
 
+    def begin_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        newest: Tensor,
+        out: DraftInputs,
+    ) -> None:
+        count = tokens.shape[1]
+        newest.array[:, 0] = np.clip(counts.array - 1, 0, count - 1)
+        np.take(embedding.array, tokens.array, axis=0, out=out.embeds.array, mode="clip")
+        slots = lengths.array[:, None] + np.arange(count)
+        write_rope(rope, slots.astype(np.float32) + deltas.array[:, None], out.cos, out.sin)
+        if out.filled is not None:
+            out.filled.array[...] = lengths.array + count
+        if out.mask is not None:
+            out.mask.array[:, 0] = np.arange(out.mask.shape[3]) <= slots[..., None]
+
     def begin_level(
         self,
         table: DraftTable,
@@ -62,7 +83,8 @@ class HostTreeKernels:
         rope: RopeTable,
         lengths: Tensor,
         deltas: Tensor,
-        out: LevelInputs,
+        parents: Tensor,
+        out: DraftInputs,
     ) -> None:
         check_level(table, level)
         top_k, own = table.top_k, np.arange(table.top_k)
@@ -72,8 +94,8 @@ class HostTreeKernels:
         tokens = np.take_along_axis(table.tokens.array[:, start:stop], order, axis=-1)
         np.take(embedding.array, tokens, axis=0, out=out.embeds.array, mode="clip")
         places = np.broadcast_to(newest.array, order.shape) if level == 1 else order // top_k
-        for rows, parents, taken in zip(states.array, places, out.states.array, strict=True):
-            np.take(rows, parents, axis=0, out=taken, mode="clip")
+        for rows, above, taken in zip(states.array, places, parents.array, strict=True):
+            np.take(rows, above, axis=0, out=taken, mode="clip")
         positions = (lengths.array + level - 1).astype(np.float32) + deltas.array
         write_rope(rope, np.repeat(positions[:, None], top_k, axis=1), out.cos, out.sin)
         if out.write_index is not None:

@@ -6,9 +6,9 @@ runs on, T entries of a table of candidates, M nodes of a tree, D most tokens of
 and token ids are int64, scores are float32. As in `Kernels`, the caller provides the output tensors, a kernel
 waits for nothing, and the result of a row never depends on the other rows of the batch.
 
-A round of decoding: `add_candidates`, and `begin_level` and a run of the draft before each further level;
-`select_tree`; `tree_mask`, `tree_rope_rows` and a run of the base model on the tree;
-`sample_path`; `Kernels.count_tokens`; `move_cache_rows`, `take_rows` and `Kernels.commit_rows`.
+A round of decoding: `begin_accepted` and a run of the draft; `add_candidates`, and `begin_level` and a run of
+the draft before each further level; `select_tree`; `tree_mask`, `tree_rope_rows` and a run of the base model
+on the tree; `sample_path`; `Kernels.count_tokens`; `move_cache_rows`, `take_rows` and `Kernels.commit_rows`.
 """
 
 from __future__ import annotations
@@ -92,19 +92,18 @@ class DraftTree:
 
 
 @dataclass(frozen=True)
-class LevelInputs:
-    """What the draft's run on the K nodes of a level takes; None for an input that the draft does not have.
+class DraftInputs:
+    """What a run of the draft on S tokens takes beside states.
 
-    C is the capacity of the draft's cache.
+    C is the capacity of the draft's cache. None: the draft does not have the input.
     """
 
-    embeds: Tensor  # [B,K,H] of the nodes' tokens
-    states: Tensor  # [B,K,H] of their parents
-    cos: Tensor  # [B,K,D/2] f32
-    sin: Tensor  # [B,K,D/2] f32
-    mask: Tensor | None  # [B,1,K,C] bool
-    write_index: Tensor | None  # [B] i64: slot of the first node
-    filled: Tensor | None  # [B] i64: KV rows with those of the level
+    embeds: Tensor  # [B,S,H] of the tokens
+    cos: Tensor  # [B,S,D/2] f32
+    sin: Tensor  # [B,S,D/2] f32
+    mask: Tensor | None  # [B,1,S,C] bool
+    write_index: Tensor | None  # [B] i64: slot of the first token
+    filled: Tensor | None  # [B] i64: KV rows with those of the run
 
 
 def entries(top_k: int, levels: int) -> int:
@@ -129,6 +128,26 @@ class TreeKernels(Protocol):
         """
         ...
 
+    def begin_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        newest: Tensor,
+        out: DraftInputs,
+    ) -> None:
+        """Write the inputs of the draft's run on accepted tokens [B,S]; those after counts[b] are padding.
+
+        Token s is in slot lengths[b] + s, at position lengths[b] + s + deltas[b], deltas [B] f32. It attends
+        to the lengths[b] committed KV rows, to the tokens before it, and to itself. embedding [V,H]: a token
+        outside takes the nearest row. newest [B,1] gets the index of the last of counts[b] tokens, 0 if there
+        is none. out.write_index is not written: it is `lengths`.
+        """
+        ...
+
     def begin_level(
         self,
         table: DraftTable,
@@ -139,14 +158,15 @@ class TreeKernels(Protocol):
         rope: RopeTable,
         lengths: Tensor,
         deltas: Tensor,
-        out: LevelInputs,
+        parents: Tensor,
+        out: DraftInputs,
     ) -> None:
         """Select the level's K candidates of the highest scores; write the inputs of the draft's run on them.
 
         1 <= level < N. Writes nodes[:, level - 1] in falling order of scores, the lower entry first among
-        equals. embedding [V,H] has a row for each token. states [B,S,H] are those of the run before: row
-        newest[b,0] is that of the newest token, for level 1; later rows are those of nodes[:, level - 2], and
-        S = K. A row outside of a tensor takes the nearest one.
+        equals, and parents [B,K,H], the states of their parents. embedding [V,H] has a row for each token.
+        states [B,S,H] are those of the run before: row newest[b,0] is that of the newest token, for level 1;
+        later rows are those of nodes[:, level - 2], and S = K. A row outside of a tensor takes the nearest.
 
         Node k is in slot lengths[b] + (level - 1) * K + k of the draft's cache, at position lengths[b] +
         level - 1 + deltas[b], deltas [B] f32. It attends to the lengths[b] committed KV rows, to its

@@ -11,7 +11,7 @@ import pytest
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels import DraftTable, DraftTree, RopeTable, load_tree_kernels
 from fixtures.device_under_test import Side
-from fixtures.draft_levels import begin_level, rope_table
+from fixtures.draft_levels import begin_accepted, begin_level, rope_table
 from fixtures.random_trees import random_tree
 
 
@@ -390,6 +390,33 @@ def test_inputs_that_an_engine_lacks_are_left_out(side, rng):
     everything = begin_level(side, table, 1, [3])
     for name in ("mask", "write_index", "filled"):
         found = begin_level(side, table, 1, [3], lacks=(name,))
+        assert found.keys() == everything.keys() - {name}
+        for other, values in found.items():
+            np.testing.assert_array_equal(values, everything[other])
+
+
+def test_accepted_tokens_follow_the_committed_rows(side):
+    rope, lengths = rope_table(side), [5, 20]
+    found = begin_accepted(side, [[7, 8, -1], [9, 2000, 3]], [2, 3], lengths, 40, rope=rope, deltas=[0, -4])
+    assert found["embeds"][..., 0].tolist() == [[7, 8, 0], [9, 999, 3]]
+    for row, first in enumerate((5, 16)):
+        for name in ("cos", "sin"):
+            expected = side.read(getattr(rope, name))[first : first + 3]
+            np.testing.assert_array_equal(found[name][row], expected)
+        slots = lengths[row] + np.arange(3)
+        np.testing.assert_array_equal(found["mask"][row, 0], np.arange(40) <= slots[:, None])
+    assert found["filled"].tolist() == [8, 23]
+
+
+def test_the_newest_accepted_token_is_the_last_that_counts(side):
+    found = begin_accepted(side, np.zeros((4, 3), np.int64), [0, 1, 3, 4], [1, 2, 3, 4])
+    assert found["newest"].tolist() == [[0], [0], [2], [2]]
+
+
+def test_inputs_that_an_engine_lacks_are_left_out_for_accepted_tokens(side):
+    everything = begin_accepted(side, [[1, 2]], [2], [3])
+    for name in ("mask", "filled"):
+        found = begin_accepted(side, [[1, 2]], [2], [3], lacks=(name,))
         assert found.keys() == everything.keys() - {name}
         for other, values in found.items():
             np.testing.assert_array_equal(values, everything[other])

@@ -13,7 +13,7 @@ from edgellm_ros.kernels import DraftTable, DraftTree, RopeTable
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.kernels.tree_protocol import entries
 from fixtures.device_under_test import Side, host_side
-from fixtures.draft_levels import begin_level
+from fixtures.draft_levels import begin_accepted, begin_level
 from fixtures.random_trees import random_tree
 
 pytestmark = pytest.mark.slow
@@ -102,6 +102,20 @@ def test_other_rows_have_no_influence_on_a_row(cuda_side, rng):
         alone = candidates(cuda_side, [logits[row : row + 1] for logits in levels])
         for ours, theirs in zip(alone, together, strict=True):
             np.testing.assert_array_equal(ours[0], theirs[row])
+
+
+@pytest.mark.parametrize(
+    ("capacity", "size", "dtype"), [(64, 16, np.float16), (61, 16, np.float32), (40, 3, np.float16)]
+)
+def test_accepted_tokens(agree, rng, capacity, size, dtype):
+    tokens, counts, lengths = rng.integers(-2, 1100, (3, 7)), [0, 3, 8], rng.integers(0, capacity, 3)
+    deltas = rng.integers(-9, 9, 3) / 4
+
+    def run(place: Side):
+        found = begin_accepted(place, tokens, counts, lengths, capacity, size, dtype=dtype, deltas=deltas)
+        return map(place.tensor, found.values())
+
+    agree(run)
 
 
 def random_table(rng, batch: int, top_k: int, levels: int, distinct: int) -> list[np.ndarray]:

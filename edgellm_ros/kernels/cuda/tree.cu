@@ -202,6 +202,28 @@ __device__ void mask_row(Unit* out, i64 units, i64 committed, const i64* slots, 
     if (slots[i] >= 0 && slots[i] < units * width) ((unsigned char*)out)[slots[i]] = 1;
 }
 
+// One block for each of tokens [batch, count]. embedding [vocab, row_units]; embeds [batch, count, row_units]; cos, sin
+// [batch, count, frequencies]; mask [batch, 1, count, mask_units]; counts, lengths, deltas, newest, filled [batch]. mask, with
+// 0 units, and filled may be null.
+template <class Unit>
+__device__ void begin_accepted(const i64* tokens, const i64* counts, i64 count, const Unit* embedding, i64 vocab,
+                               i64 row_units, const float* cos_table, const float* sin_table, const float* radians,
+                               i64 positions, i64 frequencies, const i64* lengths, const float* deltas, i64* newest,
+                               Unit* embeds, float* cos, float* sin, Unit* mask, i64 mask_units, i64* filled) {
+  const i64 row = blockIdx.x, sequence = row / count, slot = lengths[sequence] + row % count;
+  if (threadIdx.x == 0 && row % count == 0) {
+    newest[sequence] = clamp(counts[sequence] - 1, 0, count - 1);
+    if (filled) filled[sequence] = slot + count;
+  }
+  const Unit* embedding_row = embedding + clamp(tokens[row], 0, vocab - 1) * row_units;
+  for (i64 unit = threadIdx.x; unit < row_units; unit += blockDim.x) embeds[row * row_units + unit] = embedding_row[unit];
+  const float position = (float)slot + deltas[sequence];
+  for (i64 i = threadIdx.x; i < frequencies; i += blockDim.x)
+    write_angle(cos + row * frequencies + i, sin + row * frequencies + i, cos_table, sin_table, radians, position, i,
+                positions, frequencies);
+  mask_row(mask + row * mask_units, mask_units, slot + 1, nullptr, 0);
+}
+
 // One block for each of batch * K nodes of a level. table [batch, entries]; nodes [batch, levels - 1, K]; embedding
 // [vocab, row_units], states [batch, state_rows, row_units], embeds and parents [batch, K, row_units]; cos, sin [batch, K,
 // frequencies]; mask [batch, 1, K, mask_units]; newest, write_index, filled [batch]. mask, with 0 units, write_index and
@@ -321,6 +343,14 @@ __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 pl
 }
 
 #define TREE_KERNELS(width, Unit)                                                                                   \
+  extern "C" __global__ void begin_accepted_##width(                                                                \
+      const i64* tokens, const i64* counts, i64 count, const Unit* embedding, i64 vocab, i64 row_units,             \
+      const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,         \
+      const i64* lengths, const float* deltas, i64* newest, Unit* embeds, float* cos, float* sin, Unit* mask,       \
+      i64 mask_units, i64* filled) {                                                                                \
+    begin_accepted(tokens, counts, count, embedding, vocab, row_units, cos_table, sin_table, radians, positions,    \
+                   frequencies, lengths, deltas, newest, embeds, cos, sin, mask, mask_units, filled);               \
+  }                                                                                                                 \
   extern "C" __global__ void begin_level_##width(                                                                   \
       const i64* tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels, i64 level,            \
       const Unit* states, i64 state_rows, const i64* newest, const Unit* embedding, i64 vocab, i64 row_units,       \

@@ -23,9 +23,9 @@ from edgellm_ros.kernels.tree_protocol import (
     MOST_CANDIDATES,
     MOST_TABLE_ENTRIES,
     MOST_TREE_NODES,
+    DraftInputs,
     DraftTable,
     DraftTree,
-    LevelInputs,
     check_candidates,
     check_level,
     check_tree_size,
@@ -59,6 +59,29 @@ class CudaTreeKernels(CudaLaunches):
             self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
         )  # fmt: skip
 
+    def begin_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        newest: Tensor,
+        out: DraftInputs,
+    ) -> None:
+        check_float32(rope.cos, rope.sin, rope.frequencies, deltas, out.cos, out.sin)
+        batch, count = tokens.shape
+        width, row, capacity = _widths(embedding, out)
+        if tokens.size:
+            self._program.launch(
+                f"begin_accepted_{width}", (batch * count,), LEVEL_THREADS,
+                tokens.pointer, counts.pointer, count, embedding.pointer, embedding.shape[0], row // width,
+                rope.cos.pointer, rope.sin.pointer, rope.frequencies.pointer, *rope.cos.shape,
+                lengths.pointer, deltas.pointer, newest.pointer, out.embeds.pointer, out.cos.pointer,
+                out.sin.pointer, _address(out.mask), capacity // width, _address(out.filled),
+            )  # fmt: skip
+
     def begin_level(
         self,
         table: DraftTable,
@@ -69,17 +92,14 @@ class CudaTreeKernels(CudaLaunches):
         rope: RopeTable,
         lengths: Tensor,
         deltas: Tensor,
-        out: LevelInputs,
+        parents: Tensor,
+        out: DraftInputs,
     ) -> None:
         check_level(table, level)
         _check_table(table)
         check_float32(rope.cos, rope.sin, rope.frequencies, deltas, out.cos, out.sin)
         batch, top_k, _ = out.embeds.shape
-        row, capacity = row_bytes(embedding), 0
-        width = widest_unit(row, embedding, states, out.embeds, out.states)
-        if out.mask is not None:
-            capacity = out.mask.shape[3]
-            width = min(width, widest_unit(capacity, out.mask))
+        width, row, capacity = _widths(embedding, out, states, parents)
         if batch:
             self._program.launch(
                 f"begin_level_{width}", (batch * top_k,), LEVEL_THREADS,
@@ -87,7 +107,7 @@ class CudaTreeKernels(CudaLaunches):
                 table.levels, level, states.pointer, states.shape[1], newest.pointer, embedding.pointer,
                 embedding.shape[0], row // width, rope.cos.pointer, rope.sin.pointer,
                 rope.frequencies.pointer, *rope.cos.shape, lengths.pointer, deltas.pointer,
-                out.embeds.pointer, out.states.pointer, out.cos.pointer, out.sin.pointer, _address(out.mask),
+                out.embeds.pointer, parents.pointer, out.cos.pointer, out.sin.pointer, _address(out.mask),
                 capacity // width, _address(out.write_index), _address(out.filled),
             )  # fmt: skip
 
@@ -199,6 +219,16 @@ class CudaTreeKernels(CudaLaunches):
 def _address(tensor: Tensor | None) -> int:
     """Return a tensor's address; 0 for None."""
     return 0 if tensor is None else tensor.pointer
+
+
+def _widths(embedding: Tensor, out: DraftInputs, *states: Tensor) -> tuple[int, int, int]:
+    """Return the unit of moves, and the bytes of a row of states and of the mask, 0 without a mask."""
+    row, capacity = row_bytes(embedding), 0
+    width = widest_unit(row, embedding, out.embeds, *states)
+    if out.mask is not None:
+        capacity = out.mask.shape[3]
+        width = min(width, widest_unit(capacity, out.mask))
+    return width, row, capacity
 
 
 def _check_table(table: DraftTable) -> None:

@@ -22,7 +22,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import RopeConfig
-from edgellm_ros.kernels import DraftTree, Kernels, LevelInputs, RopeTable, TreeKernels
+from edgellm_ros.kernels import DraftInputs, DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
@@ -148,17 +148,11 @@ class AttentionInputs:
             inputs[names.KV_WRITE_INDEX] = self._write_index.rows(0, len(rows))
         return inputs
 
-    def level_outputs(
-        self, inputs: Mapping[str, Tensor], rows: range, embeds: Tensor, states: Tensor
-    ) -> LevelInputs:
-        """Return what `TreeKernels.begin_level` writes for a draft's run with `inputs`.
-
-        embeds, states [B,K,H] of the level. The nodes' KV rows are behind those of the levels before, which
-        are not committed.
-        """
-        cos, sin = self._angles(len(rows), embeds.shape[1])
+    def draft_inputs(self, inputs: Mapping[str, Tensor], embeds: Tensor) -> DraftInputs:
+        """Return what `TreeKernels` writes for a draft's run with `inputs` and these embeddings [B,S,H]."""
+        cos, sin = self._angles(*embeds.shape[:2])
         optional = (names.ATTENTION_MASK, names.KV_WRITE_INDEX, names.KV_LENGTH)
-        return LevelInputs(embeds, states, cos, sin, *map(inputs.get, optional))
+        return DraftInputs(embeds, cos, sin, *map(inputs.get, optional))
 
     def _write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
         """Write the rotary rows of tokens at depths [B,S] behind each row's committed tokens."""

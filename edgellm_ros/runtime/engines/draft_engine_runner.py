@@ -92,17 +92,30 @@ class DraftEngineRunner:
         self._device.upload(new, np.asarray(counts, np.int64))
         self.kv_cache.commit_rows(rows, new)
 
-    def execute_accepted(self, embeds: Tensor, states: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def execute_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        states: Tensor,
+        embedding: Tensor,
+        embeds: Tensor,
+        newest: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Write the KV rows of accepted tokens behind the committed ones.
 
-        embeds, states [B,S,H] of the first B rows; last [B,1]: index of each row's newest token, the others
-        after it are padding. Returns logits [B,1,V] of the newest tokens and the next states [B,S,H].
+        tokens [B,S] of the first B rows, states [B,S,H] before them; those after counts[b] are padding.
+        embeds [B,S,H] and newest [B,1]: see `TreeKernels.begin_accepted`, which writes them. Returns logits
+        [B,1,V] of the newest tokens and the next states [B,S,H].
         """
-        batch, tokens, _ = embeds.shape
+        batch, count = tokens.shape
         rows = range(batch)
-        inputs = self._inputs.inputs(rows, tokens)
-        self._inputs.for_continuation(inputs, rows, tokens)
-        return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, last)
+        inputs = self._inputs.inputs(rows, count)
+        lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
+        out = self._inputs.draft_inputs(inputs, embeds)
+        self._tree_kernels.begin_accepted(
+            tokens, counts, embedding, self._rope_table, lengths, deltas, newest, out
+        )
+        return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, newest)
 
     def execute_level(
         self,
@@ -123,9 +136,9 @@ class DraftEngineRunner:
         rows = range(batch)
         inputs = self._inputs.level_inputs(rows, nodes)
         lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
-        out = self._inputs.level_outputs(inputs, rows, embeds, parents)
+        out = self._inputs.draft_inputs(inputs, embeds)
         self._tree_kernels.begin_level(
-            table, level, states, newest, embedding, self._rope_table, lengths, deltas, out
+            table, level, states, newest, embedding, self._rope_table, lengths, deltas, parents, out
         )
         return self._run(DRAFT_PROFILE, inputs, rows, embeds, parents, self._nodes.rows(0, batch))
 

@@ -62,9 +62,9 @@ class EagleDrafter:
         self._base = base
         self._head = head
         self.kv_cache = head.kv_cache
-        self._embedder = embedder
         self._sampling = sampling
         self._embedding = embedding
+        self._token_table = embedder.table if embedding is None else embedding
         self._token_of_logit = token_of_logit
         batch, size, dtype = head.kv_cache.max_batch_size, head.hidden_size, head.dtype
         self._no_rows = device.zeros((1, size), dtype)  # encoder rows of a table of its own
@@ -177,12 +177,11 @@ class EagleDrafter:
         self.kv_cache.commit_rows(range(batch), self._pending.counts.rows(0, batch))
         table, newest = self._table.rows(0, batch), self._pending.newest(batch)
         self._tree_kernels.add_candidates(logits, self._token_of_logit, table, 1)
-        embedding = self._embedder.table if self._embedding is None else self._embedding
         embeds = self._embeds.view(batch, self._top_k, self._head.hidden_size)
         parents = self._parents.rows(0, batch)
         for level in range(1, self._levels):
             logits, states = self._head.execute_level(
-                table, level, states, newest, embedding, embeds, parents
+                table, level, states, newest, self._token_table, embeds, parents
             )
             self._tree_kernels.add_candidates(logits, self._token_of_logit, table, level + 1)
         self._tree_kernels.select_tree(table, self._sampling.last_tokens(range(batch)), tree)
@@ -195,10 +194,15 @@ class EagleDrafter:
 
         Returns the logits of the newest and the states of all. Their rows are written, not committed.
         """
-        newest = pending.find_newest(batch)
-        embeds = self._embed(pending.tokens.view(batch, tokens))
-        states = pending.states.view(batch, tokens, self._head.hidden_size)
-        return self._head.execute_accepted(embeds, states, newest)
+        shape = (batch, tokens, self._head.hidden_size)
+        return self._head.execute_accepted(
+            pending.tokens.view(batch, tokens),
+            pending.counts.rows(0, batch),
+            pending.states.view(*shape),
+            self._token_table,
+            self._embeds.view(*shape),
+            pending.newest(batch),
+        )
 
     def _keep_newest(self, batch: int) -> None:
         """Commit the head's rows of all waiting tokens but the newest, which goes on waiting."""
@@ -224,13 +228,4 @@ class EagleDrafter:
                 known[index, : len(following)] = following
             self._device.upload(ids, known)
             self._kernels.embed(ids, self._embedding, self._no_rows, out)
-        return out
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [B,S,Hd] of tokens [B,S]."""
-        out = self._embeds.view(*tokens.shape, self._head.hidden_size)
-        if self._embedding is None:
-            self._embedder.embed_into(tokens, out)
-        else:
-            self._kernels.embed(tokens, self._embedding, self._no_rows, out)
         return out

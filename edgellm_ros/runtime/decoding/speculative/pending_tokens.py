@@ -39,7 +39,6 @@ class PendingTokens:
         self._kept_state = device.zeros((batch, 1, size), dtype)
         self._places = on_device(device, np.tile(np.arange(width), (batch, 1)))
         self._first = device.zeros((batch, 1), np.int64)
-        self._before = device.zeros((batch,), np.int64)
         self._newest = device.zeros((batch, 1), np.int64)
 
     def move(self, source: int, target: int) -> None:
@@ -89,19 +88,14 @@ class PendingTokens:
         self.most, other.most = min(self.width, other.most), 0
 
     def newest(self, batch: int) -> Tensor:
-        """Return the index of the newest pending token of the first rows [b,1]; always the same memory."""
+        """Return the memory of the index of the newest pending token of the first rows [b,1].
+
+        `TreeKernels.begin_accepted` writes it.
+        """
         return self._newest.rows(0, batch)
 
-    def find_newest(self, batch: int) -> Tensor:
-        """Compute and return `newest`. A finished sequence may have no pending token: its index is 0."""
-        before, newest = self._before.rows(0, batch), self.newest(batch)
-        self._kernels.visible_rows(self.counts.rows(0, batch), -1, before)
-        places = self._places.view(batch, self.width, 1)
-        self._tree_kernels.take_rows(places, before.view(batch, 1), newest.view(batch, 1, 1))
-        return newest
-
     def keep_newest(self, batch: int) -> None:
-        """Keep the token of the last `find_newest` only."""
+        """Keep the token of index `newest` only."""
         index, first = self.newest(batch), self._first.rows(0, batch)
         token, state = self._kept_token.rows(0, batch), self._kept_state.rows(0, batch)
         for source, kept in ((self._tokens(range(batch)), token), (self.states.rows(0, batch), state)):
