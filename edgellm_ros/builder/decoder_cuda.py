@@ -48,7 +48,7 @@ def build_cuda_decoder(
     attention_mask, and position_ids may be any. A token attends to no row behind its own, whatever the mask
     says.
     """
-    graph = ModelBuilder("llm", weights, options.precision, options.lora)
+    graph = ModelBuilder("llm", weights, options.precision, options.lora, onnxruntime=True)
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 

@@ -27,10 +27,10 @@ from edgellm_ros.builder.flow_expert import build_expert
 from edgellm_ros.builder.graph import DTYPES, GraphBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
+from edgellm_ros.builder.quantization.layouts import find_layout
 from edgellm_ros.builder.safetensors_file import TensorFile
 from edgellm_ros.builder.strips import strips
 from edgellm_ros.builder.tensorrt_operators import check_operators
-from edgellm_ros.builder.unsupported import refuse_quantised
 from edgellm_ros.builder.vocabulary import (
     VOCAB_MAP,
     generation_defaults,
@@ -188,7 +188,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     for part, variant in variants.items():
-        variant.share_weights(parts[part], Path(graph_path(part)).name)
+        # Zero points of quantised weights are in graphs for CUDA only.
+        variant.share_weights(parts[part], Path(graph_path(part)).name, own=weights.is_quantized)
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     graphs |= {cuda_variant(graph_path(part)): variant for part, variant in variants.items()}
 
@@ -210,10 +211,12 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
 
 
 def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
-    refuse_quantised(section)
+    layout = find_layout(section)
     try:
         family = find_family(section)
-        weights = Weights(checkpoint)
+        weights = Weights(checkpoint, layout)
+        if layout is not None and not weights.is_quantized:
+            raise ValueError(f"{weights.where}: no layer is quantised, but the config says that some are")
         return family, weights, family.read(checkpoint, section, weights)
     except MixtureOfExpertsError as error:
         raise ValueError(f"{error}{_size(checkpoint)}") from None

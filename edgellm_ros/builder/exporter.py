@@ -105,7 +105,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE)
-    endings = (".onnx", ".*.onnx", ".onnx.data")
+    endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     for pattern in (*graphs, "*/*.plan*", *optional):
         for path in engine.glob(pattern):

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.safetensors_file import as_bytes
-from edgellm_ros.builder.strips import strips
+from edgellm_ros.builder.strips import pack_pairs, strips
 
 OPSET = 24  # the first with TensorScatter; Attention, RotaryEmbedding and RMSNormalization came with 23
 IR_VERSION = 12  # the one that came with opset 24
@@ -215,6 +215,7 @@ class GraphBuilder:
             for tensor in self._external():
                 written = 0
                 for block in tensor.strips() if isinstance(tensor, Weight) else [tensor.numpy()]:
+                    block = pack_pairs(block) if tensor.dtype.bitwidth == 4 else block
                     digest.update(as_bytes(block))
                     written += file.write(as_bytes(block))
                 if written != tensor.nbytes:

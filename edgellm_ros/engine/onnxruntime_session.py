@@ -74,6 +74,8 @@ def _session_options(onnxruntime: Any, threads: int) -> Any:
     # Memory patterns are cached per input shape and would grow with every new prompt length. Measured: no
     # time is lost without them.
     options.enable_mem_pattern = False
+    # Products with 4-bit weights are computed in fp32. By default ONNX Runtime rounds their inputs to 8 bits.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     options.log_severity_level = 3
     return options
 
