@@ -89,6 +89,15 @@ class Weights:
             if found[modules[name]] is None or name.endswith(".bias")
         )
 
+    def quantize(self, layout: Layout) -> None:
+        """Give the layers of a checkpoint that is not quantised the weights of `layout` from here on."""
+        if self._layout is not None:
+            raise ValueError(f"{self.directory}: the checkpoint is quantised already")
+        self._layout = layout
+        self._matrices.clear()
+        if not self.is_quantized:
+            raise ValueError(f"{self.where}: no layer can be quantised: the inputs of none fill a group")
+
     def matrix(self, module: str) -> QuantizedMatrix | None:
         """Return the weight of a quantised layer; None if the layer is not quantised or missing."""
         if self._layout is None:
