@@ -43,6 +43,10 @@ def open_session(path: Path, device: Device | None = None, threads: int = 0) -> 
         providers = [(CUDA, _cuda_options(onnxruntime, device))]
         # without fallback: an operator that the GPU cannot run is an error
         return onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+    if b"DequantizeLinear" in path.read_bytes():  # the graph's weights are in another file
+        # By default all weights that are dequantised in a run are dequantised before the first product. With
+        # 12 layers of 4 MB in 8 bits, a session took 275 MB, and in this order 92.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     source: str | bytes = str(path)
     if _version(onnxruntime) < FIRST_WITH_OPSET_24:
         from edgellm_ros.engine.opset23 import lower_to_opset23
