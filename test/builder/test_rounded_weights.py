@@ -14,9 +14,12 @@ from safetensors.numpy import load_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.cli import main
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 
+PROMPTS = ("What do you see?", "go to the red box", "turn left at once and wait")
 LARGEST = {"int4": 7, "int8": 127}
 TYPES = {"int4": TensorProto.INT4, "int8": TensorProto.INT8}
 
@@ -76,6 +79,21 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path):
 def test_a_wrong_option_is_refused(checkpoint, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         export(checkpoint, tmp_path / "engine", **options)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_batch_of_a_quantised_engine_equals_its_requests_alone_up_to_rounding(checkpoint, tmp_path, kind):
+    export(checkpoint, tmp_path / "engine", quantize=kind)
+    requests = [
+        LLMGenerationRequest(prompt, sampling=SamplingParams(max_tokens=8), logprobs=1) for prompt in PROMPTS
+    ]
+    with LLMInferenceRuntime(tmp_path / "engine") as runtime:
+        alone = [runtime.handle_request(request) for request in requests]
+        together = runtime.handle_request(requests)
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids == other.token_ids
+        found = [[entries[0][1] for entries in answer.logprobs] for answer in (one, other)]
+        np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 
 
 @pytest.mark.slow
