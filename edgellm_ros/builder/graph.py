@@ -49,12 +49,12 @@ class Weight(ir.LazyTensor):
         self._read = read
 
     def strips(self) -> Iterator[np.ndarray]:
-        """Yield the weight's rows in its type."""
-        return strips(self._read(), np.dtype(self.dtype.numpy()))
+        """Yield the weight's rows in its type; values of 4 bits as int8."""
+        return strips(self._read(), np.dtype(np.int8 if self.dtype.bitwidth == 4 else self.dtype.numpy()))
 
     def _load(self) -> ir.Tensor:
         array = np.concatenate(list(self.strips())) if len(self.shape) else next(self.strips())
-        return ir.Tensor(array, dtype=self.dtype, name=self.name)
+        return ir.Tensor(array.astype(self.dtype.numpy(), copy=False), dtype=self.dtype, name=self.name)
 
 
 class GraphBuilder:

@@ -80,5 +80,5 @@ class GptqLayout:
         middle, top = 1 << (self._bits - 1), (1 << self._bits) - 1
         if self._symmetric and ((stored == middle).all() or (stored == middle - 1).all()):
             return None
-        zeros = (stored.astype(np.int16) + self._step) & top
+        zeros = (stored + np.uint8(self._step)) & np.uint8(top)
         return zeros_or_none(signed(zeros, self._bits))

@@ -31,6 +31,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.graph import FLOAT, INT64, GraphBuilder
 from edgellm_ros.builder.quantization.matrix import FLOAT8, INT8, QuantizedMatrix
+from edgellm_ros.builder.strips import row_major
 
 LARGEST_BLOCK, SMALLEST_BLOCK = 128, 16
 
@@ -114,7 +115,9 @@ def _values(graph: GraphBuilder, name: str, matrix: QuantizedMatrix) -> ir.Value
     shape: tuple[int, ...] = matrix.fan_in, matrix.fan_out
     if matrix.dtype == INT8:
         shape = matrix.groups, matrix.group, matrix.fan_out
-    return graph.weight(f"{name}.weight", shape, lambda: matrix.values().reshape(shape), matrix.dtype)
+    return graph.weight(
+        f"{name}.weight", shape, lambda: row_major(matrix.values()).reshape(shape), matrix.dtype
+    )
 
 
 def _scales(graph: GraphBuilder, name: str, matrix: QuantizedMatrix) -> ir.Value:

@@ -65,18 +65,32 @@ def group_size(tensor: StoredTensor, fan_in: int, group: int, where: str) -> int
 
 
 def unpack(words: np.ndarray, bits: int, axis: int) -> np.ndarray:
-    """Unpack unsigned integers of `bits` bits from 32-bit words, lowest bits first, along an axis."""
-    words = np.moveaxis(words.view(np.uint32), axis, -1)
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    values = np.empty((*words.shape, len(shifts)), np.uint8)
-    for index, shift in enumerate(shifts):
-        values[..., index] = (words >> shift) & ((1 << bits) - 1)
-    return np.moveaxis(values.reshape(*words.shape[:-1], -1), -1, axis)
+    """Unpack unsigned integers of 4 or 8 bits from 32-bit words [rows, columns], lowest bits first.
+
+    axis: the axis along which the words are packed, 0 or 1.
+    """
+    words = np.ascontiguousarray(words).astype("<u4", copy=False)
+    if axis == 1:  # the bytes of a row are in order
+        packed = words.view(np.uint8)
+        if bits == 8:
+            return packed
+        values = np.empty((len(words), 2 * packed.shape[1]), np.uint8)
+        np.bitwise_and(packed, 15, out=values[:, 0::2])
+        np.right_shift(packed, 4, out=values[:, 1::2])
+        return values
+    rows, columns = words.shape
+    each = 32 // bits
+    values = np.empty((rows, each, columns), np.uint8)
+    for index in range(each):
+        values[:, index] = (words >> np.uint32(bits * index)) & np.uint32((1 << bits) - 1)
+    return values.reshape(rows * each, columns)
 
 
 def signed(values: np.ndarray, bits: int) -> np.ndarray:
     """Subtract half the range from unsigned integers."""
-    return (values.astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
+    if bits == 8:
+        return (values ^ np.uint8(128)).view(np.int8)
+    return values.view(np.int8) - np.int8(1 << (bits - 1))
 
 
 def zeros_or_none(zeros: np.ndarray) -> np.ndarray | None:
