@@ -33,7 +33,7 @@ test-fast: venv ## tests of every part, in about a minute
 
 # One module, so its tests are spread: each worker begins with half of them, in order, and exports each graph once.
 test-tensorrt: venv ## parse and build every graph with NVIDIA's builder, which needs no GPU; a table of the plans
-	$(BIN)/python -m pytest -m tensorrt_build $(PARALLEL) --dist worksteal test/builder/test_tensorrt_builds.py test/builder/test_hybrid_builds.py
+	$(BIN)/python -m pytest -m tensorrt_build $(PARALLEL) --dist worksteal test/builder/test_tensorrt_builds.py test/builder/test_hybrid_builds.py test/builder/test_quantized_builds.py
 
 parity: venv $(STAMPS)/parity ## compare the engines with transformers and PyTorch
 	$(BIN)/pip check

@@ -49,7 +49,7 @@ def build_cuda_decoder(
     says. With `options.only_chains` too it is `llm/verify.chain.cuda.onnx`, for chains: without a mask it
     runs the faster kernels of the graph without `fusion`.
     """
-    graph = ModelBuilder("llm", weights, options.precision, options.lora)
+    graph = ModelBuilder("llm", weights, options.precision, options.lora, onnxruntime=True)
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
