@@ -62,6 +62,17 @@ def test_layers_are_rounded_and_embeddings_head_and_norms_are_not(checkpoint, tm
     assert found["model.embed_tokens.weight"].data_type == TensorProto.FLOAT  # the tied LM head
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_inspect_and_check_show_the_bytes_of_quantised_weights(checkpoint, tmp_path, kind, capsys):
+    engine = str(tmp_path / "engine")
+    export(checkpoint, engine, quantize=kind)
+    layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96  # q, k and v; o; gate, up and down
+    size = 3 * layer * {"int4": 0.5, "int8": 1}[kind] / 2**20
+    for arguments in (["inspect", engine], ["export", str(checkpoint), "--check", "--quantize", kind]):
+        assert main(arguments) == 0
+        assert f", {size:.3f} MiB of {kind}\n" in capsys.readouterr().out
+
+
 def test_a_group_that_does_not_divide_the_inputs_is_halved_until_it_does(checkpoint, tmp_path):
     export(checkpoint, tmp_path / "engine", quantize="int4", group_size=64)
     found = initialisers(tmp_path / "engine")
