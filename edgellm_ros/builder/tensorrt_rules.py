@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
+from edgellm_ros.builder.quantization.matrix import QUANTIZED
 from edgellm_ros.builder.value_types import Values
 
 LARGEST_K = 3839
 Type = ir.DataType
-QUANTIZED = (Type.INT4, Type.INT8, Type.FLOAT8E4M3FN)
 
 
 def symbols(shape: ir.Shape) -> list[str]:

@@ -66,9 +66,9 @@ def measure_cost(
     with tempfile.TemporaryDirectory(dir=Path(engine).absolute().parent, prefix=".unquantized-") as folder:
         export(checkpoint, folder, **{**options, "with_draft": False})
         tokens, answers = _answers(Path(folder), prompts)
-        references = _logits(Path(folder), tokens)
+        references = logits(Path(folder), tokens)
     found_answers = _answers(Path(engine), prompts)[1]
-    return _compare(references, _logits(Path(engine), tokens), answers, found_answers)
+    return _compare(references, logits(Path(engine), tokens), answers, found_answers)
 
 
 def _answers(engine: Path, prompts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
@@ -82,17 +82,17 @@ def _answers(engine: Path, prompts: Sequence[str]) -> tuple[list[list[int]], lis
     return tokens, answers
 
 
-def _logits(engine: Path, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+def logits(engine: Path, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Compute the logits [S,V] after each token of each sequence."""
     config = EngineConfig.load(engine)
     dtype = np.dtype(DTYPES[config.precision].numpy())
     session = open_session(engine / graph_path("llm"))
     embedding = read_header(engine / "embedding.safetensors")["embedding"].read()
-    logits = []
+    found = []
     for tokens in sequences:
         feeds = _feeds(session, config, embedding[np.array(tokens)].astype(dtype), engine)
-        logits.append(session.run(["logits"], feeds)[0][0].astype(np.float64))
-    return logits
+        found.append(session.run(["logits"], feeds)[0][0].astype(np.float64))
+    return found
 
 
 def _feeds(session: Any, config: EngineConfig, embeds: np.ndarray, engine: Path) -> dict[str, np.ndarray]:

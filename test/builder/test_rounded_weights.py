@@ -4,21 +4,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_layers
 from edgellm_ros.cli import main
+from edgellm_ros.cli.quantization_cost import logits
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 
+HYBRIDS = (write_nemotron_h_checkpoint, write_qwen3_5_checkpoint)
 PROMPTS = ("What do you see?", "go to the red box", "turn left at once and wait")
 LARGEST = {"int4": 7, "int8": 127}
 TYPES = {"int4": TensorProto.INT4, "int8": TensorProto.INT8}
@@ -56,6 +62,17 @@ def test_layers_are_rounded_and_embeddings_head_and_norms_are_not(checkpoint, tm
     assert found["model.embed_tokens.weight"].data_type == TensorProto.FLOAT  # the tied LM head
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_inspect_and_check_show_the_bytes_of_quantised_weights(checkpoint, tmp_path, kind, capsys):
+    engine = str(tmp_path / "engine")
+    export(checkpoint, engine, quantize=kind)
+    layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96  # q, k and v; o; gate, up and down
+    size = 3 * layer * {"int4": 0.5, "int8": 1}[kind] / 2**20
+    for arguments in (["inspect", engine], ["export", str(checkpoint), "--check", "--quantize", kind]):
+        assert main(arguments) == 0
+        assert f", {size:.3f} MiB of {kind}\n" in capsys.readouterr().out
+
+
 def test_a_group_that_does_not_divide_the_inputs_is_halved_until_it_does(checkpoint, tmp_path):
     export(checkpoint, tmp_path / "engine", quantize="int4", group_size=64)
     found = initialisers(tmp_path / "engine")
@@ -79,6 +96,33 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path):
 def test_a_wrong_option_is_refused(checkpoint, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         export(checkpoint, tmp_path / "engine", **options)
+
+
+def dequantised(checkpoint: Path, copy: Path, kind: str) -> Path:
+    """Copy a checkpoint with the weights that the integers of its layers stand for."""
+    shutil.copytree(checkpoint, copy)
+    weights, tensors = Weights(checkpoint), load_file(checkpoint / "model.safetensors")
+    embedding = next(name for name in tensors if "embed" in name)
+    weights.quantize(RoundedLayout(kind, 32, decoder_layers(embedding), np.dtype(np.float32)))
+    changed = {name for name in tensors if weights.matrix(name.removesuffix(".weight")) is not None}
+    assert changed
+    tensors |= {name: np.ascontiguousarray(weights.read(name)) for name in changed}
+    save_file(tensors, copy / "model.safetensors")
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("write", HYBRIDS)
+def test_a_quantised_hybrid_computes_what_its_dequantised_weights_compute(tmp_path, write, kind):
+    """The decays of a gated delta net keep their precision, beside neighbours that do not."""
+    checkpoint = write(tmp_path / "checkpoint")
+    export(checkpoint, tmp_path / "engine", quantize=kind, group_size=32)
+    export(dequantised(checkpoint, tmp_path / "copy", kind), tmp_path / "reference")
+    ids = [np.random.default_rng(0).integers(0, 200, 40).tolist()]
+    found, expected = (logits(tmp_path / name, ids)[0] for name in ("engine", "reference"))
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", TYPES)

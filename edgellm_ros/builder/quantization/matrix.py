@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 INT4, INT8, FLOAT8 = ir.DataType.INT4, ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN
+QUANTIZED = (INT4, INT8, FLOAT8)
 Read = Callable[[], np.ndarray]
 
 
