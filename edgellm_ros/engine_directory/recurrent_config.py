@@ -10,6 +10,7 @@ ATTENTION, RECURRENT, MLP = LAYER_TYPES = ("attention", "recurrent", "mlp")
 KINDS = ("mamba2", "gated_delta_net")
 ROW = 32  # columns; ONNX Runtime's CUDA kernels take rows of multiples of this as a whole
 FEW = (4, 2, 1)  # columns
+CHAIN_TOKENS = 8  # most tokens of a verification of drafted tokens
 
 
 def state_columns(value_dim: int) -> int:

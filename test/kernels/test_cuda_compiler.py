@@ -24,7 +24,7 @@ OTHERS = (
 TREES_BY_WIDTH = ("draft_mask", "tree_mask", "move_cache_rows", "take_rows", "put_rows")
 OTHER_TREES = (
     "add_candidates", "select_nodes", "select_tree", "tree_rope_rows", "sample_path", "find_continuation",
-    "append_history",
+    "append_history", "advance_states", "advance_windows",
 )  # fmt: skip
 PROGRAMS = [
     pytest.param(compiler.KERNELS, BY_WIDTH, OTHERS, id="steps"),
