@@ -176,15 +176,19 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}
-    if draft is not None and config.draft is not None:
-        verifying = dataclasses.replace(llm_options, fusion=draft.fusion)
+    if draft is not None or model.llm.recurrent is not None:
+        fusion = draft.fusion if draft is not None else None
+        verifying = dataclasses.replace(
+            llm_options, fusion=fusion, verifies=model.llm.recurrent is not None
+        )
         parts[VERIFY] = model.build_llm(verifying)
-        parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=True)
+        parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=fusion is not None)
+        if model.build_cuda_llm is not None:
+            variants[VERIFY] = model.build_cuda_llm(verifying)
+    if draft is not None and config.draft is not None:
         capacity = config.draft.cache_capacity(options.max_kv_cache_capacity)
         arguments = draft, draft_lm_head(draft, head), options.precision, capacity
         parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
-        if model.build_cuda_llm is not None:
-            variants[VERIFY] = model.build_cuda_llm(verifying)
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     for part, variant in variants.items():
