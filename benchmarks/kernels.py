@@ -268,6 +268,7 @@ def sampling_state(put: Callable[[np.ndarray], Tensor], batch: int, rules: dict[
         repetition_penalty=rows("repetition_penalty", 1.0, np.float32),
         seed=rows("seed", 1, np.uint64),
         position=rows("position", 0, np.int64),
+        path_limit=rows("path_limit", 2**31, np.int64),
         seen=put(np.random.default_rng(1).random((batch, VOCABULARY)) < 0.01),
     )
 

@@ -326,18 +326,18 @@ def _skip_step(graph: ModelBuilder, mamba: Mamba2, x: ir.Value, y: ir.Value) -> 
 
 
 def _gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
-    """Add `gated_norm` with one kernel for all groups: y [B*S,heads*P], gate [B,S,heads*P] fp32 -> like y."""
+    """Add `gated_norm` with the weight in its node: y [B*S,n], gate [B,S,n] fp32 -> [B*S,n]; n = heads*P.
+
+    ONNX Runtime takes a scale [1,groups,P'] for rows [B*S,groups,P']. Its BranchwiseRMSNorm takes longer:
+    3.9 instead of 3.5 us for 8 groups of 960 on an H200.
+    """
     with graph.module("norm"):
         y = graph.op("Mul", y, silu(graph, graph.reshape(gate, [-1, mamba.inner])))
-        (y,) = graph.ops(
-            "BranchwiseRMSNorm",
-            *(y, float_tensor(graph, "weight", mamba.inner)),
-            outputs=1,
-            domain=ORT_DOMAIN,
-            num_branches=mamba.groups,
-            epsilon=mamba.epsilon,
-        )
-        return graph.from_fp32(y)
+        size = mamba.inner // mamba.groups
+        y = graph.reshape(y, [-1, mamba.groups, size])
+        scale = graph.reshape(float_tensor(graph, "weight", mamba.inner), [1, mamba.groups, size])
+        y = graph.op("RMSNormalization", y, scale, axis=-1, epsilon=mamba.epsilon, stash_type=1)
+        return graph.from_fp32(graph.reshape(y, [-1, mamba.inner]))
 
 
 # x -- in_proj --+-- z ------------------------------------------+

@@ -40,6 +40,7 @@ class SamplingState:
     repetition_penalty: Tensor  # [B] f32; 1 = off
     seed: Tensor  # [B] u64
     position: Tensor  # [B] i64, of the next token in the answer: the number of committed tokens
+    path_limit: Tensor  # [B] i64, from 1: most tokens of a path (`TreeKernels.sample_path`)
     seen: Tensor  # [B, V] bool, tokens of the prompt and committed tokens of the answer
 
     def rows(self, start: int, stop: int) -> SamplingState:

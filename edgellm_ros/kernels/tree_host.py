@@ -123,6 +123,7 @@ class HostTreeKernels:
     ) -> None:
         batch, most = path.shape
         for row in range(batch):
+            limit = min(most, int(state.path_limit.array[row]))
             tree_tokens, parents = tree.tokens.array[row], tree.parents.array[row]
             indices: list[int] = []
             ids: list[int] = []
@@ -132,7 +133,7 @@ class HostTreeKernels:
                 token = index if index < 0 or vocab_map is None else int(vocab_map.array[index])
                 indices.append(index)
                 ids.append(token)
-                if index < 0 or len(ids) == most:
+                if index < 0 or len(ids) >= limit:
                     break
                 children = np.flatnonzero((parents == nodes[-1]) & (tree_tokens == token))
                 if not len(children):

@@ -23,6 +23,11 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 
+# on a GPU, for the shared memory of the kernels
+MOST_CANDIDATES = 32  # limit of K
+MOST_TABLE_ENTRIES = 8192  # limit of T
+MOST_TREE_NODES = 256  # limit of M and N
+
 
 @dataclass(frozen=True)
 class DraftTable:
@@ -185,7 +190,8 @@ class TreeKernels(Protocol):
         after a commit of the tokens before: at position state.position[b] + i, with these tokens seen. So the
         tokens are those of decoding without a draft, whatever the tree has. Only the logits of the path are
         read. The path ends after the first token without a child, after a token of -1 (its logits are not
-        finite), or with D tokens. Among children with the same token the first counts.
+        finite), or with min(D, state.path_limit[b]) tokens. Among children with the same token the first
+        counts.
 
         offered [B], 1..D: number of tokens. sampled [B,D]: logit indices. tokens [B,D]: their token ids,
         vocab_map[sampled], or the same if vocab_map [V] is None; compared with tree.tokens. Both are -1 from

@@ -69,11 +69,11 @@ class LLMInferenceRuntime:
     ) -> None:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
+        on_cpu = (device if isinstance(device, str) else device.memory) == "cpu"
         if isinstance(drafting, str):
-            on_cpu = (device if isinstance(device, str) else device.memory) == "cpu"
             drafting = drafting_config(drafting, self.config, on_cpu)
         if drafting is not None:
-            check_drafting(drafting, self.config)
+            check_drafting(drafting, self.config, on_cpu)
         self._metrics = RuntimeMetrics()
         self._lock = threading.Lock()
         self._noise_seed = 0

@@ -93,6 +93,7 @@ class Pipeline:
             horizon,
             decode_engine,
             max_tree_size=drafting.tree_size if drafting else 0,
+            only_chains=drafting is not None and drafting.is_chain,
             fused_size=fused_size(drafting, config),
         )
         self.vision = self.audio = self.action = None

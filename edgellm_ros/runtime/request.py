@@ -120,7 +120,7 @@ class LLMGenerationRequest:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # its further variables
     continue_final_message: bool = False  # the model continues the last message, which is an answer
     videos: tuple[Video, ...] = ()  # of the short form; placed after the images in the prompt
-    disable_spec_decode: bool = False  # one token per step, for the whole batch
+    disable_spec_decode: bool = False  # no drafted tokens: one token per step
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):

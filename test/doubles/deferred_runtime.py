@@ -13,7 +13,7 @@ import pytest
 
 from doubles.deferred_device import DeferredDevice, DeferredGraph, DeferredHostCopy, QueuedKernels
 from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
-from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine.tensor import Shape, Tensor
 from edgellm_ros.kernels import host, tree_host
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -22,13 +22,20 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 class WatchedDevice(DeferredDevice):
     """Counts in `calls`: uploads, downloads, copies to the host, captures and launches of graphs.
 
-    `most_host_copies`: the largest number of unfinished copies to the host so far.
+    `most_host_copies`: the largest number of unfinished copies to the host so far. `allocations`: sizes in
+    bytes of all buffers, in order.
     """
 
     def __init__(self) -> None:
         super().__init__("deferred")
         self.calls: Counter[str] = Counter()
         self.host_copies = self.most_host_copies = 0
+        self.allocations: list[int] = []
+
+    def empty(self, shape: Shape, dtype: Any) -> Tensor:
+        tensor = super().empty(shape, dtype)
+        self.allocations.append(tensor.size * tensor.dtype.itemsize)
+        return tensor
 
     def upload(self, target: Tensor, source: np.ndarray) -> None:
         self.calls["upload"] += 1

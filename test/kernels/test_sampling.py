@@ -155,33 +155,51 @@ def test_log_probabilities_are_a_log_softmax_in_falling_order(side, logits):
     np.testing.assert_allclose(values[0], expected[ids[0]], rtol=1e-6)
 
 
+def chi_squared_limit(cells: int) -> float:
+    """Return what Pearson's statistic exceeds with probability 1e-4 (Wilson and Hilferty)."""
+    free = cells - 1
+    return free * (1 - 2 / (9 * free) + 3.719 * np.sqrt(2 / (9 * free))) ** 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [{"temperature": 1.5}, {"temperature": 1.2, "top_k": 3}], ids=str)
-def test_tokens_along_a_tree_are_sampled_as_often_as_their_probability_says(side, rules):
-    """Pearson's chi-squared of pairs of tokens, of many seeds: the root has tokens 1 and 4 as children."""
-    seeds, vocabulary = 2000, 6
-    logits = np.random.default_rng(3).standard_normal((3, vocabulary)).astype(np.float32)
-    scores = logits.astype(np.float64) / rules["temperature"]
+def test_pairs_of_tokens_with_drafts_are_as_frequent_as_without(side, rules):
+    """Pearson's chi-squared test of the first two tokens, of many seeds.
+
+    The logits of a token depend on the token before. Each draft has the tokens 1 and 4: after these the first
+    round samples both tokens, after others a second round samples the second one.
+    """
+    seeds, vocabulary = 20_000, 6
+    logits = np.random.default_rng(3).standard_normal((vocabulary + 1, vocabulary)).astype(np.float32)
+    logits, first = logits[:-1], logits[-1]
+    scores = np.vstack([logits, first]).astype(np.float64) / rules["temperature"]
     if "top_k" in rules:
         scores[scores < np.sort(scores, axis=-1)[:, [-rules["top_k"]]]] = -np.inf
     likely = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
-    fields = ([0, 1, 4], [-1, 0, 0], [0, 1, 1])
-    tree = DraftTree(*(side.tensor(np.tile(field, (seeds, 1))) for field in fields))
-    state = side.sampling_state(seeds, vocabulary, seed=np.arange(seeds), **rules)
-    outs = [side.tensor(np.zeros((seeds, 2), np.int64)) for _ in range(3)]
-    offered = side.tensor(np.zeros(seeds, np.int64))
-    many = side.tensor(np.tile(logits, (seeds, 1, 1)))
-    side.trees.sample_path(many, state, tree, None, *outs, offered)
+    def sample_round(numbers, roots, position) -> tuple[np.ndarray, np.ndarray]:
+        """Sample up to two tokens for each of these seeds, which begin at the logits roots [B,V]."""
+        batch = len(numbers)
+        fields = ([0, 1, 4], [-1, 0, 0], [0, 1, 1])
+        tree = DraftTree(*(side.tensor(np.tile(field, (batch, 1))) for field in fields))
+        state = side.sampling_state(batch, vocabulary, seed=numbers, position=position, **rules)
+        sampled, tokens, path = (side.tensor(np.zeros((batch, 2), np.int64)) for _ in range(3))
+        offered = side.tensor(np.zeros(batch, np.int64))
+        children = np.broadcast_to(logits[[1, 4]], (batch, 2, vocabulary))
+        nodes = side.tensor(np.concatenate([roots[:, None], children], axis=1))
+        side.trees.sample_path(nodes, state, tree, None, sampled, tokens, path, offered)
+        return side.read(tokens), side.read(offered)
 
-    counts = np.zeros((vocabulary, vocabulary + 1))
-    np.add.at(counts, tuple(side.read(outs[1]).T), 1)  # the last column: no second token
-    expected = np.zeros_like(counts)
-    expected[:, -1] = likely[0]
-    for node, token in ((1, 1), (2, 4)):
-        expected[token] = [*likely[0, token] * likely[node], 0]
-    expected *= seeds
+    counts = np.zeros((vocabulary, vocabulary))
+    for numbers in np.split(np.arange(seeds), 10):
+        tokens, offered = sample_round(numbers, np.tile(first, (len(numbers), 1)), 0)
+        alone = np.flatnonzero(offered == 1)
+        assert 0 < len(alone) < len(numbers)
+        tokens[alone, 1] = sample_round(numbers[alone], logits[tokens[alone, 0]], 1)[0][:, 0]
+        np.add.at(counts, tuple(tokens.T), 1)
+    expected = seeds * likely[-1][:, None] * likely[:-1]
     assert not counts[expected == 0].any()
-    places = expected > 5
-    statistic = ((counts - expected)[places] ** 2 / expected[places]).sum()
-    assert statistic < places.sum() + 5 * np.sqrt(2 * places.sum())
+    possible = expected > 0
+    assert expected[possible].min() > 5
+    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    assert statistic < chi_squared_limit(possible.sum())

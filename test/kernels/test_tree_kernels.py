@@ -281,6 +281,17 @@ def test_a_path_has_at_most_as_many_tokens_as_its_outputs(side):
     assert found["offered"].tolist() == [3]
 
 
+def test_a_path_has_at_most_as_many_tokens_as_its_sequence_may_take(side):
+    logits = np.zeros((3, 4, 8), np.float32)
+    logits[..., 6] = 9
+    state = side.sampling_state(3, 8, temperature=0.0, path_limit=[1, 2, 9])
+    tree = put_tree(side, *(np.tile(field, (3, 1)) for field in chain(6, 6, 6, 6)))
+    found = sample_path(side, logits, state, tree, 3)
+    assert found["tokens"].tolist() == [[6, -1, -1], [6, 6, -1], [6, 6, 6]]
+    assert found["path"].tolist() == [[0, 0, 0], [0, 1, 1], [0, 1, 2]]
+    assert found["offered"].tolist() == [1, 2, 3]
+
+
 def test_the_first_of_two_children_with_the_same_token_counts(side):
     logits = np.zeros((1, 3, 8), np.float32)
     logits[..., 6] = 9

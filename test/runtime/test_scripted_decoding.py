@@ -35,7 +35,7 @@ class ScriptedDecoding:
     def prefilled(self, rows) -> None:
         pass
 
-    def delivered(self, result, counts) -> None:
+    def delivered(self, result, served) -> None:
         pass
 
     def queue(self, room):

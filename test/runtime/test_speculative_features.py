@@ -4,6 +4,7 @@
 import dataclasses
 import logging
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,8 +102,8 @@ def test_a_reduced_vocabulary(tiny_checkpoint, tmp_path, device, drafting):
     compare(engine, device, drafting, TALKING, DRAWING)
 
 
-def export_plain(checkpoint, directory):
-    export(checkpoint, directory)
+def export_plain(checkpoint, directory, **options):
+    export(checkpoint, directory, **options)
     return directory
 
 
@@ -146,6 +147,23 @@ def test_without_drafting_nothing_of_it_is_loaded(draft_engine, device, monkeypa
         assert vars(runtime.spec_decode_generation_metrics) == vars(
             type(runtime.spec_decode_generation_metrics)()
         )
+
+
+@pytest.mark.only_on("cpu", reason="brings its own device")
+def test_without_drafting_a_head_takes_no_memory_of_the_device(draft_engine, tiny_checkpoint, tmp_path):
+    plain = export_plain(tiny_checkpoint, tmp_path / "plain", max_lora_rank=8)
+    shutil.copytree(draft_engine / "lora", plain / "lora")
+    found = []
+    with queueing():
+        for engine, drafting in ((draft_engine, None), (plain, None), (draft_engine, LOOKUP)):
+            device = WatchedDevice()
+            with LLMInferenceRuntime(engine, device, drafting=drafting) as runtime:
+                runtime.capture_decoding_cuda_graph()
+                runtime.handle_request([TALKING, dataclasses.replace(DRAWING, lora="a")])
+            found.append(device.allocations)
+    without, expected, with_drafting = found
+    assert without == expected
+    assert sum(with_drafting) > sum(without)
 
 
 def test_metrics_name_the_drafter_and_count_what_it_yields(pair, drafting):
@@ -224,6 +242,22 @@ class TestRefused:
         with pytest.raises(ValueError, match=text.replace("(", r"\(").replace(")", r"\)")):
             LLMInferenceRuntime(draft_engine, drafting=SpecDecodeDraftingConfig(*sizes))
 
+    @pytest.mark.parametrize(
+        ("sizes", "text"),
+        [
+            ((33, 1, 20), "drafting_top_k 33: on a GPU at most 32"),
+            ((1, 257, 20), "drafting_step 257: on a GPU at most 256"),
+            (
+                (32, 9, 20),
+                "the candidates of drafting_top_k 32 and drafting_step 9: 8225: on a GPU at most 8192",
+            ),
+        ],
+    )
+    def test_sizes_that_only_a_cpu_takes(self, draft_engine, sizes, text):
+        gpu = SimpleNamespace(name="tensorrt", memory="cuda")
+        with pytest.raises(ValueError, match=text):
+            LLMInferenceRuntime(draft_engine, gpu, drafting=SpecDecodeDraftingConfig(*sizes))
+
     def test_an_engine_without_a_head(self, tiny_engine):
         with pytest.raises(ValueError, match=r"this engine has no draft head \(edgellm export --draft\)"):
             LLMInferenceRuntime(tiny_engine, drafting="eagle")
@@ -264,6 +298,26 @@ def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):
         assert_same_with_drafting(one, other)
     assert trees[0] == trees[1]
     assert len(trees[0]) > 10
+
+
+@pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
+@knows_lengths
+def test_lookup_verifies_chains_on_an_engine_that_takes_lengths_only(draft_engine, tmp_path):
+    """The graph for CUDA of an engine without a head, on the CPU."""
+    engine = tmp_path / "engine"
+    shutil.copytree(draft_engine, engine)
+    config = EngineConfig.load(engine)
+    dataclasses.replace(config, draft=None).save(engine)
+    shutil.copy(engine / "llm" / "model.cuda.onnx", engine / "llm" / "model.cpu.onnx")
+    batch = [TALKING, DRAWING, request(images=(IMAGE,), max_tokens=9)]
+    answers = []
+    for drafting in (None, LOOKUP):
+        with LLMInferenceRuntime(engine, "cpu", drafting=drafting) as runtime:
+            assert not runtime.pipeline.runner._decode_inputs.has_mask
+            answers.append(runtime.handle_request(batch))
+    for one, other in zip(*answers, strict=True):
+        assert_same_with_drafting(one, other)
+    assert runtime.spec_decode_generation_metrics.tokens_per_verification > 1
 
 
 def answers_and_trees(engine):

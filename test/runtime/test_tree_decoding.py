@@ -151,10 +151,20 @@ def test_cancelling_between_rounds_leaves_the_others(answers, acting_runtime):
     assert_same_with_drafting(second, expected)
 
 
-def test_a_request_turns_drafting_off_for_its_batch(answers, drafting):
+def test_a_request_turns_drafting_off_for_itself_only(answers, drafting):
+    before, progress = dataclasses.replace(drafting.spec_decode_generation_metrics), []
+    alone = request(**DRAWING, max_tokens=12, disable_spec_decode=True, on_progress=progress.append)
+    assert_all_same(answers([request(**TALKING, max_tokens=31), alone], steps=5, size=24, right=1.0))
+    found = drafting.spec_decode_generation_metrics
+    assert found.generated_tokens - before.generated_tokens == 30
+    assert found.verified_trees - before.verified_trees < 15
+    steps = [one.tokens for one in progress if one.stage == "decode"]
+    assert steps == [*range(1, 13)] * 2, "one token per step, without drafting and in rounds"
+
+
+def test_a_batch_whose_requests_all_turn_drafting_off_takes_vanilla_steps(answers, drafting):
     runs = drafting.spec_decode_generation_metrics.total_runs
-    batch = [request(**TALKING), request(**DRAWING, disable_spec_decode=True)]
-    assert_all_same(answers(batch))
+    assert_all_same(answers([request(**one, disable_spec_decode=True) for one in (TALKING, DRAWING)]))
     assert drafting.spec_decode_generation_metrics.total_runs == runs
 
 

@@ -4,6 +4,11 @@
 from __future__ import annotations
 
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
+from edgellm_ros.kernels.tree_protocol import (  # noqa: F401
+    MOST_CANDIDATES,
+    MOST_TABLE_ENTRIES,
+    MOST_TREE_NODES,
+)
 
 SAMPLE_THREADS = 1024  # per block of kernels that read logits or tables of candidates
 MAX_BLOCKS_PER_ROW = 32  # of `sample` and `sample_path`
@@ -13,7 +18,4 @@ MOST_LOGPROBS = 64  # limit of `log_probabilities`, per row
 TOP_SHARE = 4 * SAMPLE_THREADS  # logits per block of `add_candidates`
 SELECT_THREADS = 256  # per block of `select_tree`
 STATE_THREADS = 256  # per block of `advance_states`
-MOST_CANDIDATES = 32  # limit of K
-MOST_TABLE_ENTRIES = 8192  # limit of T
-MOST_TREE_NODES = 256  # limit of M and N
-MOST_CHAIN_TOKENS = CHAIN_TOKENS  # limit of a verification with recurrent layers
+MOST_CHAIN_TOKENS = CHAIN_TOKENS

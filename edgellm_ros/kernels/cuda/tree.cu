@@ -378,8 +378,8 @@ extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* c
 // are marked in seen [batch, vocab] until the end, by the block that reads them there.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_path(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
-                const float* min_ps, const float* penalties, const u64* seeds, const i64* positions, bool* seen,
-                const i64* tree_tokens, const i64* tree_parents, i64 size, const i64* vocab_map, i64* sampled,
+                const float* min_ps, const float* penalties, const u64* seeds, const i64* positions,
+                const i64* path_limits, bool* seen, const i64* tree_tokens, const i64* tree_parents, i64 size, const i64* vocab_map, i64* sampled,
                 i64* tokens, i64* path, i64* offered, i64 most, RowScratch* scratch) {
   __shared__ SampleShared shared;
   __shared__ Rules rules;  // not in registers, of which 1024 threads have few
@@ -387,6 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ int node_tokens[MOST_TREE_NODES], node_parents[MOST_TREE_NODES];
   __shared__ u32 places[MOST_TREE_NODES + 1];  // of the path's nodes, from the end; 0 = none
   const int row = blockIdx.y, thread = threadIdx.x;
+  const i64 limit = path_limits[row] < most ? path_limits[row] : most;
   if (thread == 0) {
     rules = {temperatures[row], top_ks[row], top_ps[row], min_ps[row], seeds[row]};
     if (!rules.greedy()) prepare(shared, rules);
@@ -404,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int count = sampler.count;
     const int index = sampler.sample(sampler.block_best(), rules, (u32)positions[row] + (u32)count);
     const int node = (int)(size - places[count]), token = index < 0 || !vocab_map ? index : (int)vocab_map[index];
-    const bool matches = index >= 0 && count + 1 < most && thread < size && node_parents[thread] == node &&
+    const bool matches = index >= 0 && count + 1 < limit && thread < size && node_parents[thread] == node &&
                          node_tokens[thread] == token;
     if (matches) atomicMax(&places[count + 1], (u32)(size - thread));  // the first child has the highest
     if (thread == 0) {

@@ -12,9 +12,6 @@ from edgellm_ros.kernels.cuda.launches import (
     widest_unit,
 )
 from edgellm_ros.kernels.cuda.layout import (
-    MOST_CANDIDATES,
-    MOST_TABLE_ENTRIES,
-    MOST_TREE_NODES,
     SAMPLE_THREADS,
     SELECT_THREADS,
     STATE_THREADS,
@@ -22,6 +19,9 @@ from edgellm_ros.kernels.cuda.layout import (
 )
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
+    MOST_CANDIDATES,
+    MOST_TABLE_ENTRIES,
+    MOST_TREE_NODES,
     ChainInputs,
     DraftTable,
     DraftTree,
@@ -129,9 +129,9 @@ class CudaTreeKernels(CudaLaunches):
             "sample_path", (blocks, batch), SAMPLE_THREADS,
             logits.pointer, vocab, state.temperature.pointer, state.top_k.pointer, state.top_p.pointer,
             state.min_p.pointer, state.repetition_penalty.pointer, state.seed.pointer, state.position.pointer,
-            state.seen.pointer, tree.tokens.pointer, tree.parents.pointer, size, _address(vocab_map),
-            sampled.pointer, tokens.pointer, path.pointer, offered.pointer, path.shape[1],
-            self._sampling_scratch(batch), cooperative=blocks > 1,
+            state.path_limit.pointer, state.seen.pointer, tree.tokens.pointer, tree.parents.pointer, size,
+            _address(vocab_map), sampled.pointer, tokens.pointer, path.pointer, offered.pointer,
+            path.shape[1], self._sampling_scratch(batch), cooperative=blocks > 1,
         )  # fmt: skip
 
     def move_cache_rows(

@@ -16,6 +16,7 @@ from edgellm_ros.runtime.request import MAX_LOGPROBS
 
 NO_LOGIT = -1
 NO_TOKEN = -1
+NO_LIMIT = 2**31  # of the tokens of a path
 
 
 class SamplingRows:
@@ -53,6 +54,7 @@ class SamplingRows:
             repetition_penalty=device.zeros((max_batch_size,), np.float32),
             seed=device.zeros((max_batch_size,), np.uint64),
             position=device.zeros((max_batch_size,), np.int64),
+            path_limit=device.zeros((max_batch_size,), np.int64),
             seen=device.zeros((max_batch_size, logits), np.bool_),
         )
         device.upload(self._state.repetition_penalty, np.ones(max_batch_size, np.float32))
@@ -97,6 +99,7 @@ class SamplingRows:
             (self._state.repetition_penalty, params.repetition_penalty),
             (self._state.seed, params.seed),
             (self._state.position, 0),
+            (self._state.path_limit, 1 if sequence.request.disable_spec_decode else NO_LIMIT),
             (self._state.seen, seen),
             (self._stop.tokens_left, sequence.tokens_left),
             (self._stop.trigger_token, NO_TOKEN if trigger is None else trigger),

@@ -62,7 +62,7 @@ class DecodeLoop:
                 sequence.kv_length += count
                 sequence.steps += 1
                 sequence.report("decode", sequence.steps)
-            self._method.delivered(result, [count for _, count in served])
+            self._method.delivered(result, served)
 
     def _room(self, sequences: list[GenerationSequence]) -> int:
         """Return how many more KV rows every row has slots and positions for."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgellm_ros.runtime.batch.batch import Batch
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.lora import LoraAdapter
 
@@ -37,8 +38,8 @@ class DecodeMethod(Protocol):
         """
         ...
 
-    def delivered(self, result: StepResult, counts: Sequence[int]) -> None:
-        """Take note of a delivered step; counts: tokens of each sequence that was still decoding."""
+    def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
+        """Take note of a delivered step; served: sequences that were still decoding, with their tokens."""
         ...
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:

@@ -17,6 +17,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.decoding.recorded_steps import RecordedSteps, Step
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
@@ -58,7 +59,7 @@ class VanillaDecoding:
         self.recorded.queue()
         return self._sampling.copy_to_host(self._step.logits, self._logprobs)
 
-    def delivered(self, result: StepResult, counts: Sequence[int]) -> None:
+    def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
         """Do nothing."""
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:

@@ -68,7 +68,7 @@ class AttentionInputs:
 
     @property
     def has_mask(self) -> bool:
-        """Whether the engine has a mask, so that it can run on trees."""
+        """Whether the engine has a mask, so that it can run on trees that are no chains."""
         return self._has_mask
 
     @property
@@ -132,7 +132,10 @@ class AttentionInputs:
     def for_tree(
         self, inputs: Mapping[str, Tensor], rows: range, tree: DraftTree, kernels: TreeKernels
     ) -> None:
-        """Write `inputs` for the nodes of a tree; the engine has a mask."""
+        """Write `inputs` for the nodes of a tree, which for an engine without a mask is a chain."""
+        if not self._has_mask:
+            self.for_continuation(inputs, rows, tree.size)
+            return
         lengths, size = self._cache.lengths(rows), tree.size
         self._write_depths(rows, tree.depths, kernels)
         kernels.tree_mask(tree, lengths, inputs[names.ATTENTION_MASK])

@@ -43,9 +43,11 @@ class LLMEngineRunner:
     - decode_executor: executes decode steps; None = the same executor as for prefills
     - max_tree_size: most nodes of a tree of drafted tokens, which the executor of decode steps runs on; 0 =
       none
+    - only_chains: whether each node of such a tree has one child at most
     - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
 
-    EngineError if the two executors cannot share a KV cache, or for trees on an engine without a mask.
+    EngineError if the two executors cannot share a KV cache, or for trees that are no chains on an engine
+    without a mask.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class LLMEngineRunner:
         positions_beyond: int = 0,
         decode_executor: EngineExecutor | None = None,
         max_tree_size: int = 0,
+        only_chains: bool = False,
         fused_size: int = 0,
     ) -> None:
         self.config = config
@@ -97,8 +100,8 @@ class LLMEngineRunner:
             self._decode_inputs = AttentionInputs(
                 bindings, config.rope_config, device, kernels, self.kv_cache, self.rope_table, tokens
             )
-        if max_tree_size and self.recurrent is None and not self._decode_inputs.has_mask:
-            raise EngineError(f"{self._decode.name}: drafting needs an engine with an attention mask")
+        if max_tree_size and not (only_chains or self._decode_inputs.has_mask):
+            raise EngineError(f"{self._decode.name}: drafting trees needs an engine with an attention mask")
         batch = config.max_supported_batch_size
         self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: indices of the last tokens
         self._prompt_lengths = device.empty((batch,), np.int64)
@@ -207,11 +210,8 @@ class LLMEngineRunner:
         the device.
         """
         tensors = self._tree_tensors(inputs_embeds, output_logits)
-        rows = range(inputs_embeds.shape[0])
-        if self.recurrent is None:
-            self._decode_inputs.for_tree(tensors, rows, tree, kernels)
-        else:
-            self._decode_inputs.for_continuation(tensors, rows, tree.size)
+        self._decode_inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
+        if self.recurrent is not None:
             self.recurrent.verified(kernels, tree.size)
         self._execute(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
 

@@ -10,6 +10,12 @@ from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import VERIFY, graph_path
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
+from edgellm_ros.kernels.tree_protocol import (
+    MOST_CANDIDATES,
+    MOST_TABLE_ENTRIES,
+    MOST_TREE_NODES,
+    entries,
+)
 
 MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
@@ -40,9 +46,14 @@ class SpecDecodeDraftingConfig:
                 raise ValueError(f"{name} must be an integer from {least}, got {quoted(value)}")
 
     @property
+    def is_chain(self) -> bool:
+        """Whether each node of a tree has one child at most."""
+        return self.strategy == LOOKUP or self.drafting_top_k == 1
+
+    @property
     def tree_size(self) -> int:
         """Rows of a verification, not more than the draft has candidates."""
-        top_k = 1 if self.strategy == LOOKUP else self.drafting_top_k
+        top_k = 1 if self.is_chain else self.drafting_top_k
         candidates = top_k + (self.drafting_step - 1) * top_k**2
         return min(self.verify_tree_size, 1 + candidates)
 
@@ -72,12 +83,12 @@ def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) 
     return config.draft.hidden_size if drafting is not None and config.draft is not None else 0
 
 
-def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> None:
-    """Raise ValueError unless an engine directory can draft with these settings."""
+def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_cpu: bool) -> None:
+    """Raise ValueError unless an engine directory can draft with these settings, on a CPU or on a GPU."""
     draft = config.draft
     most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
     if config.llm.recurrent is not None:
-        if drafting.strategy == EAGLE and drafting.drafting_top_k > 1:
+        if not drafting.is_chain:
             raise ValueError(
                 f"drafting_top_k {drafting.drafting_top_k}: a model with recurrent layers verifies chains, not "
                 "trees; set it to 1"
@@ -87,6 +98,8 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> 
         most = min(most, CHAIN_TOKENS)
     if drafting.tree_size > most:
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
+    if not on_cpu:
+        _check_cuda_limits(drafting)
     if drafting.strategy != EAGLE:
         return
     if draft is None:
@@ -101,6 +114,22 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig) -> 
         raise ValueError(
             f"drafting_top_k {drafting.drafting_top_k} exceeds the draft's {draft.vocab_size} tokens"
         )
+
+
+def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
+    """Raise ValueError for sizes that the CUDA kernels have no shared memory for."""
+    top_k, levels = drafting.drafting_top_k, drafting.drafting_step
+    limits = [("verify_tree_size", drafting.tree_size, MOST_TREE_NODES)]
+    if drafting.strategy == EAGLE:
+        table = f"the candidates of drafting_top_k {top_k} and drafting_step {levels}:"
+        limits += [
+            ("drafting_top_k", top_k, MOST_CANDIDATES),
+            ("drafting_step", levels, MOST_TREE_NODES),
+            (table, entries(top_k, levels), MOST_TABLE_ENTRIES),
+        ]
+    for name, value, limit in limits:
+        if value > limit:
+            raise ValueError(f"{name} {value}: on a GPU at most {limit}")
 
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)

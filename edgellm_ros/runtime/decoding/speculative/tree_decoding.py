@@ -11,8 +11,9 @@ have. So the answer is the same for every tree, and a bad draft costs time only.
 
 A round takes no input from the host, so rounds can be queued one after another, and a round of the largest
 tree can be recorded as a graph and launched with one call (tree_round.py). Vanilla steps take the place
-of rounds where the KV cache has no room for a tree, where a request turns drafting off, where drafting is
-slower (fallback.py), and for good after the drafter has failed.
+of rounds where the KV cache has no room for a tree, where all requests turn drafting off, where drafting is
+slower (fallback.py), and for good after the drafter has failed. A row whose request turns drafting off takes
+one token of a round (`SamplingState.path_limit`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from edgellm_ros.kernels import TreeKernels
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
+from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
 from edgellm_ros.runtime.decoding.recorded_steps import RecordedSteps
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
@@ -85,7 +87,7 @@ class TreeDecoding:
         """Prepare for steps of these sequences."""
         self._adapters = [sequence.adapter for sequence in batch.sequences]
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
-        self._wanted = not any(sequence.request.disable_spec_decode for sequence in batch.sequences)
+        self._wanted = not all(sequence.request.disable_spec_decode for sequence in batch.sequences)
         self._vanilla.begin(batch)
         if self._wanted and not self._drafter.failed:
             self._largest = self.recorded.select(self._adapters, self._make_round)
@@ -102,17 +104,18 @@ class TreeDecoding:
                 pass
         return self._vanilla_step(room)
 
-    def delivered(self, result: StepResult, counts: Sequence[int]) -> None:
+    def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
         """Count and measure a delivered step."""
         drafted = result.most_tokens > 1
         if drafted:
+            counts = [count for sequence, count in served if not sequence.request.disable_spec_decode]
             self._metrics.total_runs += 1
             self._metrics.verified_trees += len(counts)
             self._metrics.generated_tokens += sum(counts)
         else:
             self._metrics.vanilla_runs += 1
-        if self._fallback is not None and counts:
-            self._fallback.delivered(drafted, sum(counts) / len(counts))
+        if self._fallback is not None and served:
+            self._fallback.delivered(drafted, sum(count for _, count in served) / len(served))
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
         """Record vanilla steps and rounds with the largest tree as graphs; see `DecodeMethod`."""
