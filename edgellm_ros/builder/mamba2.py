@@ -112,8 +112,8 @@ def _scan(
 ) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]]:
     """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state as it is bound.
 
-    Returns y [B,S,heads*P] fp32, the last state, and B, x, dt and log-decays of whole chunks. Letters in shapes: G groups, R heads of a group,
-    c chunks, Q tokens of a chunk.
+    Returns y [B,S,heads*P] fp32, the last state, and B, x, dt and log-decays of whole chunks. Letters in
+    shapes: G groups, R heads of a group, c chunks, Q tokens of a chunk.
     """
     op, constant = graph.op, graph.constant
     groups, size, head_dim = mamba.groups, mamba.state_size, mamba.head_dim

@@ -55,8 +55,8 @@ MAX_THREADS = 1024  # of a block, one for each row and column of the state
 MAX_HEAD_DIM = 256  # of attention
 MAX_PARTS = 4  # of unequal sizes, along the last axis, that Split cuts without copies from host memory
 
-# y [B*S,...] or [B,S,...], present convolution, present state; fp32. Keys, values, decays and strengths [B,S,...]
-# of a chain follow in graphs that verify chains.
+# y [B*S,...] or [B,S,...], present convolution, present state; in graphs that verify chains also their keys,
+# values, decays and strengths [B,S,...]. All are fp32.
 Mixed = tuple[ir.Value, ...]
 
 

@@ -10,6 +10,7 @@ ATTENTION, RECURRENT, MLP = LAYER_TYPES = ("attention", "recurrent", "mlp")
 KINDS = MAMBA2, GATED_DELTA_NET = ("mamba2", "gated_delta_net")
 ROW = 32  # columns; ONNX Runtime's CUDA kernels take rows of multiples of this as a whole
 FEW = (4, 2, 1)  # columns
+STRENGTHS = "strengths"  # of the updates of a gated delta net
 CHAIN_TOKENS = 8  # most tokens of a verification of drafted tokens
 
 
@@ -73,12 +74,7 @@ class RecurrentConfig:
             "values": self.num_heads * self.value_dim,
             "decays": self.num_heads,
         }
-        return widths if self.kind == MAMBA2 else {**widths, "strengths": self.num_heads}
-
-    @property
-    def chain_bytes_per_sequence(self) -> int:
-        """Return the memory of the values of `chain_widths` for one sequence."""
-        return self.num_layers * sum(self.chain_widths.values()) * CHAIN_TOKENS * 4
+        return widths if self.kind == MAMBA2 else {**widths, STRENGTHS: self.num_heads}
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

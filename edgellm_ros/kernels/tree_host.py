@@ -222,7 +222,7 @@ def _written(inputs: Tensor, rows: int, tokens: int) -> np.ndarray:
 def _advance_state(
     state: np.ndarray, keys: np.ndarray, values: np.ndarray, decays: np.ndarray, strengths: np.ndarray | None
 ) -> None:
-    """Change the state [groups,dk,columns] of one layer and row by tokens, with keys [tokens,...] and so on."""
+    """Change the state [groups,dk,columns] of one layer and row; keys [tokens,...], and so on."""
     (tokens, heads), (_, key_dim, columns) = decays.shape, state.shape
     state = state.reshape(heads, -1, key_dim, columns)
     k = keys.reshape(tokens, -1, key_dim).transpose(1, 0, 2)  # [heads,tokens,dk]
@@ -236,7 +236,8 @@ def _advance_state(
         between = np.exp(np.minimum(logs[:, :, None] - logs[:, None], 0))
         products = k @ k.transpose(0, 2, 1) * between * strengths.T[:, :, None]
         for token in range(1, tokens):
-            updates[:, :, token] -= np.einsum("ht,hptc->hpc", products[:, token, :token], updates[:, :, :token])
+            before = products[:, token, :token], updates[:, :, :token]
+            updates[:, :, token] -= np.einsum("ht,hptc->hpc", *before)
     faded = k * np.exp(logs[:, -1:] - logs)[..., None]
     state *= np.exp(logs[:, -1])[:, None, None, None]
     state += faded.transpose(0, 2, 1)[:, None] @ updates

@@ -17,8 +17,8 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 class ScriptedDrafter:
     """`answers`: request -> tokens of its answer; `right`: share of right tokens of right parents.
 
-    `drafter`: gets all calls too; its proposals are replaced. `back`: how far before a node its parent may be,
-    1 for chains.
+    `drafter`: gets all calls too; its proposals are replaced. `back`: how far before a node its parent may
+    be, 1 for chains.
     """
 
     name = "scripted"

@@ -200,7 +200,8 @@ class CudaTreeKernels(CudaLaunches):
         check_chain(tokens)
         self._by_element(
             "advance_windows", layers * counts.size * channels,
-            windows.pointer, inputs.pointer, counts.pointer, layers, batch, counts.size, tokens, channels, past,
+            windows.pointer, inputs.pointer, counts.pointer, layers, batch, counts.size, tokens, channels,
+            past,
         )  # fmt: skip
 
 

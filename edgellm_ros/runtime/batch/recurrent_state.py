@@ -10,9 +10,9 @@ committed tensors and writes the next ones to other memory; `commit` copies the 
 So a step too many leaves a row's state as it was, and all addresses stay the same, as recorded steps need it.
 The copy reads and writes each state once per step, beside the engine's own reading and writing.
 
-A verification runs a chain of drafted tokens, of which only the first counts[b] are accepted. The engine also
-outputs what each token changes the states by, some 100 times smaller than a state. The commit applies this for
-the accepted tokens to the committed states, in place, so that no state per token is stored:
+A verification runs a chain of drafted tokens, of which only the first counts[b] are accepted. The engine
+also outputs what each token changes the states by, some 100 times smaller than a state. The commit applies
+this to the committed states, in place, for the accepted tokens: no state per token is stored.
 
   chain values [L, max batch, tokens, ...]   written by the engine   -- commit --> states
 """
@@ -26,7 +26,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS, RecurrentConfig
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS, STRENGTHS, RecurrentConfig
 from edgellm_ros.kernels import ChainInputs, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
@@ -103,7 +103,8 @@ class RecurrentState:
             self.commit_rows(range(counts.shape[0]), counts)
             return
         (kernels, tokens), self._verified = self._verified, None
-        inputs = ChainInputs(**{"strengths": None, **self._chain})
+        others = {kind: tensor for kind, tensor in self._chain.items() if kind != STRENGTHS}
+        inputs = ChainInputs(**others, strengths=self._chain.get(STRENGTHS))
         windows, states = (
             tensor.view(*shape) for tensor, shape in zip(self.committed, self._shapes, strict=True)
         )
@@ -115,7 +116,7 @@ class RecurrentState:
         self._verified = kernels, tokens
 
     def commit_rows(self, rows: range, counts: Tensor) -> None:
-        """Queue the commit of the last run's states of rows with counts > 0, which had no other tokens."""
+        """Queue the commit of the last run's states of the given rows with counts > 0."""
         for tensor, new in zip(self.committed, self._next, strict=True):
             self._kernels.commit_states(tensor, new, rows.start, counts)
 

@@ -90,11 +90,11 @@ def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_
     if config.llm.recurrent is not None:
         if not drafting.is_chain:
             raise ValueError(
-                f"drafting_top_k {drafting.drafting_top_k}: a model with recurrent layers verifies chains, not "
-                "trees; set it to 1"
+                f"drafting_top_k {drafting.drafting_top_k}: a model with recurrent layers verifies chains, "
+                "whose drafting_top_k is 1"
             )
         if graph_path(VERIFY) not in {entry.path for entry in config.files}:
-            raise ValueError(f"drafting {drafting.strategy}: no {graph_path(VERIFY)}, export the engine again")
+            raise ValueError(f"drafting {drafting.strategy}: {graph_path(VERIFY)} is missing: export again")
         most = min(most, CHAIN_TOKENS)
     if drafting.tree_size > most:
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
