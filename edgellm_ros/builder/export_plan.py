@@ -245,10 +245,9 @@ def _read_draft(
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
     if not model.verifies_drafts:
-        kind = "a hybrid" if model.llm.recurrent is not None else "of a family of its own"
         raise ValueError(
-            f"{folder}: a draft head for a language model that is {kind}: supported are dense decoders; "
-            "--no-draft exports the model alone"
+            f"{folder}: a draft head for a language model of a family of its own: supported are dense "
+            "decoders and hybrids; --no-draft exports the model alone"
         )
     dtype = np.dtype(DTYPES[options.precision].numpy())
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)

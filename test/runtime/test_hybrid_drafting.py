@@ -17,16 +17,25 @@ from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     SpecDecodeDraftingConfig,
     check_drafting,
+    drafting_config,
 )
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+from fixtures.random_head import base_config, write_random_head
 from fixtures.random_requests import cancelled_at
 from fixtures.requests_for_tests import assert_same_with_drafting, request
 
 pytestmark = pytest.mark.slow
 WRITERS = {"nemotron_h": write_nemotron_h_checkpoint, "qwen3_5": write_qwen3_5_checkpoint}
 REPEATING = {"nemotron_h": 6, "qwen3_5": 3}  # seeds of models whose answers repeat themselves
+LAYERS = {
+    "nemotron_h": {"hybrid_override_pattern": "M*-M"},
+    "qwen3_5": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+}
 SYSTEM = "turn left at the red box "
 BATCH = [
     request("go to the red box abc abc", max_tokens=40, logprobs=2),
@@ -35,6 +44,8 @@ BATCH = [
     request("turn left turn left ", max_tokens=30, repetition_penalty=1.3, temperature=0.6, seed=8),
 ]
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
+EAGLE = SpecDecodeDraftingConfig(1, 5, 6, falls_back=False)
+LONG = "you are a small robot on a floor with coloured solids, and you answer shortly. "
 ROUNDING = 2e-4  # of a state of up to 10, summed in another order
 
 
@@ -43,6 +54,16 @@ def engine(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     checkpoint = WRITERS[request.param](folder / "checkpoint", REPEATING[request.param])
     export(checkpoint, folder / "engine", max_input_len=130, max_kv_cache_capacity=150)
+    return folder / "engine"
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def head_engine(request, tmp_path_factory):
+    """An engine with a random draft head."""
+    folder = tmp_path_factory.mktemp(f"{request.param}-head")
+    checkpoint = WRITERS[request.param](folder / "checkpoint", 2, **LAYERS[request.param])
+    head = write_random_head(folder / "head", base_config(checkpoint), vocabulary=None)
+    export(checkpoint, folder / "engine", draft=head, max_input_len=130, max_kv_cache_capacity=150)
     return folder / "engine"
 
 
@@ -195,3 +216,75 @@ def test_an_engine_without_the_graph_for_verifications_is_refused(engine):
     files = tuple(entry for entry in config.files if "verify" not in entry.path)
     with pytest.raises(ValueError, match=r"drafting lookup: llm/verify\.onnx is missing: export again"):
         check_drafting(LOOKUP, dataclasses.replace(config, files=files), on_cpu=True)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 7])
+def test_a_draft_head_of_a_hybrid_leaves_the_answers_as_they_are(head_engine, runtime_device, steps):
+    config = SpecDecodeDraftingConfig(1, steps, steps + 1, falls_back=False)
+    with LLMInferenceRuntime(head_engine, runtime_device, prefix_cache_bytes=0) as runtime:
+        expected = runtime.handle_request(BATCH)
+    with LLMInferenceRuntime(head_engine, runtime_device, prefix_cache_bytes=0, drafting=config) as runtime:
+        assert_all_same(runtime.handle_request(BATCH), expected)
+        script(runtime, steps, BATCH, expected)
+        assert_all_same(runtime.handle_request(BATCH), expected)
+        assert not runtime.pipeline.drafter.failed
+        assert runtime.spec_decode_generation_metrics.tokens_per_verification > 1.2
+
+
+def watch_drafts(runtime, monkeypatch) -> list[list[int]]:
+    """Return a list that gets the tokens of each draft of row 0."""
+    drafts, drafter = [], runtime.pipeline.drafter.drafter
+    propose = drafter.propose
+
+    def watched(tree) -> None:
+        propose(tree)
+        drafts.append(runtime.pipeline.device.download(tree.tokens)[0].tolist())
+
+    monkeypatch.setattr(drafter, "propose", watched)
+    return drafts
+
+
+def test_a_head_drafts_the_same_after_cut_prompts_and_reused_states(head_engine, runtime_device, monkeypatch):
+    """The second prompt is cut where the first one differs, and the third reuses the state after the cut."""
+    asked = [request(text, max_tokens=20, system_prompt=LONG) for text in ("go", "turn left", "stop")]
+    found = []
+    for options in ({"prefix_cache_bytes": 0}, {}):
+        with LLMInferenceRuntime(head_engine, runtime_device, drafting=EAGLE, **options) as runtime:
+            drafts = watch_drafts(runtime, monkeypatch)
+            answers = [runtime.handle_request(one) for one in asked]
+            if not options:
+                assert [answer.reused_tokens for answer in answers] == [0, 0, 64]
+            found.append((drafts, answers))
+    assert found[0][0] == found[1][0]
+    assert_all_same(found[0][1], found[1][1])
+
+
+def test_a_head_drafts_the_same_after_a_saved_prompt_and_a_stored_turn(
+    head_engine, runtime_device, monkeypatch
+):
+    found = []
+    for caches in (False, True):
+        options = {} if caches else {"prefix_cache_bytes": 0}
+        with LLMInferenceRuntime(head_engine, runtime_device, drafting=EAGLE, **options) as runtime:
+            saved = runtime.gen_and_save_system_prompt_kv_cache(SYSTEM) if caches else 0
+            drafts = watch_drafts(runtime, monkeypatch)
+            answers = [runtime.handle_request(request("go", max_tokens=20, system_prompt=SYSTEM))]
+            turns = [Message("user", "what do you see?")]
+            for question in ("go", "stop"):
+                one = LLMGenerationRequest(messages=turns, sampling=request(max_tokens=8).sampling)
+                answers.append(runtime.handle_request(one))
+                turns = [*turns, Message("assistant", answers[-1].text), Message("user", question)]
+            if caches:
+                assert answers[0].reused_tokens == saved - 1
+                assert answers[2].reused_tokens > answers[1].prompt_tokens
+            found.append((drafts, answers))
+    assert found[0][0] == found[1][0]
+    assert_all_same(found[0][1], found[1][1])
+
+
+def test_a_head_drafts_chains_for_hybrids_by_default_on_every_device(head_engine):
+    config = EngineConfig.load(head_engine)
+    for on_cpu in (True, False):
+        chosen = drafting_config("auto", config, on_cpu)
+        assert chosen.is_chain
+        check_drafting(chosen, config, on_cpu)
