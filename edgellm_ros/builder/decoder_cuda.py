@@ -46,14 +46,16 @@ def build_cuda_decoder(
 
     With `options.fusion` it is `llm/verify.cuda.onnx`, whose tokens may be those of a tree: it also takes
     attention_mask, and position_ids may be any. A token attends to no row behind its own, whatever the mask
-    says.
+    says. With `options.only_chains` too it is `llm/verify.chain.cuda.onnx`, for chains: without a mask it
+    runs the faster kernels of the graph without `fusion`.
     """
     graph = ModelBuilder("llm", weights, options.precision, options.lora)
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
     fusion = options.fusion
-    step = CudaStep(graph, runner, options.capacity, tree=fusion is not None)
+    tree = fusion is not None and not options.only_chains
+    step = CudaStep(graph, runner, options.capacity, tree=tree)
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     caches = graph.caches(range(layers), runner.num_key_value_heads, options.capacity, runner.head_dim)
     deepstack = deepstack_inputs(graph, runner)

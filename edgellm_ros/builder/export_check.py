@@ -22,7 +22,7 @@ from edgellm_ros.builder.inspection import (
 from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows, size_rows
 from edgellm_ros.engine_directory.adapter_folder import FOLDER
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import VERIFY, graph_path
+from edgellm_ros.engine_directory.files import CHAIN, VERIFY, graph_path
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,11 @@ def render_check(report: ExportReport) -> str:
 
 def _part(plan: ExportPlan, name: str) -> PartReport:
     path = graph_path(name)
-    variant = cuda_variant(path)
-    variants = (Path(variant).name,) if variant in plan.graphs else ()
+    variants = tuple(
+        Path(variant).name
+        for variant in (cuda_variant(path, CHAIN), cuda_variant(path))
+        if variant in plan.graphs
+    )
     shared = plan.graphs[graph_path("llm")].graph.initializers if name == VERIFY else ()
     return part_report(name, plan.graphs[path].graph, variants, shared=shared)
 

@@ -41,7 +41,14 @@ from edgellm_ros.builder.vocabulary import (
 from edgellm_ros.engine_directory import binding_names
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
 from edgellm_ros.engine_directory.config import FORMAT_VERSION, BuilderConfig, EngineConfig
-from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE, VERIFY, graph_path
+from edgellm_ros.engine_directory.files import (
+    CHAIN,
+    D2T_FILE,
+    DRAFT,
+    DRAFT_EMBEDDING_FILE,
+    VERIFY,
+    graph_path,
+)
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
 EMBEDDING_FILE = "embedding.safetensors"
@@ -173,6 +180,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
             expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         )
     variants: dict[str, GraphBuilder] = {}
+    chains: dict[str, GraphBuilder] = {}
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}
@@ -185,16 +193,20 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=fusion is not None)
         if model.build_cuda_llm is not None:
             variants[VERIFY] = model.build_cuda_llm(verifying)
+            if model.llm.recurrent is None:  # else it takes chains only
+                chains[VERIFY] = model.build_cuda_llm(dataclasses.replace(verifying, only_chains=True))
     if draft is not None and config.draft is not None:
         capacity = config.draft.cache_capacity(options.max_kv_cache_capacity)
         arguments = draft, draft_lm_head(draft, head), options.precision, capacity
         parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
+        chains[DRAFT] = build_cuda_draft(*arguments, only_chains=True)
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
-    for part, variant in variants.items():
+    for part, variant in (*variants.items(), *chains.items()):
         variant.share_weights(parts[part], Path(graph_path(part)).name)
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     graphs |= {cuda_variant(graph_path(part)): variant for part, variant in variants.items()}
+    graphs |= {cuda_variant(graph_path(part), CHAIN): variant for part, variant in chains.items()}
 
     return ExportPlan(
         family=family.name,
@@ -253,9 +265,9 @@ def _read_draft(
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)
 
 
-def cuda_variant(path: str) -> str:
-    """Return the path of the graph for CUDA that has the weights of the graph at `path`."""
-    return f"{path.removesuffix('.onnx')}.cuda.onnx"
+def cuda_variant(path: str, *forms: str) -> str:
+    """Return the path of the graph for CUDA, in these forms, that has the weights of the graph at `path`."""
+    return ".".join([path.removesuffix(".onnx"), *forms, "cuda.onnx"])
 
 
 def _draft_files(draft: DraftHead | None, options: ExportOptions) -> Iterator[tuple[str, TensorFile]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,20 @@ class EngineExecutor:
         return BoundRun(self._snapshot, self._current.bound)
 
     @classmethod
-    def open(cls, path: str | Path, device: Device, threads: int = 0, backend: str = "") -> EngineExecutor:
+    def open(
+        cls,
+        path: str | Path,
+        device: Device,
+        threads: int = 0,
+        backend: str = "",
+        forms: Sequence[str] = (),
+    ) -> EngineExecutor:
         """Load `model.onnx`, or the variant in the same folder that the backend needs.
 
-        `threads`: of the CPU, 0 = one per core; `backend`: one of BACKENDS, "" = the device's default.
+        - threads: of the CPU, 0 = one per core
+        - backend: one of BACKENDS, "" = the device's default
+        - forms: of variants, the first one counts that there is: "chain" for `model.chain.cuda.onnx`
+
         FileNotFoundError, EngineError; ValueError for an unknown backend.
         """
         path = Path(path)
@@ -97,9 +107,9 @@ class EngineExecutor:
             return cls(tensorrt, f"{path.parent.name}/{tensorrt.path.name}")
         from edgellm_ros.engine.onnxruntime_backend import OnnxRuntimeBackend
 
-        variant = path.with_suffix(f".{device.memory}{path.suffix}")  # model.cuda.onnx
-        if variant.is_file():
-            path = variant
+        endings = [f".{form}.{device.memory}" for form in forms] + [f".{device.memory}"]  # model.cuda.onnx
+        variants = (path.with_suffix(f"{ending}{path.suffix}") for ending in endings)
+        path = next((variant for variant in variants if variant.is_file()), path)
         return cls(OnnxRuntimeBackend(path, device, threads), f"{path.parent.name}/{path.name}")
 
     def dtype(self, name: str) -> np.dtype:

@@ -20,7 +20,7 @@ from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import graph_path
+from edgellm_ros.engine_directory.files import CHAIN, graph_path
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
 from edgellm_ros.kernels import load_kernels, load_tree_kernels
 from edgellm_ros.multimodal.audio_runner import AudioRunner
@@ -78,8 +78,11 @@ class Pipeline:
         kernels = load_kernels(self.device)
         self._metrics = metrics
 
+        only_chains = drafting is not None and drafting.is_chain
+        forms = (CHAIN,) if only_chains else ()
+
         def engine(graph: str, backend: str = "") -> EngineExecutor:
-            return EngineExecutor.open(root / graph_path(graph), self.device, threads, backend)
+            return EngineExecutor.open(root / graph_path(graph), self.device, threads, backend, forms)
 
         builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
@@ -93,7 +96,7 @@ class Pipeline:
             horizon,
             decode_engine,
             max_tree_size=drafting.tree_size if drafting else 0,
-            only_chains=drafting is not None and drafting.is_chain,
+            only_chains=only_chains,
             fused_size=fused_size(drafting, config),
         )
         self.vision = self.audio = self.action = None

@@ -24,6 +24,7 @@ from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_with_dr
 
 pytestmark = pytest.mark.slow
 EAGLE = SpecDecodeDraftingConfig(3, 3, 10, falls_back=False)
+CHAIN = SpecDecodeDraftingConfig(1, 4, 5, falls_back=False)
 LOOKUP = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
 TALKING = request("abc abc abc what do you see?", max_tokens=30, logprobs=2)
 DRAWING = request("stop", temperature=1.2, seed=3, repetition_penalty=1.2, max_tokens=25)
@@ -302,6 +303,21 @@ def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):
 
 @pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
 @knows_lengths
+def test_chains_run_on_engines_without_a_mask(draft_engine, tmp_path):
+    """The graphs for CUDA and chains, on the CPU."""
+    engine = tmp_path / "engine"
+    shutil.copytree(draft_engine, engine)
+    for graph in (engine / "llm" / "verify", engine / "draft" / "model"):
+        shutil.copy(f"{graph}.chain.cuda.onnx", f"{graph}.chain.cpu.onnx")
+    answers, trees = zip(*(answers_and_trees(each, CHAIN) for each in (draft_engine, engine)), strict=True)
+    for one, other in zip(*answers, strict=True):
+        assert_same_with_drafting(one, other)
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 10
+
+
+@pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
+@knows_lengths
 def test_lookup_verifies_chains_on_an_engine_that_takes_lengths_only(draft_engine, tmp_path):
     """The graph for CUDA of an engine without a head, on the CPU."""
     engine = tmp_path / "engine"
@@ -320,10 +336,10 @@ def test_lookup_verifies_chains_on_an_engine_that_takes_lengths_only(draft_engin
     assert runtime.spec_decode_generation_metrics.tokens_per_verification > 1
 
 
-def answers_and_trees(engine):
+def answers_and_trees(engine, drafting=EAGLE):
     """Answer a batch; return the tokens of all trees too."""
     batch, trees = [TALKING, DRAWING, request(images=(IMAGE,), max_tokens=9)], []
-    with LLMInferenceRuntime(engine, drafting=EAGLE) as runtime:
+    with LLMInferenceRuntime(engine, drafting=drafting) as runtime:
         runner, execute = runtime.pipeline.runner, runtime.pipeline.runner.execute_tree_decoding_step
 
         def watched(embeds, tree, *rest):

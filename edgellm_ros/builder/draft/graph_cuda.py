@@ -16,8 +16,10 @@ from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.engine_directory import binding_names as names
 
 
-def build_cuda_draft(head: DraftHead, lm_head: LMHead, precision: str, capacity: int) -> ModelBuilder:
-    """Build `draft/model.cuda.onnx`.
+def build_cuda_draft(
+    head: DraftHead, lm_head: LMHead, precision: str, capacity: int, only_chains: bool = False
+) -> ModelBuilder:
+    """Build `draft/model.cuda.onnx`, or without a mask `draft/model.chain.cuda.onnx`.
 
     It has the inputs and outputs of `build_draft`, except for those that `build_cuda_decoder` has in other
     forms; it takes attention_mask as `llm/verify.cuda.onnx` does.
@@ -25,7 +27,7 @@ def build_cuda_draft(head: DraftHead, lm_head: LMHead, precision: str, capacity:
     graph = ModelBuilder("draft", head.weights, precision)
     decoder, runner = head.decoder, head.decoder.runner
     hidden, epsilon = runner.hidden_size, decoder.epsilon
-    step = CudaStep(graph, runner, capacity, tree=True)
+    step = CudaStep(graph, runner, capacity, tree=not only_chains)
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     layers = range(runner.num_hidden_layers)
     caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)

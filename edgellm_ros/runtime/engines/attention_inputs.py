@@ -160,7 +160,8 @@ class AttentionInputs:
         nodes = depths.shape[1]
         inputs, lengths = self.level_inputs(rows, nodes), self._cache.lengths(rows)
         self._write_depths(rows, depths, kernels)
-        kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
+        if self._has_mask:
+            kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
         if self._has_write_index:
             self._kernels.visible_rows(lengths, (level - 1) * nodes, inputs[names.KV_WRITE_INDEX])
         if self._has_lengths:
