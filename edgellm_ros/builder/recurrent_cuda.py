@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.decoder_cuda import ORT_DOMAIN
 from edgellm_ros.builder.delta_net import NORM_EPSILON, DeltaNet
-from edgellm_ros.builder.graph import FLOAT
+from edgellm_ros.builder.graph import BOOL, FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.mamba2 import Mamba2
 from edgellm_ros.builder.recurrent import (
@@ -84,7 +84,7 @@ def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.V
 class CudaRun:
     """What the recurrent layers of a graph share; embeds [B,S,H], valid_tokens [B] i64.
 
-    max_tokens: most tokens of a sequence in a run; verifies: whether the layers return `ChainValues`.
+    verifies: whether the layers return `ChainValues`.
     """
 
     def __init__(
@@ -94,7 +94,6 @@ class CudaRun:
         tokens: TokenLayout,
         embeds: ir.Value,
         valid_tokens: ir.Value,
-        max_tokens: int,
         verifies: bool = False,
     ) -> None:
         self.graph, self.tokens, self.verifies = graph, tokens, verifies
@@ -106,8 +105,13 @@ class CudaRun:
             count = op("Unsqueeze", valid_tokens, constant([1]))
 
             def several() -> list[ir.Value]:
-                places = op("Slice", constant(np.arange(max_tokens)), constant([0]), length, constant([0]))
-                return [op("Cast", op("Less", places, count), to=int(FLOAT))]
+                # Numbers of tokens that follow from the shape alone would be computed on the host.
+                any_value = op("Slice", embeds, constant([0]), constant([1]), constant([2]))
+                any_value = op("Cast", any_value, to=int(BOOL))
+                ones = op("Cast", op("Equal", any_value, any_value), to=int(FLOAT))
+                numbers = op("Squeeze", op("CumSum", ones, constant(1)), constant([2]))  # from 1
+                known = op("LessOrEqual", numbers, op("Cast", count, to=int(FLOAT)))
+                return [op("Cast", known, to=int(FLOAT))]
 
             (valid,) = graph.either(
                 self._single, lambda: [op("Cast", count, to=int(FLOAT))], several, (FLOAT,)

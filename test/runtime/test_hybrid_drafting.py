@@ -186,6 +186,13 @@ def test_prompts_and_turns_go_on_from_saved_states(engine, runtime_device):
     assert [each.reused_tokens for each in found[0]] == [each.reused_tokens for each in found[1]]
 
 
+def test_recorded_rounds_give_the_same_answers(engine, expected, runtime_device):
+    with LLMInferenceRuntime(engine, runtime_device, prefix_cache_bytes=0, drafting=LOOKUP) as runtime:
+        runtime.capture_decoding_cuda_graph()
+        for size in (4, 2):
+            assert_all_same(runtime.handle_request(BATCH[:size]), expected[:size])
+
+
 @pytest.mark.only_on("cpu", reason="this test brings its own device")
 def test_rounds_of_hybrids_are_queued_and_recorded(engine, expected):
     with (

@@ -33,8 +33,7 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
     shape = runner.num_key_value_heads, options.capacity, runner.head_dim
     caches = graph.caches(range(runner.num_attention_layers), *shape)
     valid_tokens, states = recurrent_states(graph, runner.recurrent)
-    arguments = graph, runner.recurrent, step.tokens, step.embeds, valid_tokens
-    run = CudaRun(*arguments, options.capacity, options.verifies)
+    run = CudaRun(graph, runner.recurrent, step.tokens, step.embeds, valid_tokens, options.verifies)
     presents: list[Cache] = []
     present_states: list[Present] = []
     hidden_states: dict[int, ir.Value] = {}
