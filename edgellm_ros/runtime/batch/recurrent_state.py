@@ -11,8 +11,8 @@ So a step too many leaves a row's state as it was, and all addresses stay the sa
 The copy reads and writes each state once per step, beside the engine's own reading and writing.
 
 A verification runs a chain of drafted tokens, of which only the first counts[b] are accepted. The engine
-also outputs what each token changes the states by, some 100 times smaller than a state. The commit applies
-this to the committed states, in place, for the accepted tokens: no state per token is stored.
+also outputs what each token changes the states by, which is a small part of a state. The commit applies this
+to the committed states, in place, for the accepted tokens: no state per token is stored.
 
   chain values [L, max batch, tokens, ...]   written by the engine   -- commit --> states
 """
