@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 def start_long_modules_first(items: list[pytest.Item]) -> None:
-    """Sort by module: longest time limit first, then most tests, so that no worker ends long after the others.
+    """Sort by module: longest time limit first, then most tests, so that no worker ends long after others.
 
     pytest-xdist itself (without --no-loadscope-reorder) looks at the numbers of tests only.
     """

@@ -31,7 +31,9 @@ from edgellm_ros.builder.graph import FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.recurrent import (
     CHUNK,
+    ChainValues,
     Chunks,
+    Present,
     State,
     causal_conv,
     cut_columns,
@@ -95,22 +97,27 @@ def delta_net_layer(
     x: ir.Value,
     state: State,
     max_tokens: int,
-) -> tuple[ir.Value, State]:
+) -> tuple[ir.Value, Present]:
     """Add a gated delta net; a run has at most `max_tokens` tokens of each sequence.
 
-    x and the result are in the layout of the layers. Returns the state after the run too.
+    x and the result are in the layout of the layers. Returns what is left after the run too.
     """
     parts = net.projections
     projected = graph.joined_linears("in_proj", parts, x, net.hidden_size)
     projected = tokens.unflatten(projected, sum(parts.values()))
     channels, gate, b, a = graph.split(projected, list(parts.values()), axis=-1)
-    channels, conv_shape = graph.to_fp32(channels), (net.conv_dim, net.conv_kernel - 1)
+    conv_inputs, conv_shape = graph.to_fp32(channels), (net.conv_dim, net.conv_kernel - 1)
     channels, conv_state = causal_conv(
-        graph, "conv1d", chunks, channels, state[0], conv_shape, bias=False
+        graph, "conv1d", chunks, conv_inputs, state[0], conv_shape, bias=False
     )
+    chain = None
     with graph.scope("delta_rule"):
         gates = graph.to_fp32(b), graph.to_fp32(a)
-        y, last_state = _delta_rule(graph, net, chunks, channels, gates, state[1], max_tokens)
+        y, last_state, chain_parts = _delta_rule(graph, net, chunks, channels, gates, state[1], max_tokens)
+        if chunks.verifies:
+            keys, *others = chain_parts
+            keys = graph.reshape(keys, [0, -1, net.keys])
+            chain = ChainValues(*map(chunks.first, (conv_inputs, keys, *others)))
     with graph.module("norm"):
         y = graph.reshape(y, [0, 0, net.value_heads, net.value_dim])
         scale = float_tensor(graph, "weight", net.value_dim)
@@ -118,7 +125,7 @@ def delta_net_layer(
         y = graph.reshape(y, [0, 0, net.values])
         y = graph.from_fp32(graph.op("Mul", y, silu(graph, graph.to_fp32(gate))))
     y = tokens.flatten(y, net.values)
-    return graph.linear("out_proj", y, net.values, net.hidden_size), (conv_state, last_state)
+    return graph.linear("out_proj", y, net.values, net.hidden_size), ((conv_state, last_state), chain)
 
 
 def _delta_rule(
@@ -129,11 +136,11 @@ def _delta_rule(
     gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
     max_tokens: int,
-) -> tuple[ir.Value, ir.Value]:
+) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]]:
     """Add the delta rule: channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state as it is bound.
 
-    Returns y [B,S,heads*dv] fp32 and the last state. Letters in shapes: G key heads, R value heads of a key
-    head, c chunks, Q tokens of a chunk.
+    Returns y [B,S,heads*dv] fp32, the last state, and keys, values, log-decays and strengths of whole chunks.
+    Letters in shapes: G key heads, R value heads of a key head, c chunks, Q tokens of a chunk.
     """
     op, constant = graph.op, graph.constant
     groups, heads = net.key_heads, net.value_heads // net.key_heads
@@ -144,10 +151,12 @@ def _delta_rule(
     logs = op("Softplus", op("Add", a, float_tensor(graph, "dt_bias", net.value_heads)))
     logs = op("Mul", logs, negative_exponential(graph, "A_log", net.value_heads))
     strengths, logs = (op("Mul", x, chunks.valid) for x in (strengths, logs))
+    gates = logs, strengths
     logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
     strengths = graph.transpose(chunks.split(strengths, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [...,Q,1]
     q, k, v = graph.split(chunks.pad(channels), [net.keys, net.keys, net.values], axis=-1)
     q, k = (_unit(graph, chunks.split(x, groups, 1, key_dim)) for x in (q, k))
+    chain = k, v, *gates
     q, k = (graph.transpose(x, 0, 3, 4, 1, 2, 5) for x in (q, k))  # [B,G,1,c,Q,dk]
     q = op("Mul", q, constant(key_dim**-0.5, FLOAT))
     k_columns = graph.transpose(k, 0, 1, 2, 3, 5, 4)
@@ -184,7 +193,7 @@ def _delta_rule(
     parts = [_pick(graph, x, where, *shape) for x, shape in zip(values, shapes, strict=True)]
     last, last_total, last_written, last_updates = parts
     last = op("Add", op("Mul", last, last_total), op("MatMul", last_written, last_updates))
-    return chunks.cut(y), cut_columns(graph, last, net.value_heads, key_dim, value_dim)
+    return chunks.cut(y), cut_columns(graph, last, net.value_heads, key_dim, value_dim), chain
 
 
 def _unit(graph: ModelBuilder, x: ir.Value) -> ir.Value:

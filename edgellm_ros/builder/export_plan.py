@@ -189,17 +189,22 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}
-    if draft is not None and config.draft is not None:
-        verifying = dataclasses.replace(llm_options, fusion=draft.fusion)
+    if draft is not None or model.llm.recurrent is not None:
+        fusion = draft.fusion if draft is not None else None
+        verifying = dataclasses.replace(
+            llm_options, fusion=fusion, verifies=model.llm.recurrent is not None
+        )
         parts[VERIFY] = model.build_llm(verifying)
-        parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=True)
+        parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=fusion is not None)
+        if model.build_cuda_llm is not None:
+            variants[VERIFY] = model.build_cuda_llm(verifying)
+            if model.llm.recurrent is None:  # else it takes chains only
+                chains[VERIFY] = model.build_cuda_llm(dataclasses.replace(verifying, only_chains=True))
+    if draft is not None and config.draft is not None:
         capacity = config.draft.cache_capacity(options.max_kv_cache_capacity)
         arguments = draft, draft_lm_head(draft, head), options.precision, capacity
         parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
         chains[DRAFT] = build_cuda_draft(*arguments, only_chains=True)
-        if model.build_cuda_llm is not None:
-            variants[VERIFY] = model.build_cuda_llm(verifying)
-            chains[VERIFY] = model.build_cuda_llm(dataclasses.replace(verifying, only_chains=True))
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     for part, variant in (*variants.items(), *chains.items()):
@@ -265,10 +270,9 @@ def _read_draft(
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: expected the directory of a draft head, found none")
     if not model.verifies_drafts:
-        kind = "a hybrid" if model.llm.recurrent is not None else "of a family of its own"
         raise ValueError(
-            f"{folder}: a draft head for a language model that is {kind}: supported are dense decoders; "
-            "--no-draft exports the model alone"
+            f"{folder}: a draft head for a language model of a family of its own: supported are dense "
+            "decoders and hybrids; --no-draft exports the model alone"
         )
     dtype = np.dtype(DTYPES[options.precision].numpy())
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)

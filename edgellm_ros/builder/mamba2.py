@@ -22,7 +22,9 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph import FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.recurrent import (
+    ChainValues,
     Chunks,
+    Present,
     State,
     causal_conv,
     cut_columns,
@@ -67,23 +69,30 @@ class Mamba2:
 #                                             state, present state
 def mamba2_layer(
     graph: ModelBuilder, mamba: Mamba2, tokens: TokenLayout, chunks: Chunks, x: ir.Value, state: State
-) -> tuple[ir.Value, State]:
+) -> tuple[ir.Value, Present]:
     """Add a Mamba2 layer.
 
-    x and the result are in the layout of the layers. Returns the state after the run too.
+    x and the result are in the layout of the layers. Returns what is left after the run too.
     """
     width = mamba.inner + mamba.conv_dim + mamba.heads
     projected = graph.linear("in_proj", x, mamba.hidden_size, width, mamba.bias)
     projected = tokens.unflatten(projected, width)
     gate, channels, steps = graph.split(projected, [mamba.inner, mamba.conv_dim, mamba.heads], axis=-1)
-    channels, conv_shape = graph.to_fp32(channels), (mamba.conv_dim, mamba.conv_kernel - 1)
+    conv_inputs, conv_shape = graph.to_fp32(channels), (mamba.conv_dim, mamba.conv_kernel - 1)
     channels, conv_state = causal_conv(
-        graph, "conv1d", chunks, channels, state[0], conv_shape, mamba.conv_bias
+        graph, "conv1d", chunks, conv_inputs, state[0], conv_shape, mamba.conv_bias
     )
+    chain = None
     with graph.scope("scan"):
-        y, last_state = _scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+        y, last_state, updates = _scan(graph, mamba, chunks, channels, graph.to_fp32(steps), state[1])
+        if chunks.verifies:
+            keys, x, dt, logs = (chunks.first(part) for part in updates)
+            x, dt = graph.reshape(x, [0, 0, mamba.heads, -1]), graph.reshape(dt, [0, 0, mamba.heads, 1])
+            values = graph.reshape(graph.op("Mul", x, dt), [0, 0, mamba.inner])
+            chain = ChainValues(chunks.first(conv_inputs), keys, values, logs)
     y = tokens.flatten(gated_norm(graph, mamba, y, graph.to_fp32(gate)), mamba.inner)
-    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
+    y = graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias)
+    return y, ((conv_state, last_state), chain)
 
 
 def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) -> ir.Value:
@@ -100,11 +109,11 @@ def gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value) 
 
 def _scan(
     graph: ModelBuilder, mamba: Mamba2, chunks: Chunks, channels: ir.Value, steps: ir.Value, state: ir.Value
-) -> tuple[ir.Value, ir.Value]:
+) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]]:
     """Add the scan: channels [B,S,C] fp32, steps [B,S,heads] fp32, state as it is bound.
 
-    Returns y [B,S,heads*P] fp32 and the last state. Letters in shapes: G groups, R heads of a group,
-    c chunks, Q tokens of a chunk.
+    Returns y [B,S,heads*P] fp32, the last state, and B, x, dt and log-decays of whole chunks. Letters in
+    shapes: G groups, R heads of a group, c chunks, Q tokens of a chunk.
     """
     op, constant = graph.op, graph.constant
     groups, size, head_dim = mamba.groups, mamba.state_size, mamba.head_dim
@@ -117,11 +126,13 @@ def _scan(
     dt = op("Max", dt, constant(mamba.time_step_min, FLOAT))
     dt = op("Mul", dt, chunks.valid)  # no decay and no update in padding
     logs = op("Mul", dt, negative_exponential(graph, "A_log", mamba.heads))
+    rows_of_dt, rows_of_logs = dt, logs
     logs = graph.transpose(chunks.split(logs, groups, heads), 0, 3, 4, 1, 2)  # [B,G,R,c,Q]
     dt = graph.transpose(chunks.split(dt, groups, heads, 1), 0, 3, 4, 1, 2, 5)  # [B,G,R,c,Q,1]
 
     sizes = [mamba.inner, groups * size, groups * size]
     x, b, c = graph.split(chunks.pad(channels), sizes, axis=-1)
+    updates = b, x, rows_of_dt, rows_of_logs
     x = graph.transpose(chunks.split(x, groups, heads, head_dim), 0, 3, 4, 1, 2, 5)  # [B,G,R,c,Q,P]
     b, c = (chunks.split(part, groups, 1, size) for part in (b, c))
     b = graph.transpose(b, 0, 3, 4, 1, 5, 2)  # [B,G,1,c,N,Q]
@@ -160,4 +171,4 @@ def _scan(
     y = op("Add", y, op("Mul", x, skip))
     y = graph.reshape(graph.transpose(y, 0, 3, 4, 1, 2, 5), [0, -1, mamba.inner])
     last = graph.reshape(last, [0, mamba.heads, size, head_dim])
-    return chunks.cut(y), cut_columns(graph, last, mamba.heads, size, head_dim)
+    return chunks.cut(y), cut_columns(graph, last, mamba.heads, size, head_dim), updates

@@ -24,6 +24,7 @@ class LLMOptions:
     lora: bool = False  # with LoRA inputs
     hidden_state_layers: tuple[int, ...] = ()  # layers (from 1) whose hidden states become outputs
     fusion: Fusion | None = None  # of a draft head, whose result becomes an output (llm/verify.onnx)
+    verifies: bool = False  # whether a hybrid's graph outputs what chains of tokens change states by
     only_chains: bool = False  # without the mask of a graph for CUDA with `fusion`
 
 

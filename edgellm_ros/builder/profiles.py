@@ -7,6 +7,7 @@ from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.engine_directory.files import DRAFT, VERIFY
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.multimodal.vision_config import Qwen2_5VisionConfig
 
 VERIFICATION_TOKENS = 61  # a tree of 60 drafted tokens and the token before it
@@ -29,8 +30,9 @@ def make_profiles(
 
     They are in the order in which the runtime numbers them. The language model has three: prefill, decode
     (tuned for one sequence), verification of up to `verification_tokens` drafted tokens; `llm/verify` has
-    those, with the engine's own limit of verified tokens. A draft head has two: prefill, and levels of a
-    tree, which also serve accepted tokens. ValueError if `verification_tokens` exceed the KV cache.
+    those, with the engine's own limit of verified tokens, with recurrent layers at most CHAIN_TOKENS. A draft
+    head has two: prefill, and levels of a tree, which also serve accepted tokens. ValueError if
+    `verification_tokens` exceed the KV cache.
     """
     builder = config.builder
     if not 1 <= verification_tokens <= builder.max_kv_cache_capacity:
@@ -50,12 +52,17 @@ def make_profiles(
             Profile("verification", {"B": batch, "S": tree, "N": tree, **rank}),
         ]
     }
-    if draft is not None:
-        verified, drafted = up_to(draft.max_verify_tree_size), up_to(draft.max_draft_tree_size)
+    most = draft.max_verify_tree_size if draft is not None else builder.max_kv_cache_capacity
+    if config.llm.recurrent is not None:
+        most = min(most, CHAIN_TOKENS)
+    if draft is not None or config.llm.recurrent is not None:
+        verified = up_to(most)
         profiles[VERIFY] = [
             *profiles["llm"][:2],
             Profile("verification", {"B": batch, "S": verified, "N": verified, **rank}),
         ]
+    if draft is not None:
+        drafted = up_to(draft.max_draft_tree_size)
         # A run is that of a prompt or of accepted tokens, with one row of logits, or that of a level.
         accepted = {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1)}
         profiles[DRAFT] = [

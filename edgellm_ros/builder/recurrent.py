@@ -22,12 +22,26 @@ import onnx_ir as ir
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig, state_columns
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS, RecurrentConfig, state_columns
 
 CHUNK = 64  # tokens
 MASKED = -1e9  # a logarithm whose exponential is 0
 
 State = tuple[ir.Value, ir.Value]  # of one layer, fp32: convolution [B,C,K-1], state [B,groups,dk,columns]
+
+
+@dataclass(frozen=True)
+class ChainValues:
+    """What the tokens of a run [B,T,...] change a layer's state by; see `ChainInputs` of the runtime."""
+
+    conv_inputs: ir.Value  # channels
+    keys: ir.Value  # key heads * dk
+    values: ir.Value  # heads * dv
+    decays: ir.Value  # heads
+    strengths: ir.Value | None = None  # heads; None for Mamba2
+
+
+Present = tuple[State, ChainValues | None]  # after a run; None in graphs that verify no chains
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,7 @@ class Chunks:
     index: ir.Value  # [N*Q] i64: the token at each place; padding repeats the last one
     valid: ir.Value  # [B,N*Q,1] fp32: 1 for a sequence's tokens, 0 for padding
     causal: ir.Value  # [Q,Q] bool: true where token i follows token j or is the same
+    verifies: bool = False  # whether the layers return `ChainValues`
     kept_inputs: dict[int, ir.Value] = field(default_factory=dict)
     shapes: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
     shared: dict[str, list[ir.Value]] = field(default_factory=dict)  # what all layers of a kind use
@@ -69,6 +84,14 @@ class Chunks:
                 self.shared[key] = [op("Add", first, op("Unsqueeze", last, constant([1])))]
         return self.shared[key][0]
 
+    def first(self, x: ir.Value) -> ir.Value:
+        """Cut the first tokens of a run, as many as a chain may have: [B,S or more,...] to [B,T,...]."""
+        graph, key = self.graph, "chain"
+        if key not in self.shared:
+            with graph.scope("chunks"):
+                self.shared[key] = [graph.op("Min", self.tokens, graph.constant([CHAIN_TOKENS]))]
+        return graph.op("Slice", x, graph.constant([0]), self.shared[key][0], graph.constant([1]))
+
     def pad(self, x: ir.Value) -> ir.Value:
         """Convert [B,S,...] to [B,N*Q,...]: padding repeats the last token."""
         return self.graph.op("Gather", x, self.index, axis=1)
@@ -80,11 +103,11 @@ class Chunks:
 
 
 def recurrent_inputs(
-    graph: ModelBuilder, config: RecurrentConfig, embeds: ir.Value
+    graph: ModelBuilder, config: RecurrentConfig, embeds: ir.Value, verifies: bool = False
 ) -> tuple[Chunks, list[State]]:
     """Add the inputs of recurrent layers (`recurrent_states`) and the chunks of their tokens."""
     valid_tokens, states = recurrent_states(graph, config)
-    return make_chunks(graph, embeds, valid_tokens), states
+    return make_chunks(graph, embeds, valid_tokens, verifies), states
 
 
 def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.Value, list[State]]:
@@ -105,11 +128,16 @@ def recurrent_states(graph: ModelBuilder, config: RecurrentConfig) -> tuple[ir.V
     return valid_tokens, states
 
 
-def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: list[State]) -> None:
-    """Add the outputs of recurrent layers: the states after the run."""
-    for i, (conv, state) in enumerate(presents):
+def recurrent_outputs(graph: ModelBuilder, config: RecurrentConfig, presents: list[Present]) -> None:
+    """Add the outputs of recurrent layers: the states after the run, and the values of a chain."""
+    for i, ((conv, state), chain) in enumerate(presents):
         graph.output(conv, names.present_conv_state(i), FLOAT, ["B", *config.conv_shape])
         graph.output(state, names.present_recurrent_state(i), FLOAT, ["B", *config.state_shape])
+        if chain is not None:
+            for name, value in vars(chain).items():
+                if value is not None:
+                    width = config.chain_widths[name]
+                    graph.output(value, names.chain_value(name, i), FLOAT, ["B", "T", width])
 
 
 def join_columns(graph: ModelBuilder, state: ir.Value, heads: int, key_dim: int, value_dim: int) -> ir.Value:
@@ -131,7 +159,9 @@ def cut_columns(graph: ModelBuilder, state: ir.Value, heads: int, key_dim: int, 
     return graph.reshape(state, [0, heads * value_dim // columns, key_dim, columns])
 
 
-def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -> Chunks:
+def make_chunks(
+    graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value, verifies: bool = False
+) -> Chunks:
     """Add the nodes that cut S tokens into chunks; embeds [B,S,H], valid_tokens [B] i64."""
     constant, op = graph.constant, graph.op
     with graph.scope("chunks"):
@@ -147,7 +177,7 @@ def make_chunks(graph: ModelBuilder, embeds: ir.Value, valid_tokens: ir.Value) -
         )
         valid = op("Unsqueeze", op("Cast", valid, to=int(FLOAT)), constant([2]))
         causal = lower_triangle(graph, size)
-    return Chunks(graph, tokens, count, size, valid_tokens, index, valid, causal)
+    return Chunks(graph, tokens, count, size, valid_tokens, index, valid, causal, verifies)
 
 
 def lower_triangle(graph: ModelBuilder, size: ir.Value) -> ir.Value:

@@ -12,8 +12,8 @@ between two branches of an If, by the number of tokens per sequence, which is kn
                    padding neither decays nor changes the state; +--+
                    the last valid inputs are gathered
 
-Outside of the second branch there is no such Split, no Concat of tensors, and no value that the host computes
-from the shapes and the GPU would have to be given.
+No branch has such a Split, a Concat of tensors, or a value that the host computes from the shapes and the GPU
+would have to be given: decode steps and verifications of drafted tokens can be recorded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ import onnx_ir as ir
 
 from edgellm_ros.builder.decoder_cuda import ORT_DOMAIN
 from edgellm_ros.builder.delta_net import NORM_EPSILON, DeltaNet
-from edgellm_ros.builder.graph import FLOAT
+from edgellm_ros.builder.graph import BOOL, FLOAT
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.mamba2 import Mamba2
 from edgellm_ros.builder.recurrent import (
+    ChainValues,
+    Present,
     State,
     conv_taps,
     cut_columns,
@@ -40,7 +42,12 @@ from edgellm_ros.builder.recurrent import (
 )
 from edgellm_ros.builder.token_layout import TokenLayout
 from edgellm_ros.engine_directory.config import LanguageModelConfig
-from edgellm_ros.engine_directory.recurrent_config import ROW, RecurrentConfig, state_columns
+from edgellm_ros.engine_directory.recurrent_config import (
+    CHAIN_TOKENS,
+    ROW,
+    RecurrentConfig,
+    state_columns,
+)
 
 DECODE_KEY_DIMS = (64, 128, 256)  # LinearAttention's kernels for few tokens take any d_v with these d_k
 SHARED_BYTES = 48 * 1024  # of a block on every GPU; the kernel for other d_k has the state of a head there
@@ -48,8 +55,9 @@ MAX_THREADS = 1024  # of a block, one for each row and column of the state
 MAX_HEAD_DIM = 256  # of attention
 MAX_PARTS = 4  # of unequal sizes, along the last axis, that Split cuts without copies from host memory
 
-# y [B*S,...] or [B,S,...], present convolution, present state; fp32
-Mixed = tuple[ir.Value, ir.Value, ir.Value]
+# y [B*S,...] or [B,S,...], present convolution, present state; in graphs that verify chains also their keys,
+# values, decays and strengths [B,S,...]. All are fp32.
+Mixed = tuple[ir.Value, ...]
 
 
 def has_kernels(config: LanguageModelConfig) -> bool:
@@ -74,7 +82,10 @@ def cut(graph: ModelBuilder, x: ir.Value, sizes: Sequence[int]) -> Sequence[ir.V
 
 
 class CudaRun:
-    """What the recurrent layers of a graph share; embeds [B,S,H], valid_tokens [B] i64."""
+    """What the recurrent layers of a graph share; embeds [B,S,H], valid_tokens [B] i64.
+
+    verifies: whether the layers return `ChainValues`.
+    """
 
     def __init__(
         self,
@@ -83,8 +94,10 @@ class CudaRun:
         tokens: TokenLayout,
         embeds: ir.Value,
         valid_tokens: ir.Value,
+        verifies: bool = False,
     ) -> None:
-        self.graph, self.tokens = graph, tokens
+        self.graph, self.tokens, self.verifies = graph, tokens, verifies
+        self._chain_parts = len(config.chain_widths) - 1 if verifies else 0  # of the results of a branch
         op, constant, past = graph.op, graph.constant, config.conv_kernel - 1
         with graph.scope("run"):
             length = op("Shape", embeds, start=1, end=2)
@@ -92,22 +105,38 @@ class CudaRun:
             count = op("Unsqueeze", valid_tokens, constant([1]))
 
             def several() -> list[ir.Value]:
-                places = op("Range", constant(0), op("Squeeze", length, constant([0])), constant(1))
-                return [op("Cast", op("Less", places, count), to=int(FLOAT))]
+                # Numbers of tokens that follow from the shape alone would be computed on the host.
+                any_value = op("Slice", embeds, constant([0]), constant([1]), constant([2]))
+                any_value = op("Cast", any_value, to=int(BOOL))
+                ones = op("Cast", op("Equal", any_value, any_value), to=int(FLOAT))
+                numbers = op("Squeeze", op("CumSum", ones, constant(1)), constant([2]))  # from 1
+                known = op("LessOrEqual", numbers, op("Cast", count, to=int(FLOAT)))
+                return [op("Cast", known, to=int(FLOAT))]
 
-            # ONNX Runtime would compute the numbers on the host for one token too.
             (valid,) = graph.either(
                 self._single, lambda: [op("Cast", count, to=int(FLOAT))], several, (FLOAT,)
             )
             self.valid = op("Unsqueeze", valid, constant([2]))  # [B,S,1]: 1 for a sequence's tokens
-            # [B,K-1,1] i64: where the last inputs of each sequence are among the state and the new inputs
-            kept = op("Add", count, constant(np.arange(past)))
-            self.kept_inputs = op("Unsqueeze", kept, constant([2]))
+            # [B,1,K-1]: where the last inputs of each sequence are, in the state or among the new inputs
+            kept = op("Unsqueeze", op("Add", count, constant(np.arange(past))), constant([1]))
+            self.is_old = op("Less", kept, constant(past))
+            self.old_inputs = op("Min", kept, constant(past - 1))
+            self.new_inputs = op("Max", op("Sub", kept, constant(past)), constant(0))
 
-    def mix(self, one: Callable[[], Mixed], several: Callable[[], Mixed]) -> Mixed:
-        """Add both branches of a layer."""
-        y, conv, state = self.graph.either(self._single, one, several, (FLOAT, FLOAT, FLOAT))
-        return y, conv, state
+    def mix(
+        self, one: Callable[[], Mixed], several: Callable[[], Mixed], conv_inputs: ir.Value
+    ) -> tuple[ir.Value, Present]:
+        """Add both branches of a layer; conv_inputs [B,S,C]."""
+        count = 3 + self._chain_parts
+        y, conv, state, *parts = self.graph.either(self._single, one, several, (FLOAT,) * count)
+        if not self.verifies:
+            return y, ((conv, state), None)
+        return y, ((conv, state), ChainValues(*map(self._first, (conv_inputs, *parts))))
+
+    def _first(self, x: ir.Value) -> ir.Value:
+        """Cut the first tokens of a run: [B,S,...] to [B,T,...]."""
+        constant = self.graph.constant
+        return self.graph.op("Slice", x, constant([0]), constant([CHAIN_TOKENS]), constant([1]))
 
 
 # state -- CausalConvWithState -- present state
@@ -125,11 +154,11 @@ def _conv_tokens(
 ) -> tuple[ir.Value, ir.Value]:
     """Add `_conv_step` for x [B,S,C]; the state after it has the last valid inputs of each sequence."""
     graph, op = run.graph, run.graph.op
-    y, _ = _conv(graph, conv, graph.transpose(x, 0, 2, 1), state)
-    window = op("Concat", graph.transpose(state, 0, 2, 1), x, axis=1)
-    index = op("Expand", run.kept_inputs, graph.constant([1, 1, conv.channels]))
-    present = graph.transpose(op("GatherElements", window, index, axis=1), 0, 2, 1)
-    return graph.transpose(y, 0, 2, 1), present
+    x, channels = graph.transpose(x, 0, 2, 1), graph.constant([1, conv.channels, 1])
+    y, _ = _conv(graph, conv, x, state)
+    old = op("GatherElements", state, op("Expand", run.old_inputs, channels), axis=2)
+    new = op("GatherElements", x, op("Expand", run.new_inputs, channels), axis=2)
+    return graph.transpose(y, 0, 2, 1), op("Where", run.is_old, old, new)
 
 
 def _conv(
@@ -168,7 +197,7 @@ def _conv_weights(graph: ModelBuilder, channels: int, kernel: int, bias: bool) -
 #                    states ----+    +-- present states
 def mamba2_cuda_layer(
     graph: ModelBuilder, mamba: Mamba2, run: CudaRun, x: ir.Value, state: State
-) -> tuple[ir.Value, State]:
+) -> tuple[ir.Value, Present]:
     """Add a Mamba2 layer: `mamba2_layer` for CUDA."""
     sizes = [mamba.inner, mamba.conv_dim, mamba.heads]
     projected = graph.linear("in_proj", x, mamba.hidden_size, sum(sizes), mamba.bias)
@@ -178,31 +207,33 @@ def mamba2_cuda_layer(
 
     def one() -> Mixed:
         mixed, present = _conv_step(graph, conv, channels, state[0])
-        y, last = _scan_step(graph, mamba, mixed, steps, state[1])
-        return y, present, last
+        y, last, chain = _scan_step(graph, mamba, mixed, steps, state[1])
+        return y, present, last, *(chain if run.verifies else ())
 
     def several() -> Mixed:
         mixed, present = _conv_tokens(run, conv, channels, state[0])
-        y, last = _scan_tokens(graph, mamba, mixed, steps, state[1], run.valid)
-        return y, present, last
+        y, last, chain = _scan_tokens(graph, mamba, mixed, steps, state[1], run.valid)
+        return y, present, last, *(chain if run.verifies else ())
 
     with graph.scope("scan"):
-        y, conv_state, last_state = run.mix(one, several)
+        y, after = run.mix(one, several, channels)
     y = _gated_norm(graph, mamba, y, gate)
-    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), (conv_state, last_state)
+    return graph.linear("out_proj", y, mamba.inner, mamba.hidden_size, mamba.bias), after
 
 
 def _scan_step(
     graph: ModelBuilder, mamba: Mamba2, channels: ir.Value, steps: ir.Value, state: ir.Value
-) -> tuple[ir.Value, ir.Value]:
+) -> tuple[ir.Value, ir.Value, Mixed]:
     """Add the scan of one token: channels [B,1,C] fp32, steps [B,1,heads] fp32, state as it is bound.
 
     Each group of columns is a head of `LinearAttention`, with the decay of the head that it is a part of.
-    Returns y [B,heads*P] fp32 and the state.
+    Returns y [B,heads*P] fp32, the state, and three tensors with the shapes of a chain's values: no chain has
+    one token.
     """
     op, heads, columns = graph.op, mamba.heads, state_columns(mamba.head_dim)
     groups = mamba.head_dim // columns  # of a head
-    dt = graph.reshape(_softplus(graph, mamba, steps), [0, 0, heads, 1])
+    softplus = _softplus(graph, mamba, steps)
+    dt = graph.reshape(softplus, [0, 0, heads, 1])
     decay = graph.reshape(negative_exponential(graph, "A_log", heads), [heads, 1])
     if mamba.time_step_min > 0:  # repeats dt for the groups too
         dt = op("Max", dt, graph.constant([mamba.time_step_min] * groups, FLOAT))
@@ -214,7 +245,7 @@ def _scan_step(
     update = op("Mul", update, graph.reshape(dt, [0, 0, heads, -1, 1]))
     update = graph.reshape(update, [0, 0, mamba.inner])
     y, last = _linear_attention(graph, mamba, (c, b, update, state, logs), heads * groups)
-    return _skip_step(graph, mamba, x, y), last
+    return _skip_step(graph, mamba, x, y), last, (b, update, softplus)
 
 
 def _scan_tokens(
@@ -224,8 +255,8 @@ def _scan_tokens(
     steps: ir.Value,
     state: ir.Value,
     valid: ir.Value,
-) -> tuple[ir.Value, ir.Value]:
-    """Add `_scan_step` for several tokens: valid [B,S,1] -> y [B*S,heads*P].
+) -> tuple[ir.Value, ir.Value, Mixed]:
+    """Add `_scan_step` for several tokens: valid [B,S,1] -> y [B*S,heads*P], state, values of a chain.
 
     P is padded to whole rows of the kernel for many tokens.
     """
@@ -237,6 +268,7 @@ def _scan_tokens(
     logs = op("Mul", dt, negative_exponential(graph, "A_log", heads))
     x, b, c = _parts(graph, mamba, channels)
     update = op("Mul", x, graph.reshape(dt, [0, 0, heads, 1]))
+    chain = b, graph.reshape(update, [0, 0, mamba.inner]), logs
     state = join_columns(graph, state, heads, mamba.state_size, head_dim)
     columns = -(-head_dim // ROW) * ROW
     padded = graph.constant([0] * 7 + [columns - head_dim])
@@ -250,7 +282,7 @@ def _scan_tokens(
         y, last = op("Slice", y, *ends), op("Slice", last, *ends)
     skip = op("Mul", x, graph.reshape(float_tensor(graph, "D", heads), [heads, 1]))
     y = graph.reshape(op("Add", y, skip), [-1, mamba.inner])
-    return y, cut_columns(graph, last, heads, mamba.state_size, head_dim)
+    return y, cut_columns(graph, last, heads, mamba.state_size, head_dim), chain
 
 
 def _softplus(graph: ModelBuilder, mamba: Mamba2, steps: ir.Value) -> ir.Value:
@@ -318,7 +350,7 @@ def _gated_norm(graph: ModelBuilder, mamba: Mamba2, y: ir.Value, gate: ir.Value)
 #                    states ----+    +-- present states
 def delta_net_cuda_layer(
     graph: ModelBuilder, net: DeltaNet, run: CudaRun, x: ir.Value, state: State
-) -> tuple[ir.Value, State]:
+) -> tuple[ir.Value, Present]:
     """Add a gated delta net: `delta_net_layer` for CUDA."""
     parts = net.projections
     projected = graph.joined_linears("in_proj", parts, x, net.hidden_size)
@@ -328,16 +360,16 @@ def delta_net_cuda_layer(
 
     def one() -> Mixed:
         mixed, present = _conv_step(graph, conv, channels, state[0])
-        y, last = _delta_rule(graph, net, mixed, (b, a), state[1])
-        return y, present, last
+        y, last, chain = _delta_rule(graph, net, mixed, (b, a), state[1])
+        return y, present, last, *(chain if run.verifies else ())
 
     def several() -> Mixed:
         mixed, present = _conv_tokens(run, conv, channels, state[0])
-        y, last = _delta_rule(graph, net, mixed, (b, a), state[1], run.valid)
-        return y, present, last
+        y, last, chain = _delta_rule(graph, net, mixed, (b, a), state[1], run.valid)
+        return y, present, last, *(chain if run.verifies else ())
 
     with graph.scope("delta_rule"):
-        y, conv_state, last_state = run.mix(one, several)
+        y, after = run.mix(one, several, channels)
     with graph.module("norm"):
         scale = float_tensor(graph, "weight", net.value_dim)
         (y,) = graph.ops(
@@ -350,7 +382,7 @@ def delta_net_cuda_layer(
         )
         y = graph.from_fp32(y)
     y = run.tokens.flatten(y, net.values)
-    return graph.linear("out_proj", y, net.values, net.hidden_size), (conv_state, last_state)
+    return graph.linear("out_proj", y, net.values, net.hidden_size), after
 
 
 def _delta_rule(
@@ -360,12 +392,12 @@ def _delta_rule(
     gates: tuple[ir.Value, ir.Value],
     state: ir.Value,
     valid: ir.Value | None = None,
-) -> tuple[ir.Value, ir.Value]:
+) -> tuple[ir.Value, ir.Value, Mixed]:
     """Add the delta rule.
 
     channels [B,S,q|k|v], gates b and a [B,S,heads] fp32, state as it is bound; valid [B,S,1]: None for one
-    token, where each group of columns is a head of `LinearAttention`. Returns y [B,S,heads*dv] fp32 and the
-    state.
+    token, where each group of columns is a head of `LinearAttention`. Returns y [B,S,heads*dv] fp32, the
+    state, and the values of a chain.
     """
     b, a = gates
     heads, groups = net.value_heads, 1
@@ -383,6 +415,7 @@ def _delta_rule(
         state = join_columns(graph, state, heads, net.key_dim, net.value_dim)
     else:
         groups = net.value_dim // state_columns(net.value_dim)
+    chain = k, v, logs, strengths
     if groups > 1:
         logs, strengths = (_repeat(graph, gate, heads, groups) for gate in (logs, strengths))
     y, last = graph.ops(
@@ -395,7 +428,9 @@ def _delta_rule(
         kv_num_heads=heads * groups,
         scale=net.key_dim**-0.5,
     )
-    return y, last if valid is None else cut_columns(graph, last, heads, net.key_dim, net.value_dim)
+    if valid is not None:
+        last = cut_columns(graph, last, heads, net.key_dim, net.value_dim)
+    return y, last, chain
 
 
 def _repeat(graph: ModelBuilder, x: ir.Value, heads: int, groups: int) -> ir.Value:

@@ -84,6 +84,11 @@ def present_recurrent_state(layer: int) -> str:
     return f"present_recurrent_state_{layer}"
 
 
+def chain_value(kind: str, layer: int) -> str:
+    """Return the name of an output of `llm/verify.onnx` of a hybrid; kind: see `chain_widths`."""
+    return f"chain_{kind}_{layer}"
+
+
 def deepstack_embeds(index: int) -> str:
     """Return the name of a deepstack feature.
 

@@ -288,8 +288,6 @@ class EngineConfig:
         llm, draft, capacity = self.llm, self.draft, self.builder.max_kv_cache_capacity
         if draft is None:
             return
-        if llm.recurrent is not None:
-            raise ValueError("draft: a language model with recurrent layers cannot verify a tree of tokens")
         if max(draft.base_state_layers) > llm.num_hidden_layers:
             raise ValueError(
                 f"draft base_state_layers {list(draft.base_state_layers)}: the language model has "

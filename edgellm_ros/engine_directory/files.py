@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"  # variables of the chat template: bos_token, eos_token, ...
 
-VERIFY, DRAFT = "llm/verify", "draft"  # graphs of an engine with a draft head
+VERIFY, DRAFT = "llm/verify", "draft"  # graphs for drafting: hybrids have the first, draft heads both
 CHAIN = "chain"  # form of their graphs for CUDA: `llm/verify.chain.cuda.onnx`
 D2T_FILE = "draft/d2t.safetensors"
 DRAFT_EMBEDDING_FILE = "draft/embedding.safetensors"

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from math import prod
 
 ATTENTION, RECURRENT, MLP = LAYER_TYPES = ("attention", "recurrent", "mlp")
-KINDS = ("mamba2", "gated_delta_net")
+KINDS = MAMBA2, GATED_DELTA_NET = ("mamba2", "gated_delta_net")
 ROW = 32  # columns; ONNX Runtime's CUDA kernels take rows of multiples of this as a whole
 FEW = (4, 2, 1)  # columns
+STRENGTHS = "strengths"  # of the updates of a gated delta net
+CHAIN_TOKENS = 8  # most tokens of a verification of drafted tokens
 
 
 def state_columns(value_dim: int) -> int:
@@ -58,6 +60,21 @@ class RecurrentConfig:
     def bytes_per_sequence(self) -> int:
         """Return the memory of one sequence's state, which is fp32 in every precision."""
         return self.num_layers * (prod(self.conv_shape) + prod(self.state_shape)) * 4
+
+    @property
+    def chain_widths(self) -> dict[str, int]:
+        """Return the values of a token that a verification outputs for each layer, by name.
+
+        The runtime computes the states after accepted tokens from them (`ChainInputs`).
+        """
+        keys = self.conv_dim - self.num_heads * self.value_dim  # Mamba2: B and C; else queries and keys
+        widths = {
+            "conv_inputs": self.conv_dim,
+            "keys": keys // 2,
+            "values": self.num_heads * self.value_dim,
+            "decays": self.num_heads,
+        }
+        return widths if self.kind == MAMBA2 else {**widths, STRENGTHS: self.num_heads}
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -16,9 +16,10 @@ from edgellm_ros.kernels.protocol import (
     SequenceCache,
     StopState,
 )
-from edgellm_ros.kernels.tree_protocol import DraftInputs, DraftTable, DraftTree, TreeKernels
+from edgellm_ros.kernels.tree_protocol import ChainInputs, DraftInputs, DraftTable, DraftTree, TreeKernels
 
 __all__ = [
+    "ChainInputs",
     "DraftInputs",
     "DraftTable",
     "DraftTree",

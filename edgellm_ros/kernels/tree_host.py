@@ -9,10 +9,12 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.host import most_likely, sample_row, write_rope
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
+    ChainInputs,
     DraftInputs,
     DraftTable,
     DraftTree,
     check_candidates,
+    check_chain,
     check_level,
     check_tree_size,
     entries,
@@ -230,6 +232,58 @@ class HostTreeKernels:
             places = int(lengths.array[row]) - count + 1 + np.arange(count)
             inside = (places >= 0) & (places < capacity)
             history.array[row, places[inside]] = tokens.array[row, :count][inside]
+
+    def advance_states(self, states: Tensor, inputs: ChainInputs, tokens: int, counts: Tensor) -> None:
+        check_chain(tokens)
+        rows = len(counts.array)
+        keys, values, decays = (
+            _written(x, rows, tokens) for x in (inputs.keys, inputs.values, inputs.decays)
+        )
+        strengths = None if inputs.strengths is None else _written(inputs.strengths, rows, tokens)
+        for row, count in enumerate(counts.array.tolist()):
+            for layer in range(len(states.array) if count else 0):
+                at = layer, row, slice(count)
+                own = None if strengths is None else strengths[at]
+                _advance_state(states.array[layer, row], keys[at], values[at], decays[at], own)
+
+    def advance_windows(self, windows: Tensor, inputs: Tensor, tokens: int, counts: Tensor) -> None:
+        check_chain(tokens)
+        past = windows.shape[3]
+        new = _written(inputs, len(counts.array), tokens).transpose(0, 1, 3, 2)
+        for row, count in enumerate(counts.array.tolist()):
+            window = windows.array[:, row]
+            window[...] = np.concatenate([window, new[:, row, :, :count]], axis=-1)[..., -past:]
+
+
+def _written(inputs: Tensor, rows: int, tokens: int) -> np.ndarray:
+    """Return what a run has written [L,rows,tokens,width] to a tensor of `ChainInputs`."""
+    layers, width = inputs.shape[0], inputs.shape[-1]
+    flat = inputs.array.reshape(layers, -1)[:, : rows * tokens * width]
+    return flat.reshape(layers, rows, tokens, width)
+
+
+def _advance_state(
+    state: np.ndarray, keys: np.ndarray, values: np.ndarray, decays: np.ndarray, strengths: np.ndarray | None
+) -> None:
+    """Change the state [groups,dk,columns] of one layer and row; keys [tokens,...], and so on."""
+    (tokens, heads), (_, key_dim, columns) = decays.shape, state.shape
+    state = state.reshape(heads, -1, key_dim, columns)
+    k = keys.reshape(tokens, -1, key_dim).transpose(1, 0, 2)  # [heads,tokens,dk]
+    k = np.repeat(k, heads // len(k), axis=0)
+    updates = values.reshape(tokens, heads, -1, columns).transpose(1, 2, 0, 3)  # [heads,parts,tokens,columns]
+    logs = np.cumsum(decays, axis=0).T  # [heads,tokens]
+    if strengths is not None:
+        known = (k[:, None] @ state) * np.exp(logs)[:, None, :, None]
+        strength = strengths.T[:, None, :, None]
+        updates = strength * (updates - known)
+        between = np.exp(np.minimum(logs[:, :, None] - logs[:, None], 0))
+        products = k @ k.transpose(0, 2, 1) * between * strengths.T[:, :, None]
+        for token in range(1, tokens):
+            before = products[:, token, :token], updates[:, :, :token]
+            updates[:, :, token] -= np.einsum("ht,hptc->hpc", *before)
+    faded = k * np.exp(logs[:, -1:] - logs)[..., None]
+    state *= np.exp(logs[:, -1])[:, None, None, None]
+    state += faded.transpose(0, 2, 1)[:, None] @ updates
 
 
 def _log_masses(logits: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 
 # on a GPU, for the shared memory of the kernels
@@ -66,6 +67,21 @@ class DraftTable:
     def rows(self, start: int, stop: int) -> DraftTable:
         """Return views of rows start..stop-1."""
         return DraftTable(**{name: tensor.rows(start, stop) for name, tensor in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class ChainInputs:
+    """What the tokens of a verification change the states of recurrent layers by.
+
+    Each tensor has room for [L,B,CHAIN_TOKENS,width]. A run of `tokens` tokens of b sequences has written
+    [b,tokens,width] to the beginning of each layer. All are float32.
+    """
+
+    conv_inputs: Tensor  # width: channels of the convolution
+    keys: Tensor  # key heads * dk
+    values: Tensor  # heads * dv
+    decays: Tensor  # heads, natural logarithms
+    strengths: Tensor | None  # heads; None for Mamba2
 
 
 @dataclass(frozen=True)
@@ -272,6 +288,25 @@ class TreeKernels(Protocol):
         """
         ...
 
+    def advance_states(self, states: Tensor, inputs: ChainInputs, tokens: int, counts: Tensor) -> None:
+        """Change the states of the first b rows by the first counts[b] tokens of a run, in place.
+
+        states [L,B,groups,dk,columns] f32, as `RecurrentConfig.state_shape` has them; counts [b], at most
+        `tokens`. Token t changes the state S [dk,dv] of a head, with key k, value v, decay g and strength s:
+
+          S <- exp(g) S + k (s (v - exp(g) S^T k))^T      or, without strengths,      S <- exp(g) S + k v^T
+
+        Heads share a key with those beside them if there are fewer keys. Sums are in fp32.
+        """
+        ...
+
+    def advance_windows(self, windows: Tensor, inputs: Tensor, tokens: int, counts: Tensor) -> None:
+        """Append the first counts[b] inputs of a run to the last inputs of the convolutions, in place.
+
+        windows [L,B,C,K-1] f32, the newest input last; inputs: those of `ChainInputs`.
+        """
+        ...
+
 
 def check_candidates(table: DraftTable, level: int, rows: int, draft_vocab: int) -> None:
     """Raise ValueError unless logits with so many rows and tokens can be added as a level."""
@@ -294,3 +329,9 @@ def check_tree_size(table: DraftTable, tree: DraftTree) -> None:
     """Raise ValueError if a tree has more nodes than the table has entries."""
     if not 1 <= tree.size <= table.scores.shape[1]:
         raise ValueError(f"a tree of {tree.size} nodes from a table of {table.scores.shape[1]} entries")
+
+
+def check_chain(tokens: int) -> None:
+    """Raise ValueError for a run of more tokens than `ChainInputs` has room for."""
+    if not 1 <= tokens <= CHAIN_TOKENS:
+        raise ValueError(f"a chain of {tokens} tokens, expected 1 to {CHAIN_TOKENS}")

@@ -83,5 +83,5 @@ class Prefill:
             rows,
         )
         if self._drafter is not None:
-            self._drafter.prefilled(sequences, rows, embeds)
+            self._drafter.prefilled(sequences, rows, embeds, part)
         return embeds, logits

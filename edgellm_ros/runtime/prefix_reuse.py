@@ -130,7 +130,7 @@ class PrefixReuse:
     def stored_length(self, sequence: GenerationSequence) -> int:
         """Return how many of a prompt's tokens a longer prompt can reuse."""
         key, keys = sequence.adapter.key, sequence.prefix_keys
-        if self.states is not None and not self.states.has(key, keys):
+        if self.states is not None and not self.states.has(key, keys[: self._reusable(len(keys))]):
             return 0
         return self.pages.stored_length(key, keys)
 
@@ -145,6 +145,10 @@ class PrefixReuse:
         self.pages.clear()
         if self.states is not None:
             self.states.clear()
+
+    def _reusable(self, tokens: int) -> int:
+        """Return how many of a stored prompt's tokens longer prompts reuse: one less with a draft head."""
+        return tokens if self._head_cache is None else tokens - 1
 
     def _caches(self, row: int) -> tuple[SequenceCache, SequenceCache | None]:
         """Return a row of the KV cache, and of the draft head's."""
@@ -186,6 +190,8 @@ class PrefixReuse:
                 ends = self._encoder_ends(sequence)
                 points = save_points(count, sequence.reused_tokens, shared[index], ends, self.states.places)
             sequence.state_points = [*points, count]
+            if sequence.begins_later_prompts:
+                sequence.state_points[-1] = self._reusable(count)
         if not fits(prefill_parts(sequences), self._cache.capacity):
             for sequence in sequences:
                 sequence.state_points = sequence.state_points[-1:]

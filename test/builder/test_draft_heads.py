@@ -21,7 +21,6 @@ from edgellm_ros.builder.draft.base_states import read_base_state_layers
 from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.changed_json import change
 from fixtures.decoder_checkpoint import LLAMA3, write_decoder_checkpoint
-from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.random_head import LIST, base_config, write_random_head
 from fixtures.tiny_checkpoint import write_json
 
@@ -302,12 +301,6 @@ def test_a_narrower_head_needs_an_lm_head_of_its_own(base, tmp_path):
     table = np.ones((VOCABULARY, 40), np.float16)
     head = write_head(base, tmp_path, hidden_size=40, embedding=table, vocabulary=None)
     assert_refused(base, head, "tensor 'lm_head.weight' is missing: a head of hidden_size 40")
-
-
-@pytest.mark.parametrize("write", [write_nemotron_h_checkpoint, write_qwen3_5_checkpoint])
-def test_a_hybrid_model_takes_no_draft_head(head, tmp_path, write):
-    checkpoint = write(tmp_path / "hybrid")
-    assert_refused(checkpoint, head, "a hybrid: supported are dense decoders; --no-draft")
 
 
 def test_a_directory_without_a_head_is_refused(base, tmp_path):

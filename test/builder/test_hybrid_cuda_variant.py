@@ -16,6 +16,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from fixtures.exported_graphs import knows_lengths
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.on_device import put
@@ -94,7 +95,7 @@ def run(path: Path, device, inputs):
     """Run a graph once; return its outputs. Caches are updated in place, states are not."""
     executor = EngineExecutor.open(path, device, threads=1)
     batch, tokens, _ = inputs["inputs_embeds"].shape
-    dims = {"B": batch, "S": tokens, "N": 1, "P": POSITIONS}
+    dims = {"B": batch, "S": tokens, "N": 1, "P": POSITIONS, "T": min(tokens, CHAIN_TOKENS)}
     tensors = {}
     for name, binding in executor.bindings.items():
         if binding.is_input:
@@ -114,17 +115,17 @@ def run(path: Path, device, inputs):
     return {name: device.download(tensors[name]) for name, b in executor.bindings.items() if not b.is_input}
 
 
-def assert_equal(engine: Path, device, inputs, tolerance: float) -> None:
+def assert_equal(engine: Path, device, inputs, tolerance: float, graph: str = "model") -> None:
     valid, start = inputs["valid_tokens"], inputs["kv_write_index"]
-    expected = run(engine / "llm" / "model.onnx", CpuDevice(), inputs)
-    found = run(engine / "llm" / "model.cuda.onnx", device, as_variant(inputs, engine))
+    expected = run(engine / "llm" / f"{graph}.onnx", CpuDevice(), inputs)
+    found = run(engine / "llm" / f"{graph}.cuda.onnx", device, as_variant(inputs, engine))
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         for row, count in enumerate(valid):  # what padding computes is not read
             one, other = found[name][row].astype(np.float32), values[row].astype(np.float32)
             if name.startswith(("present_key", "present_value")):
                 one, other = (x[:, : start[row] + count] for x in (one, other))
-            if name.startswith("hidden_states"):
+            if name.startswith(("hidden_states", "chain_", "fused")):
                 one, other = one[:count], other[:count]
             scale = max(1.0, np.abs(other).max())
             np.testing.assert_allclose(one, other, atol=tolerance * scale, err_msg=name)
@@ -181,16 +182,36 @@ def test_the_variant_equals_the_standard_graph_in_half_precision(device, exports
     assert_equal(engine, device, make_inputs(engine, batch, tokens, [tokens] * batch, 4), 2e-2)
 
 
+@knows_lengths
+@pytest.mark.only_on("cpu", "cuda", reason="TensorRT uses the standard graph")
+@pytest.mark.parametrize(("tokens", "valid"), [(2, 2), (5, 5), (8, 8), (30, 30), (6, 3)])
+@pytest.mark.parametrize("family", WRITERS)
+def test_both_graphs_of_a_verification_output_the_same_chain(device, exports, family, tokens, valid):
+    engine = exports(family, 0)
+    assert_equal(engine, device, make_inputs(engine, 1, tokens, [valid], 9), 2e-4, "verify")
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize("family", WRITERS)
+def test_the_graph_of_verifications_has_the_other_outputs_of_the_model(exports, family, tokens):
+    llm = exports(family, 0) / "llm"
+    inputs = make_inputs(llm.parent, 2, tokens, [tokens, (tokens + 1) // 2], 9)
+    found, expected = (run(llm / name, CpuDevice(), inputs) for name in ("verify.onnx", "model.onnx"))
+    assert any(name.startswith("chain_") for name in found)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
 # Inputs that ONNX Runtime's CUDA kernels read on the host: operator -> positions.
 HOST_INPUTS = {"If": {0}, "Reshape": {1}, "Slice": {1, 2, 3}, "Split": {1}, "Unsqueeze": {1}, "Expand": {1}}
 
 
-def decode_copies(model: onnx.ModelProto) -> list[str]:
-    """Return the nodes of a decode step that would copy between host and GPU, after ONNX Runtime's rules.
+def copies_of(model: onnx.ModelProto, branch: str = "then_branch") -> list[str]:
+    """Return the nodes of a run that would copy between host and GPU, after ONNX Runtime's rules.
 
     What follows from shapes and constants alone is computed on the host. A Concat copies sizes and addresses,
-    and so does a Split of unequal parts, unless they are up to four along the last axis. A decode step takes
-    the first branch of each If.
+    and so does a Split of unequal parts, unless they are up to four along the last axis. branch: of each If;
+    a decode step takes the first one, a run of several tokens the second one.
     """
     constants = {w.name: w for w in model.graph.initializer}
     host, copies = set(), []
@@ -213,7 +234,7 @@ def decode_copies(model: onnx.ModelProto) -> list[str]:
             if node.op_type == "Concat":
                 copies.append(node.name)
             if node.op_type == "If":
-                visit(next(a.g.node for a in node.attribute if a.name == "then_branch"))
+                visit(next(a.g.node for a in node.attribute if a.name == branch))
 
     visit(model.graph.node)
     return copies
@@ -222,8 +243,17 @@ def decode_copies(model: onnx.ModelProto) -> list[str]:
 @pytest.mark.parametrize("family", WRITERS)
 def test_no_node_of_a_decode_step_in_half_precision_copies_to_the_host_or_back(exports, family):
     llm = exports(family, 0, precision="fp16") / "llm"
-    assert decode_copies(onnx.load(llm / "model.onnx", load_external_data=False)) != []
-    assert decode_copies(onnx.load(llm / "model.cuda.onnx", load_external_data=False)) == []
+    assert copies_of(onnx.load(llm / "model.onnx", load_external_data=False)) != []
+    assert copies_of(onnx.load(llm / "model.cuda.onnx", load_external_data=False)) == []
+
+
+@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("branch", ["then_branch", "else_branch"])
+def test_no_node_of_a_verification_or_a_step_with_drafting_copies_to_the_host_or_back(
+    exports, family, branch
+):
+    llm = exports(family, 0, precision="fp16") / "llm"
+    assert copies_of(onnx.load(llm / "verify.cuda.onnx", load_external_data=False), branch) == []
 
 
 @pytest.mark.parametrize("family", WRITERS)

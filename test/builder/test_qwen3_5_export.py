@@ -38,7 +38,7 @@ def test_the_report_of_a_check_is_that_of_the_export(checkpoint, tmp_path):
     config = export(checkpoint, tmp_path / "engine")
     assert report.config == dataclasses.replace(config, files=())
     assert report.files == {entry.path: entry.size for entry in config.files}
-    assert [part.name for part in report.parts] == ["llm", "visual"]
+    assert [part.name for part in report.parts] == ["llm", "llm/verify", "visual"]
     assert config.vision is not None
     assert config.vision.num_deepstack_features == config.llm.num_deepstack_features == 0
     assert config.llm.rope.rotary_dim == 32

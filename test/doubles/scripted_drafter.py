@@ -17,16 +17,19 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 class ScriptedDrafter:
     """`answers`: request -> tokens of its answer; `right`: share of right tokens of right parents.
 
-    `drafter`: gets all calls too; its proposals are replaced.
+    `drafter`: gets all calls too; its proposals are replaced. `back`: how far before a node its parent may
+    be, 1 for chains.
     """
 
     name = "scripted"
 
-    def __init__(self, drafter, device, cache, last_tokens, seed: int = 0, right: float = 0.8) -> None:
+    def __init__(
+        self, drafter, device, cache, last_tokens, seed: int = 0, right: float = 0.8, back: int = 3
+    ) -> None:
         self.drafter = drafter
         self.answers: Callable[[LLMGenerationRequest], list[int]] = lambda request: []
         self._device, self._cache, self._last_tokens = device, cache, last_tokens
-        self._rng, self._right = np.random.default_rng(seed), right
+        self._rng, self._right, self._back = np.random.default_rng(seed), right, back
         self._sequences: dict = {}
 
     def __getattr__(self, name):
@@ -52,7 +55,7 @@ class ScriptedDrafter:
             place = int(lengths[row]) - len(sequence.token_ids)  # of the newest token in the answer
             is_right = [True]
             for node in range(1, size):
-                parent = int(self._rng.integers(max(0, node - 3), node))
+                parent = int(self._rng.integers(max(0, node - self._back), node))
                 depth = depths[row, parent] + 1
                 known = answer[place + depth] if place + depth < len(answer) else -1
                 right = is_right[parent] and self._rng.random() < self._right
@@ -68,14 +71,15 @@ def draft_by_script(
 ) -> ScriptedDrafter:
     """Let a runtime that drafts decode with trees of `size` nodes, of up to steps + 1 tokens per round.
 
-    A draft head must draft with the same number of steps.
+    A hybrid gets chains. A draft head must draft with the same number of steps.
     """
     pipeline = runtime.pipeline
     config = SpecDecodeDraftingConfig(32, steps, size, falls_back=False)
     cache, last_tokens = pipeline.runner.kv_cache, pipeline.sampling.last_tokens
     inner = pipeline.drafter.drafter
     inner = inner.drafter if isinstance(inner, ScriptedDrafter) else inner
-    drafter = ScriptedDrafter(inner, pipeline.device, cache, last_tokens, seed, right)
+    back = 3 if pipeline.runner.recurrent is None else 1
+    drafter = ScriptedDrafter(inner, pipeline.device, cache, last_tokens, seed, right, back)
     pipeline.drafter.drafter = drafter
     pipeline.drafter.failed = False
     method = TreeDecoding(

@@ -26,7 +26,7 @@ TREES_BY_WIDTH = (
 )  # fmt: skip
 OTHER_TREES = (
     "add_candidates", "add_candidates_half", "select_tree", "tree_rope_rows", "sample_path",
-    "find_continuation", "append_history",
+    "find_continuation", "append_history", "advance_states", "advance_windows",
 )  # fmt: skip
 PROGRAMS = [
     pytest.param(compiler.KERNELS, BY_WIDTH, OTHERS, id="steps"),

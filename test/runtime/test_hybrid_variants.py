@@ -7,11 +7,14 @@ import shutil
 
 import pytest
 
+from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.builder import export
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 from fixtures.exported_graphs import knows_lengths
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
+from fixtures.requests_for_tests import assert_same_with_drafting
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,7 +37,8 @@ def engines(request, tmp_path_factory):
     export(WRITERS[request.param](root / "checkpoint"), root / "mask")
     shutil.copytree(root / "mask", root / "lengths")
     llm = root / "lengths" / "llm"
-    shutil.copy(llm / "model.cuda.onnx", llm / "model.cpu.onnx")
+    for graph in ("model", "verify"):
+        shutil.copy(llm / f"{graph}.cuda.onnx", llm / f"{graph}.cpu.onnx")
     return root / "mask", root / "lengths"
 
 
@@ -49,3 +53,18 @@ def test_both_graphs_answer_alike_alone_in_batches_and_with_a_saved_prompt(engin
             answers.append([(response.token_ids, response.reused_tokens) for response in found])
     assert answers[0] == answers[1]
     assert any(reused for _, reused in answers[0])
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_the_graph_for_cuda_verifies_chains_of_a_batch_one_after_another(engines, steps):
+    mask, lengths = engines
+    config = SpecDecodeDraftingConfig(1, steps, steps + 1, "lookup", falls_back=False)
+    with LLMInferenceRuntime(mask, "cpu", prefix_cache_bytes=0) as runtime:
+        expected = runtime.handle_request(REQUESTS)
+    known = {one.prompt: answer.token_ids for one, answer in zip(REQUESTS, expected, strict=True)}
+    with LLMInferenceRuntime(lengths, "cpu", prefix_cache_bytes=0, drafting=config) as runtime:
+        assert "attention_mask" not in runtime.pipeline.runner._decode.bindings
+        draft_by_script(runtime, steps, steps + 1).answers = lambda one: known[one.prompt]
+        for answer, other in zip(runtime.handle_request(REQUESTS), expected, strict=True):
+            assert_same_with_drafting(answer, other)
+        assert runtime.spec_decode_generation_metrics.tokens_per_verification > 1.2

@@ -69,7 +69,7 @@ def test_inputs_and_outputs_are_different_memory_and_keep_their_addresses(state)
     bindings = state.bindings(range(1, 3))
     assert len({tensor.pointer for tensor in bindings.values()}) == len(bindings) == 4 * LAYERS
     assert bindings[names.conv_state(1)].shape == (2, 5, 3)
-    assert bindings[names.present_recurrent_state(0)].shape == (2, 4, 3, 2)
+    assert bindings[names.present_recurrent_state(0)].shape == (2, 2, 3, 4)
     again = state.bindings(range(1, 3))
     assert [tensor.pointer for tensor in again.values()] == [tensor.pointer for tensor in bindings.values()]
 

@@ -21,16 +21,18 @@ from edgellm_ros.kernels.cuda import layout
 COMMON = ("common.cuh", "order.cuh", "random.cuh", "sampler.cuh", "rope.cuh")
 # files of a program, in this order
 KERNELS = (*COMMON, "rows.cu", "steps.cu", "pixels.cu", "sampling.cu", "log_probabilities.cu")
-TREE_KERNELS = (*COMMON, "tree.cu")
+TREE_KERNELS = (*COMMON, "tree.cu", "states.cu")
 SIZES = (
     "MAX_BLOCKS_PER_ROW",
     "ROW_SCRATCH_BYTES",
     "MOST_LOGPROBS",
     "TOP_SHARE",
     "SELECT_THREADS",
+    "STATE_THREADS",
     "MOST_CANDIDATES",
     "MOST_TABLE_ENTRIES",
     "MOST_TREE_NODES",
+    "MOST_CHAIN_TOKENS",
 )  # of `layout`
 Files = tuple[str, ...]
 DIGEST_BYTES = hashlib.sha256().digest_size

@@ -16,6 +16,7 @@ from edgellm_ros.kernels.cuda.launches import (
 from edgellm_ros.kernels.cuda.layout import (
     SAMPLE_THREADS,
     SELECT_THREADS,
+    STATE_THREADS,
     TOP_SHARE,
 )
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
@@ -23,10 +24,12 @@ from edgellm_ros.kernels.tree_protocol import (
     MOST_CANDIDATES,
     MOST_TABLE_ENTRIES,
     MOST_TREE_NODES,
+    ChainInputs,
     DraftInputs,
     DraftTable,
     DraftTree,
     check_candidates,
+    check_chain,
     check_level,
     check_tree_size,
 )
@@ -213,6 +216,29 @@ class CudaTreeKernels(CudaLaunches):
         self._by_element(
             "append_history", tokens.size,
             tokens.pointer, counts.pointer, lengths.pointer, history.pointer, *tokens.shape, history.shape[1],
+        )  # fmt: skip
+
+    def advance_states(self, states: Tensor, inputs: ChainInputs, tokens: int, counts: Tensor) -> None:
+        layers, batch, groups, key_dim, columns = states.shape
+        keys, strengths = inputs.keys, inputs.strengths
+        check_float32(states, keys, inputs.values, inputs.decays, *([] if strengths is None else [strengths]))
+        check_chain(tokens)
+        if states.size and counts.size:
+            self._program.launch(
+                "advance_states", (groups, layers * counts.size), STATE_THREADS,
+                states.pointer, keys.pointer, inputs.values.pointer, inputs.decays.pointer,
+                _address(strengths), counts.pointer, batch, counts.size, tokens, inputs.decays.shape[-1],
+                keys.shape[-1] // key_dim, key_dim, groups, columns,
+            )  # fmt: skip
+
+    def advance_windows(self, windows: Tensor, inputs: Tensor, tokens: int, counts: Tensor) -> None:
+        layers, batch, channels, past = windows.shape
+        check_float32(windows, inputs)
+        check_chain(tokens)
+        self._by_element(
+            "advance_windows", layers * counts.size * channels,
+            windows.pointer, inputs.pointer, counts.pointer, layers, batch, counts.size, tokens, channels,
+            past,
         )  # fmt: skip
 
 

@@ -9,6 +9,12 @@ committed tensors and writes the next ones to other memory; `commit` copies the 
 
 So a step too many leaves a row's state as it was, and all addresses stay the same, as recorded steps need it.
 The copy reads and writes each state once per step, beside the engine's own reading and writing.
+
+A verification runs a chain of drafted tokens, of which only the first counts[b] are accepted. The engine
+also outputs what each token changes the states by, which is a small part of a state. The commit applies this
+to the committed states, in place, for the accepted tokens: no state per token is stored.
+
+  chain values [L, max batch, tokens, ...]   written by the engine   -- commit --> states
 """
 
 from __future__ import annotations
@@ -20,13 +26,16 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
-from edgellm_ros.engine_directory.recurrent_config import RecurrentConfig
-from edgellm_ros.kernels import Kernels
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS, STRENGTHS, RecurrentConfig
+from edgellm_ros.kernels import ChainInputs, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 
 class RecurrentState:
-    """Owns the tensors; `committed`: convolutions and states, [L, max batch, n] each."""
+    """Owns the tensors; `committed`: convolutions and states, [L, max batch, n] each.
+
+    verifies: whether the engine outputs the values of chains.
+    """
 
     def __init__(
         self,
@@ -36,6 +45,7 @@ class RecurrentState:
         *,
         max_batch_size: int,
         conv_dtype: np.dtype,
+        verifies: bool = False,
     ) -> None:
         self._device = device
         self._kernels = kernels
@@ -55,6 +65,12 @@ class RecurrentState:
                 for i in range(layers):
                     layer = tensor.rows(i, i + 1).view(max_batch_size, *shape)
                     self._bindings.append((name(i), layer))
+        self._shapes = [(layers, max_batch_size, *shape) for shape, _ in shapes]
+        self._chain = {
+            kind: device.zeros((layers, max_batch_size, CHAIN_TOKENS, width), np.float32)
+            for kind, width in (config.chain_widths.items() if verifies else ())
+        }
+        self._verified: tuple[TreeKernels, int] | None = None  # the run before the next commit
 
     @property
     def nbytes(self) -> int:
@@ -82,17 +98,36 @@ class RecurrentState:
         """End a row; its state is zeroed when the row is opened."""
 
     def commit(self, counts: Tensor) -> None:
-        """Queue the commit of the last run's state of each row b with counts[b] > 0."""
-        self.commit_rows(range(counts.shape[0]), counts)
+        """Queue the commit of the last run's first counts[b] tokens of each row b."""
+        if self._verified is None:
+            self.commit_rows(range(counts.shape[0]), counts)
+            return
+        (kernels, tokens), self._verified = self._verified, None
+        others = {kind: tensor for kind, tensor in self._chain.items() if kind != STRENGTHS}
+        inputs = ChainInputs(**others, strengths=self._chain.get(STRENGTHS))
+        windows, states = (
+            tensor.view(*shape) for tensor, shape in zip(self.committed, self._shapes, strict=True)
+        )
+        kernels.advance_states(states, inputs, tokens, counts)
+        kernels.advance_windows(windows, inputs.conv_inputs, tokens, counts)
+
+    def verified(self, kernels: TreeKernels, tokens: int) -> None:
+        """Let the next `commit` be that of a verification of so many tokens of each row."""
+        self._verified = kernels, tokens
 
     def commit_rows(self, rows: range, counts: Tensor) -> None:
-        """Queue `commit` for the given rows."""
+        """Queue the commit of the last run's states of the given rows with counts > 0."""
         for tensor, new in zip(self.committed, self._next, strict=True):
             self._kernels.commit_states(tensor, new, rows.start, counts)
 
-    def bindings(self, rows: range) -> dict[str, Tensor]:
-        """Return the rows' tensors by binding name."""
-        return {name: tensor.rows(rows.start, rows.stop) for name, tensor in self._bindings}
+    def bindings(self, rows: range, tokens: int = 1) -> dict[str, Tensor]:
+        """Return the tensors of a run of so many tokens of each row, by binding name."""
+        tensors = {name: tensor.rows(rows.start, rows.stop) for name, tensor in self._bindings}
+        for kind, tensor in self._chain.items():
+            shape = len(rows), min(tokens, CHAIN_TOKENS), tensor.shape[3]
+            for i in range(tensor.shape[0]):
+                tensors[names.chain_value(kind, i)] = tensor.rows(i, i + 1).view(*shape)
+        return tensors
 
     def save(self, row: int, pool: list[Tensor], place: int) -> None:
         """Copy a row's state to place `place` of a pool of two tensors [L,places,n]."""
@@ -106,6 +141,7 @@ class RecurrentState:
 
     def clear(self) -> None:
         """Zero all states: NaN in a closed row would stay there."""
+        self._verified = None
         for tensor in (*self.committed, *self._next):
             self._device.fill_zero(tensor)
 

@@ -22,6 +22,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import RopeConfig
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels import DraftInputs, DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
@@ -175,7 +176,7 @@ class AttentionInputs:
 def run_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the sizes of the dimensions that the runs of all text decoders have in common."""
     batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
-    sizes = {"B": batch, "S": tokens, "N": tensors[names.LOGITS].shape[1]}
+    sizes = {"B": batch, "S": tokens, "N": tensors[names.LOGITS].shape[1], "T": min(tokens, CHAIN_TOKENS)}
     if names.ROPE_COS in tensors:
         sizes["P"] = tensors[names.ROPE_COS].shape[0]
     return sizes

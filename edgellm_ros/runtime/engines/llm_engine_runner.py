@@ -86,6 +86,7 @@ class LLMEngineRunner:
                 config.llm.recurrent,
                 max_batch_size=config.max_supported_batch_size,
                 conv_dtype=executor.dtype(names.conv_state(0)),
+                verifies=max_tree_size > 0,
             )
         self.rope_table = make_rope_table(
             config.rope_config, capacity + positions_beyond, device
@@ -109,6 +110,7 @@ class LLMEngineRunner:
         device.upload(self._one_token, np.ones(batch, np.int64))
         shape = (batch, max(1, max_tree_size), config.hidden_size)
         self._node_indices: dict[int, Tensor] = {}  # of the nodes of trees, by size of the tree
+        self._chain_lengths: dict[int, Tensor] = {}  # of the rows of a batch, which are equal
         self._fused = device.empty((batch * tokens if fused_size else 0, fused_size), self.embeds_dtype)
         self._no_deepstack = device.zeros(shape, self.embeds_dtype)
         self._decode_hidden_states = {  # an engine with these outputs also writes them in decode steps
@@ -164,7 +166,7 @@ class LLMEngineRunner:
             names.LAST_TOKEN_IDS: last_token_ids,
             names.LOGITS: output_logits,
             **cache.bindings(rows),
-            **self._recurrent_bindings(rows, new_tokens),
+            **self._recurrent_bindings(rows, new_tokens, tokens),
             **{names.deepstack_embeds(i): embeds for i, embeds in enumerate(deepstack_embeds)},
             **{
                 names.hidden_states(i): hidden_states
@@ -204,10 +206,13 @@ class LLMEngineRunner:
 
         Node m is a token at position length + depth, which attends to the committed KV rows, to the nodes
         above and to itself. Its KV row is written to slot length + m, and not committed. inputs_embeds
-        [B,M,H]; output_logits [B,M,V] float32. Only queues work on the device.
+        [B,M,H]; output_logits [B,M,V] float32. With recurrent layers the tree is a chain. Only queues work on
+        the device.
         """
         tensors = self._tree_tensors(inputs_embeds, output_logits)
         self._decode_inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
+        if self.recurrent is not None:
+            self.recurrent.verified(kernels, tree.size)
         self._execute(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
@@ -260,6 +265,12 @@ class LLMEngineRunner:
     def _tree_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
         batch, nodes, _ = inputs_embeds.shape
         tensors = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
+        if self.recurrent is not None:
+            if nodes not in self._chain_lengths:
+                lengths = np.full(self.config.max_supported_batch_size, nodes)
+                self._chain_lengths[nodes] = on_device(self._device, lengths)
+            lengths_of_rows = self._chain_lengths[nodes].rows(0, batch)
+            tensors |= self._recurrent_bindings(range(batch), lengths_of_rows, nodes)
         return tensors | {names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
     def _make_decode_inputs(self, rows: range) -> dict[str, Tensor]:
@@ -267,7 +278,7 @@ class LLMEngineRunner:
         batch = len(rows)
         self._decode_windows[batch] = {
             **self._step_tensors(rows, 1, self._first_token_ids.rows(0, batch)),
-            **self._recurrent_bindings(rows, self._one_token.rows(0, batch)),
+            **self._recurrent_bindings(rows, self._one_token.rows(0, batch), 1),
         }
         return self._decode_windows[batch]
 
@@ -298,10 +309,10 @@ class LLMEngineRunner:
             return {}
         return {names.FUSED_HIDDEN_STATES: self.fused_hidden_states(batch, tokens)}
 
-    def _recurrent_bindings(self, rows: range, valid_tokens: Tensor) -> dict[str, Tensor]:
+    def _recurrent_bindings(self, rows: range, valid_tokens: Tensor, tokens: int) -> dict[str, Tensor]:
         if self.recurrent is None:
             return {}
-        return {names.VALID_TOKENS: valid_tokens, **self.recurrent.bindings(rows)}
+        return {names.VALID_TOKENS: valid_tokens, **self.recurrent.bindings(rows, tokens)}
 
     def _execute(
         self,

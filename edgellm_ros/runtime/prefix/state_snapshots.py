@@ -106,7 +106,8 @@ class StateSnapshots:
             return Prefix()
         snapshot.last_used = self._batch, True
         length = len(snapshot.keys)
-        return Prefix(prefix.pages[: -(-length // PAGE)], length)
+        # and the page of the token after them, with which the last row of a draft head is stored
+        return Prefix(prefix.pages[: length // PAGE + 1], length)
 
     def has(self, adapter: str, keys: Sequence[Key]) -> bool:
         """Return whether the state after exactly these tokens is stored."""

@@ -31,7 +31,7 @@ static const std::map<std::string, std::function<Prepared(Arguments, int)>> kern
     KERNEL(rope_rows) KERNEL(mrope_rows) KERNEL(visible_rows) KERNEL(count_tokens) KERNEL(commit_tokens) KERNEL(commit_rows) KERNEL(map_tokens)
     KERNEL(euler_step) KERNEL(sample) KERNEL(log_probabilities) KERNEL(fill)
     KERNEL(add_candidates) KERNEL(add_candidates_half) KERNEL(select_tree) KERNEL(tree_rope_rows) KERNEL(sample_path)
-    KERNEL(find_continuation) KERNEL(append_history)};
+    KERNEL(find_continuation) KERNEL(append_history) KERNEL(advance_states) KERNEL(advance_windows)};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, int cooperative,

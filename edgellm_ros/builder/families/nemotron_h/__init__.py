@@ -33,6 +33,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         stop_token_ids=stop_token_ids(config, generation),
         build_llm=partial(build_llm, hybrid, weights),
         build_cuda_llm=partial(build_cuda_llm, hybrid, weights) if has_kernels(hybrid.runner) else None,
+        verifies_drafts=True,
     )
 
 

@@ -14,7 +14,7 @@ from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.llm_graph import LLMInputs, final_logits, llm_inputs, llm_outputs
 from edgellm_ros.builder.mamba2 import mamba2_layer
 from edgellm_ros.builder.model import LLMOptions
-from edgellm_ros.builder.recurrent import State, recurrent_inputs, recurrent_outputs
+from edgellm_ros.builder.recurrent import Present, recurrent_inputs, recurrent_outputs
 from edgellm_ros.engine_directory.recurrent_config import ATTENTION, RECURRENT
 
 
@@ -27,13 +27,15 @@ def build_llm(architecture: HybridArchitecture, weights: Weights, options: LLMOp
     runner, hidden, prefix = architecture.runner, architecture.runner.hidden_size, architecture.prefix
     assert runner.recurrent is not None
     inputs = llm_inputs(graph, runner, options.capacity, rope=False)
-    chunks, states = recurrent_inputs(graph, runner.recurrent, inputs.embeds)
+    chunks, states = recurrent_inputs(graph, runner.recurrent, inputs.embeds, options.verifies)
     tokens = inputs.tokens
     presents: list[Cache] = []
-    present_states: list[State] = []
+    present_states: list[Present] = []
     hidden_states: dict[int, ir.Value] = {}
+    layer_inputs: list[ir.Value] = []  # and the last layer's output
     x = tokens.flatten(inputs.embeds, hidden)
     for i, kind in enumerate(runner.layer_types):
+        layer_inputs.append(x)
         with graph.module(f"{prefix}.layers.{i}", nodes=f"layers.{i}"):
             normed = graph.rms_norm("norm", x, hidden, architecture.epsilon)
             with graph.module("mixer"):
@@ -58,6 +60,8 @@ def build_llm(architecture: HybridArchitecture, weights: Weights, options: LLMOp
     wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
     llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
     recurrent_outputs(graph, runner.recurrent, present_states)
+    if options.fusion is not None:
+        options.fusion.add_output(graph, tokens, [*layer_inputs, x])
     return graph
 
 

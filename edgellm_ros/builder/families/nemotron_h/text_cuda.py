@@ -13,7 +13,7 @@ from edgellm_ros.builder.families.nemotron_h.text import mlp
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.model import LLMOptions
-from edgellm_ros.builder.recurrent import State, recurrent_outputs, recurrent_states
+from edgellm_ros.builder.recurrent import Present, recurrent_outputs, recurrent_states
 from edgellm_ros.builder.recurrent_cuda import CudaRun, mamba2_cuda_layer
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.recurrent_config import ATTENTION, RECURRENT
@@ -33,10 +33,11 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
     shape = runner.num_key_value_heads, options.capacity, runner.head_dim
     caches = graph.caches(range(runner.num_attention_layers), *shape)
     valid_tokens, states = recurrent_states(graph, runner.recurrent)
-    run = CudaRun(graph, runner.recurrent, step.tokens, step.embeds, valid_tokens)
+    run = CudaRun(graph, runner.recurrent, step.tokens, step.embeds, valid_tokens, options.verifies)
     presents: list[Cache] = []
-    present_states: list[State] = []
+    present_states: list[Present] = []
     hidden_states: dict[int, ir.Value] = {}
+    layer_inputs: list[ir.Value] = []  # and the last layer's output
 
     def add_norm(name: str, x: ir.Value, update: ir.Value | None) -> tuple[ir.Value, ir.Value]:
         if update is None:
@@ -48,6 +49,7 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
     for i, kind in enumerate(runner.layer_types):
         with graph.module(f"{prefix}.layers.{i}", nodes=f"layers.{i}"):
             x, normed = add_norm("norm", x, update)
+            layer_inputs.append(x)
             with graph.module("mixer"):
                 if kind == RECURRENT:
                     state = states[len(present_states)]
@@ -62,9 +64,11 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
                 x, update = graph.op("Add", x, update), None
                 hidden_states[i + 1] = step.tokens.unflatten(x, hidden)
     with graph.module(prefix, nodes=""):
-        _, normed = add_norm("norm_f", x, update)
+        x, normed = add_norm("norm_f", x, update)
     outputs(step, options, last_token_ids, normed, hidden_states, presents)
     recurrent_outputs(graph, runner.recurrent, present_states)
+    if options.fusion is not None:
+        options.fusion.add_output(graph, step.tokens, [*layer_inputs, x])
     return graph
 
 

@@ -55,6 +55,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         stop_token_ids=stop_token_ids(text, generation),
         build_llm=partial(build_llm, architecture, weights),
         build_cuda_llm=partial(build_cuda_llm, architecture, weights) if has_kernels(runner) else None,
+        verifies_drafts=True,
         vision=vision.config if vision else None,
         encoders={"visual": partial(build_vision, vision, weights)} if vision else {},
     )

@@ -16,7 +16,7 @@ from edgellm_ros.builder.graph import FLOAT
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.llm_graph import LLMInputs, final_logits, llm_inputs, llm_outputs
 from edgellm_ros.builder.model import LLMOptions
-from edgellm_ros.builder.recurrent import State, recurrent_inputs, recurrent_outputs
+from edgellm_ros.builder.recurrent import Present, recurrent_inputs, recurrent_outputs
 from edgellm_ros.engine_directory.recurrent_config import RECURRENT
 
 
@@ -30,13 +30,15 @@ def build_llm(architecture: Qwen35Architecture, weights: Weights, options: LLMOp
     epsilon, inner = architecture.epsilon, architecture.intermediate_size
     assert runner.recurrent is not None
     inputs = llm_inputs(graph, runner, options.capacity)
-    chunks, states = recurrent_inputs(graph, runner.recurrent, inputs.embeds)
+    chunks, states = recurrent_inputs(graph, runner.recurrent, inputs.embeds, options.verifies)
     tokens = inputs.tokens
     presents: list[Cache] = []
-    present_states: list[State] = []
+    present_states: list[Present] = []
     hidden_states: dict[int, ir.Value] = {}
+    layer_inputs: list[ir.Value] = []  # and the last layer's output
     x = tokens.flatten(inputs.embeds, hidden)
     for i, kind in enumerate(runner.layer_types):
+        layer_inputs.append(x)
         with graph.module(f"{prefix}.layers.{i}", nodes=f"layers.{i}"):
             normed = _norm(graph, "input_layernorm", x, hidden, epsilon)
             if kind == RECURRENT:
@@ -63,6 +65,8 @@ def build_llm(architecture: Qwen35Architecture, weights: Weights, options: LLMOp
     wanted = {i: hidden_states[i] for i in options.hidden_state_layers}
     llm_outputs(graph, runner, options.capacity, options.head, logits, presents, wanted)
     recurrent_outputs(graph, runner.recurrent, present_states)
+    if options.fusion is not None:
+        options.fusion.add_output(graph, tokens, [*layer_inputs, x])
     return graph
 
 

@@ -36,10 +36,17 @@ class Drafter(RowState, Protocol):
         """Zero what a failed run may have filled with NaN; the batch is empty."""
         ...
 
-    def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
-        """Take note of prompts whose new tokens the base model has just run.
+    def prefilled(
+        self,
+        sequences: Sequence[GenerationSequence],
+        rows: range,
+        embeds: Tensor,
+        part: Sequence[range],
+    ) -> None:
+        """Take note of prompts of which the base model has just run a part.
 
-        embeds [B,S,H]: input embeddings of the tokens after the reused ones, padded at the end.
+        part [B]: the tokens of each prompt; the parts of a prompt follow one another, and all prompts end in
+        the same run. embeds [B,S,H]: their input embeddings, padded at the end.
         """
         ...
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.files import VERIFY
+from edgellm_ros.engine_directory.files import VERIFY, graph_path
+from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels.tree_protocol import (
     MOST_CANDIDATES,
     MOST_TABLE_ENTRIES,
@@ -68,11 +69,13 @@ class SpecDecodeDraftingConfig:
 
 
 def base_graph(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> str:
-    """Return the graph of the language model: with drafting the one for a draft head, if there is a head.
+    """Return the graph of the language model: with drafting `llm/verify`, if there is one.
 
-    It outputs the states that a head takes, and takes a mask on every device.
+    It outputs the states that a draft head takes, and what chains change the states of recurrent layers by.
+    It takes trees on every device, with recurrent layers chains.
     """
-    return VERIFY if drafting is not None and config.draft is not None else "llm"
+    verifies = config.draft is not None or config.llm.recurrent is not None
+    return VERIFY if drafting is not None and verifies else "llm"
 
 
 def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) -> int:
@@ -82,10 +85,17 @@ def fused_size(drafting: SpecDecodeDraftingConfig | None, config: EngineConfig) 
 
 def check_drafting(drafting: SpecDecodeDraftingConfig, config: EngineConfig, on_cpu: bool) -> None:
     """Raise ValueError unless an engine directory can draft with these settings, on a CPU or on a GPU."""
-    if config.llm.recurrent is not None:
-        raise ValueError(f"drafting {drafting.strategy}: not supported for models with recurrent layers")
     draft = config.draft
     most = draft.max_verify_tree_size if draft else min(MAX_TREE_SIZE, config.max_kv_cache_capacity)
+    if config.llm.recurrent is not None:
+        if not drafting.is_chain:
+            raise ValueError(
+                f"drafting_top_k {drafting.drafting_top_k}: a model with recurrent layers verifies chains, "
+                "whose drafting_top_k is 1"
+            )
+        if graph_path(VERIFY) not in {entry.path for entry in config.files}:
+            raise ValueError(f"drafting {drafting.strategy}: {graph_path(VERIFY)} is missing: export again")
+        most = min(most, CHAIN_TOKENS)
     if drafting.tree_size > most:
         raise ValueError(f"verify_tree_size {drafting.tree_size}: this engine verifies at most {most} tokens")
     if not on_cpu:
@@ -123,7 +133,7 @@ def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
 
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
-CPU_CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
+CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
 
 
 def drafting_config(
@@ -149,7 +159,7 @@ def drafting_config(
         if value is not None
     }
     if drafting == AUTO:
-        drafting = EAGLE if config.draft is not None and config.llm.recurrent is None else OFF
+        drafting = EAGLE if config.draft is not None else OFF
         if drafting == OFF and sizes:
             raise ValueError(f"{next(iter(sizes))} is for drafting, and this engine has no draft head")
     if drafting == OFF:
@@ -159,7 +169,7 @@ def drafting_config(
         raise ValueError(f"drafting must be one of {expected}, got {quoted(drafting)}")
     default = LOOKUP_CHAIN
     if drafting == EAGLE:
-        default = CPU_CHAIN if on_cpu else SpecDecodeDraftingConfig()
+        default = CHAIN if on_cpu or config.llm.recurrent is not None else SpecDecodeDraftingConfig()
     if config.draft is not None:
         default = replace(
             default, verify_tree_size=min(default.verify_tree_size, config.draft.max_verify_tree_size)

@@ -84,6 +84,8 @@ class EagleDrafter:
         tokens = max(max_prompt, self._top_k, self._waiting.width)
         self._embeds = device.zeros((batch * tokens, size), dtype)
         self._prompt_ids = device.zeros((batch * max_prompt,), np.int64)
+        # what runs on parts of prompts have made: hybrids save states between the runs
+        self._max_prompt, self._parts = max_prompt, list[Tensor]()
 
     def open(self, row: int, sequence: GenerationSequence) -> None:
         """Begin a sequence; the caller fills the head's rows of the reused prefix.
@@ -111,7 +113,13 @@ class EagleDrafter:
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
-    def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
+    def prefilled(
+        self,
+        sequences: Sequence[GenerationSequence],
+        rows: range,
+        embeds: Tensor,
+        part: Sequence[range],
+    ) -> None:
         """Compute the head's rows of prompts, up to the last token but one.
 
         The row of the last token needs the first token of the answer; `started` makes it pending.
@@ -119,6 +127,11 @@ class EagleDrafter:
         batch, tokens, _ = embeds.shape
         states = self._base.fused_hidden_states(batch, tokens)
         new = [len(sequence.token_ids) - sequence.reused_tokens for sequence in sequences]
+        if [len(each) for each in part] != new:
+            embeds, states = self._gather(sequences, embeds, states, part)
+            if any(each.stop < len(one.token_ids) for each, one in zip(part, sequences, strict=True)):
+                return
+            tokens = embeds.shape[1]
         positions = np.zeros((batch, 3, tokens), np.float32)
         for index, sequence in enumerate(sequences):
             positions[index, :, : new[index]] = sequence.positions[:, sequence.reused_tokens :]
@@ -211,6 +224,33 @@ class EagleDrafter:
         self._run(waiting, batch, tokens)
         self.kv_cache.commit_rows(range(batch), waiting.newest(batch).view(batch))
         waiting.keep_newest(batch)
+
+    def _gather(
+        self, sequences: Sequence[GenerationSequence], embeds: Tensor, states: Tensor, part: Sequence[range]
+    ) -> tuple[Tensor, Tensor]:
+        """Collect what the base's runs on the parts of prompts have made; return all so far [B,S,...].
+
+        The head's row of a part's last token needs the embedding of the next part's first token.
+        """
+        batch, tokens, size = embeds.shape
+        firsts = [sequence.reused_tokens for sequence in sequences]
+        longest = max(len(one.token_ids) - first for one, first in zip(sequences, firsts, strict=True))
+        if not self._parts:
+            rows, limit = self.kv_cache.max_batch_size, self._max_prompt
+            self._parts = [
+                self._device.zeros((rows * limit, width), tensor.dtype)
+                for tensor, width in ((embeds, size), (states, self._head.hidden_size))
+            ]
+            self._places = self._device.zeros((rows * limit,), np.int64)
+        places = np.full((batch, tokens), -1, np.int64)
+        for row, (first, each) in enumerate(zip(firsts, part, strict=True)):
+            places[row, : len(each)] = np.arange(each.start - first, each.stop - first)
+        index = self._places.view(batch, tokens)
+        self._device.upload(index, places)
+        gathered = [buffer.view(batch, longest, buffer.shape[1]) for buffer in self._parts]
+        for source, target in zip((embeds, states), gathered, strict=True):
+            self._tree_kernels.put_rows(source, index, target)
+        return gathered[0], gathered[1]
 
     def _embeds_of_following(self, sequences: Sequence[GenerationSequence], embeds: Tensor) -> Tensor:
         """Return the embeddings [B,S,Hd] of the tokens after each of a prompt's new tokens."""

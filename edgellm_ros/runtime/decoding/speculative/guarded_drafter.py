@@ -53,9 +53,15 @@ class GuardedDrafter:
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
-    def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
+    def prefilled(
+        self,
+        sequences: Sequence[GenerationSequence],
+        rows: range,
+        embeds: Tensor,
+        part: Sequence[range],
+    ) -> None:
         """Take note of prompts; see `Drafter`."""
-        self._try(lambda: self.drafter.prefilled(sequences, rows, embeds))
+        self._try(lambda: self.drafter.prefilled(sequences, rows, embeds, part))
 
     def resume(self, batch: int) -> None:
         """Prepare a round; see `Drafter`. DraftingError after a failure."""

@@ -60,7 +60,13 @@ class PromptLookup:
     def commit(self, counts: Tensor) -> None:
         """Do nothing; see `Drafter`."""
 
-    def prefilled(self, sequences: Sequence[GenerationSequence], rows: range, embeds: Tensor) -> None:
+    def prefilled(
+        self,
+        sequences: Sequence[GenerationSequence],
+        rows: range,
+        embeds: Tensor,
+        part: Sequence[range],
+    ) -> None:
         """Do nothing: `open` has uploaded the prompts."""
 
     def propose(self, tree: DraftTree) -> None:

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of recurrent layers: the states after the accepted tokens of a verification.
+
+// A block per group of columns, and row of the batch in each layer: `TreeKernels.advance_states`. The state is read
+// once for its products with all keys, and once to change it. Threads share a group as `slices` rows of it.
+extern "C" __global__ void __launch_bounds__(STATE_THREADS)
+    advance_states(float* states, const float* keys, const float* values, const float* decays, const float* strengths,
+                   const i64* counts, i64 batch, i64 rows, i64 tokens, i64 heads, i64 key_heads, i64 key_dim,
+                   i64 groups, i64 columns) {
+  __shared__ float logs[MOST_CHAIN_TOKENS], fades[MOST_CHAIN_TOKENS];
+  __shared__ float products[MOST_CHAIN_TOKENS][MOST_CHAIN_TOKENS];  // of keys, faded from the second to the first
+  __shared__ float sums[MOST_CHAIN_TOKENS][STATE_THREADS], updates[MOST_CHAIN_TOKENS][STATE_THREADS];
+  const i64 layer = blockIdx.y / rows, row = blockIdx.y % rows, group = blockIdx.x;
+  const int count = (int)clamp(counts[row], 0, tokens), thread = threadIdx.x;
+  if (count == 0) return;
+  const i64 per_head = groups / heads, head = group / per_head, key_head = head / (heads / key_heads);
+  const i64 first = layer * batch * MOST_CHAIN_TOKENS + row * tokens;
+  const i64 key_stride = key_heads * key_dim, value_stride = groups * columns;
+  const float* key = keys + first * key_stride + key_head * key_dim;
+  const float* value = values + first * value_stride + group * columns;
+  float* state = states + ((layer * batch + row) * groups + group) * key_dim * columns;
+  if (thread == 0) {
+    float total = 0;
+    for (int t = 0; t < count; ++t) logs[t] = total += decays[(first + t) * heads + head];
+    for (int t = 0; t < count; ++t) fades[t] = expf(total - logs[t]);
+  }
+  __syncthreads();
+  const float fade = expf(logs[count - 1]);
+  for (int pair = thread; strengths && pair < count * count; pair += STATE_THREADS) {
+    const int t = pair / count, before = pair % count;
+    if (before >= t) continue;
+    float sum = 0;
+    for (i64 i = 0; i < key_dim; ++i) sum += key[t * key_stride + i] * key[before * key_stride + i];
+    products[t][before] = expf(logs[t] - logs[before]) * sum;
+  }
+  const int wide = (int)(columns < STATE_THREADS ? columns : STATE_THREADS), slices = STATE_THREADS / wide;
+  const int lane = thread % wide, slice = thread / wide;
+  for (i64 from = 0; from < columns; from += wide) {
+    const i64 column = from + lane;
+    const bool works = slice < slices && column < columns;
+    if (strengths) {
+      float sum[MOST_CHAIN_TOKENS] = {};
+      for (i64 i = slice; works && i < key_dim; i += slices) {
+        const float entry = state[i * columns + column];
+#pragma unroll
+        for (int t = 0; t < MOST_CHAIN_TOKENS; ++t)
+          if (t < count) sum[t] += entry * key[t * key_stride + i];
+      }
+#pragma unroll
+      for (int t = 0; t < MOST_CHAIN_TOKENS; ++t) sums[t][thread] = sum[t];
+    }
+    __syncthreads();
+    for (int t = 0; slice == 0 && works && t < count; ++t) {
+      float update = value[t * value_stride + column];
+      if (strengths) {
+        float known = 0;
+        for (int each = 0; each < slices; ++each) known += sums[t][each * wide + lane];
+        known *= expf(logs[t]);
+        for (int before = 0; before < t; ++before) known += products[t][before] * updates[before][lane];
+        update = strengths[(first + t) * heads + head] * (update - known);
+      }
+      updates[t][lane] = update;
+    }
+    __syncthreads();
+    for (i64 i = slice; works && i < key_dim; i += slices) {
+      float entry = state[i * columns + column] * fade;
+      for (int t = 0; t < count; ++t) entry += fades[t] * key[t * key_stride + i] * updates[t][lane];
+      state[i * columns + column] = entry;
+    }
+    __syncthreads();
+  }
+}
+
+// windows [layers, batch, channels, past], inputs [layers, batch * MOST_CHAIN_TOKENS tokens, channels]:
+// `TreeKernels.advance_windows`.
+extern "C" __global__ void advance_windows(float* windows, const float* inputs, const i64* counts, i64 layers,
+                                           i64 batch, i64 rows, i64 tokens, i64 channels, i64 past) {
+  for (i64 i = first_index(); i < layers * rows * channels; i += index_stride()) {
+    const i64 channel = i % channels, row = i / channels % rows, layer = i / channels / rows;
+    const i64 count = clamp(counts[row], 0, tokens);
+    const float* input = inputs + (layer * batch * MOST_CHAIN_TOKENS + row * tokens) * channels + channel;
+    float* window = windows + ((layer * batch + row) * channels + channel) * past;
+    for (i64 place = 0; count > 0 && place < past; ++place) {
+      const i64 from = place + count;
+      window[place] = from < past ? window[from] : input[(from - past) * channels];
+    }
+  }
+}
