@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of an ONNX Runtime session in memory of ours, which other kernels read too.
 
-A session uses a shared initializer in place if it is on the device where the session wants it, and if the
-memory is not ONNX Runtime's own. Otherwise the session copies it, with the same results.
+A session uses such an initializer in place if it is on the device where the session wants it. ONNX Runtime's
+CUDA provider takes no memory for it (1.31, H200, fp16 and bf16). Its CPU provider packs a copy of matrices.
 """
 
 from __future__ import annotations

@@ -299,6 +299,11 @@ class LLMInferenceRuntime:
         return self.speculative_decoding_strategy_name == EAGLE
 
     @property
+    def fused_rows(self) -> int:
+        """Largest batch that the fused kernels decode; 0 = the engine decodes all."""
+        return self.pipeline.runner.most_fused_rows
+
+    @property
     def multimodal_metrics(self) -> MultimodalMetrics:
         return self._metrics.multimodal
 

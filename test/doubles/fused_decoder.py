@@ -179,7 +179,7 @@ class HostFusedDecoder:
             self._run(tensors)
 
     def _run(self, tensors: Mapping[str, Tensor]) -> None:
-        arrays = {name: array_at(tensor.pointer, tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
         assert len(arrays["inputs_embeds"]) <= self._shape.max_rows
         step = Step(
             embeds=arrays["inputs_embeds"][:, 0],
@@ -187,7 +187,9 @@ class HostFusedDecoder:
             sin=arrays["rope_sin"],
             position_ids=arrays["position_ids"][:, 0],
             kv_length=arrays["kv_length"],
-            caches=[(arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)],
+            caches=[
+                (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
+            ],
         )
         head = self._lm_head
         if head is None:
