@@ -40,6 +40,7 @@ def load_weights(folder: Path, model: FusedModel, dtype: np.dtype, device: Devic
         device.upload(target, contents[weight.offset : weight.offset + nbytes])
         array = None if target.array is None else target.array.view(dtype).reshape(weight.shape)
         tensors[weight.name] = Tensor(target.pointer, weight.shape, dtype, target.owner, array)
+    device.synchronize()  # a session may read them on a stream of its own, or pack them on the host
     return tensors
 
 
