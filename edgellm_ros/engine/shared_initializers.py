@@ -3,6 +3,7 @@
 
 A session uses such an initializer in place if it is on the device where the session wants it. ONNX Runtime's
 CUDA provider takes no memory for it (1.31, H200, fp16 and bf16). Its CPU provider packs a copy of matrices.
+The values must be those in the file, with which graph optimisers may compute constants.
 """
 
 from __future__ import annotations
