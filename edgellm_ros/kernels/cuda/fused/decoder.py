@@ -10,7 +10,6 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
@@ -79,7 +78,7 @@ class FusedDecoder:
 
         The first kernel waits for everything before it, on behalf of all.
         """
-        shape, rows = self._shape, tensors[names.INPUTS_EMBEDS].shape[0]
+        shape, rows = self._shape, tensors["inputs_embeds"].shape[0]
         if not 1 <= rows <= shape.max_rows:
             raise EngineError(f"a batch of {rows}, expected 1 to {shape.max_rows}")
         variant = next(each for size, each in self._variants.items() if size >= rows)
@@ -88,8 +87,8 @@ class FusedDecoder:
                 early = self._early and (layer > 0 or name != "qkv")
                 yield variant.program, variant.plan.launch(name, rows, early), arguments
         head = self._weights.lm_head
-        head = head or tensors[names.EMBEDDING if shape.tied else names.LM_HEAD].pointer
-        residual, logits = self._scratch["residual"].pointer, tensors[names.LOGITS].pointer
+        head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
+        residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
         hidden = self._hidden_states(tensors, shape.layers)
         launch = variant.plan.launch("lm_head", rows, self._early)
         yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
@@ -101,11 +100,11 @@ class FusedDecoder:
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
         residual, qkv, gate_up = scratch["residual"], scratch["qkv"], scratch["gate_up"]
         splits = scratch["split_sums"], scratch["split_scales"]
-        length = tensors[names.KV_LENGTH].pointer
-        rope = (tensors[name].pointer for name in (names.ROPE_COS, names.ROPE_SIN, names.POSITION_IDS))
-        caches = (tensors[name(layer)].pointer for name in (names.key_cache, names.value_cache))
+        length = tensors["kv_length"].pointer
+        rope = (tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids"))
+        caches = (tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value"))
         window = self._shape.window(layer) or 0
-        embeds = 0 if layer else tensors[names.INPUTS_EMBEDS].pointer
+        embeds = 0 if layer else tensors["inputs_embeds"].pointer
         hidden = self._hidden_states(tensors, layer)
         return {
             "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
@@ -122,7 +121,7 @@ class FusedDecoder:
         """Return the address of an output of hidden states; 0 if the model has no such output."""
         if layer not in self._shape.hidden_state_layers:
             return 0
-        return tensors[names.hidden_states(layer)].pointer
+        return tensors[f"hidden_states_{layer}"].pointer
 
 
 class _Variant:
