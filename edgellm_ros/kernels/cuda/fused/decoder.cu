@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of a decode step, compiled for one model, one kind of GPU and one largest number of rows.
+//
+// qkv -- attention -- o -- gate_up -- down -- (next layer) ... -- lm_head
+//
+// Each kernel begins with what its inputs need: the norm of the residual stream, the merge of the attention's splits,
+// the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own.
+
+// The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer.
+template <class P, class Finish>
+__device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
+                                       u16* hidden, bool hidden_is_normed, int rows, Finish finish) {
+  DYNAMIC_SHARED(memory);
+  const Shared<P> shared(memory);
+  let_next_kernel_start();
+  const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
+  Stream<P> stream(weights, shared.ring, first, count);
+  for (int i = 0; i < STAGES; ++i) stream.next();
+  Normed x;
+  x.read_scales(norm);
+  wait_for_kernels_before();
+  x.read(residual, embeds, rows);
+  if (hidden && !hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
+  x.normalize(shared.sums);
+  if (hidden && hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
+#pragma unroll
+  for (int i = 0; i < Normed::SHARE; ++i) {
+    if (!Normed::inside(i)) continue;
+    float low[ROWS], high[ROWS];
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
+    write_x(shared.x + 2 * Normed::pair(i) * ROWS, low);
+    write_x(shared.x + (2 * Normed::pair(i) + 1) * ROWS, high);
+  }
+  for (int i = P::K * ROWS + threadIdx.x; i < P::STEPS * P::K_LANES * ROWS; i += THREADS) shared.x[i] = 0;
+  __syncthreads();
+  multiply<P>(shared, stream, first, count, finish);
+}
+
+// value(row, k): x of the product with a matrix whose result is added to the residual stream.
+template <class P, class Prepare, class Value>
+__device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, int rows, Prepare prepare,
+                                        Value value) {
+  DYNAMIC_SHARED(memory);
+  const Shared<P> shared(memory);
+  let_next_kernel_start();
+  const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
+  Stream<P> stream(weights, shared.ring, first, count);
+  for (int i = 0; i < STAGES; ++i) stream.next();
+  wait_for_kernels_before();
+  const int first_step = P::POSITIONS == P::STEPS ? 0 : first % P::STEPS;
+  prepare(first_step * P::K_LANES);
+  for (int place = threadIdx.x; place < P::POSITIONS * P::K_LANES; place += THREADS) {
+    const int k = (first_step * P::K_LANES + place) % (P::STEPS * P::K_LANES);
+    float values[ROWS];
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) values[row] = row < rows && k < P::K ? value(row, k) : 0.0f;
+    write_x(shared.x + place * ROWS, values);
+  }
+  __syncthreads();
+  multiply<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+    const int column = tile * P::TILE + at;
+    if (row >= rows || column >= P::N) return;
+    add_to_residual(residual + row * P::N + column, bias && from_start ? sum + to_float(bias[column]) : sum);
+  });
+}
+
+// Leave a block's part of a product at [part,ROWS,N].
+template <class P>
+__device__ inline void leave_part(float* parts, int tile, int at, int row, float sum) {
+  const int column = tile * P::TILE + at, part = (int)blockIdx.x - P::first_block(tile);
+  if (column < P::N) parts[(part * ROWS + row) * P::N + column] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows) {
+  multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows,
+                       [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
+}
+
+extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
+    attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
+              const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
+              float* sums, float* scales, i64 window) {
+  attend(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache, sums,
+         scales, (int)window);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
+      i64 window, i64 rows) {
+  constexpr int SPAN = O::POSITIONS * O::K_LANES / HEAD_DIM + 3;
+  constexpr int LOCAL = SPAN < HEADS ? SPAN : HEADS;
+  __shared__ float split_share[ROWS * LOCAL * SPLITS];
+  int first_head = 0;
+  multiply_and_add<O>(
+      weights, bias, residual, (int)rows,
+      [&](int k) {
+        first_head = k / HEAD_DIM;
+        split_weights<LOCAL>(split_share, scales, kv_length, (int)window, first_head, (int)rows);
+        __syncthreads();
+      },
+      [&](int row, int k) {
+        const int head = k / HEAD_DIM;
+        const float* share = split_share + (row * LOCAL + (head + HEADS - first_head) % HEADS) * SPLITS;
+        const int used = Splits((int)kv_length[row], (int)window).used;
+        float sum = 0;
+        for (int base = 0; base < used; base += 8) {
+          float values[8];
+#pragma unroll
+          for (int i = 0; i < 8; ++i)
+            values[i] = base + i < used ? load(sums + (row * SPLITS + base + i) * O::K + k) : 0.0f;
+#pragma unroll
+          for (int i = 0; i < 8; ++i)
+            if (base + i < used) sum += share[base + i] * values[i];
+        }
+        return sum;
+      });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, i64 rows) {
+  multiply_normed<GATE_UP>(
+      weights, norm, nullptr, residual, nullptr, false, (int)rows,
+      [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, i64 rows) {
+  multiply_and_add<DOWN>(
+      weights, bias, residual, (int)rows, [](int) {},
+      [&](int row, int k) {
+        float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
+        float up = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k);
+        if (MLP_BIAS) gate += to_float(gate_up_bias[k]), up += to_float(gate_up_bias[INNER + k]);
+        return gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
+      });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, i64 rows) {
+#if TIED
+  multiply_table(weights, norm, residual, logits, hidden, (int)rows);
+#else
+  multiply_normed<LM_HEAD>(weights, norm, nullptr, residual, hidden, true, (int)rows,
+                           [&](int tile, int at, int row, float sum, bool) {
+                             const int column = tile * LM_HEAD::TILE + at;
+                             if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;
+                           });
+#endif
+}

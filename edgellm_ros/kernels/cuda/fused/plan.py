@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedPlan: how the products of a decode step are cut into tiles and shares, for one GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+
+WARP = 32
+COPY = 16  # bytes of one asynchronous copy: 8 values
+MOST_SPLITS = 32
+
+
+@dataclass(frozen=True)
+class FusedTuning:
+    """Sizes that the time of a step depends on, and its results do not.
+
+    - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
+      columns
+    - stages: steps of weights that a block has on their way to shared memory
+    - blocks: blocks of a product per multiprocessor
+    - split_rows: the fewest cache rows of a split of the attention
+    - early_start: kernels may start before those before them have ended, where the GPU supports it
+    """
+
+    threads: int = 512
+    tile: int = 64
+    narrow_tile: int = 64
+    head_tile: int = 64
+    stages: int = 8
+    blocks: int = 1
+    attention_threads: int = 256
+    attention_blocks: int = 2
+    split_rows: int = 32
+    early_start: bool = True
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """Shares of the blocks of one product [rows,k] times [k,n]; `Plan` in gemv.cuh is the same."""
+
+    k: int
+    n: int
+    tile: int
+    threads: int
+    stages: int
+    rows: int
+    most_blocks: int
+    all_of_x: bool
+    whole_tiles: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of a tile."""
+        lanes = self.threads * 8 // self.tile
+        return -(-self.k // lanes)
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return -(-self.n // self.tile)
+
+    @property
+    def units(self) -> int:
+        """Number of steps of all tiles."""
+        return self.tiles * self.steps
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, each with at least one step."""
+        return min(self.most_blocks, self.tiles if self.whole_tiles else self.units)
+
+    @property
+    def parts(self) -> int:
+        """Largest number of blocks that share a tile."""
+        return max(
+            self._block_of((tile + 1) * self.steps - 1) - self._block_of(tile * self.steps) + 1
+            for tile in range(self.tiles)
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
+        lanes = self.threads * 8 // self.tile
+        most = -(-self.units // self.blocks)
+        if self.whole_tiles:
+            most = -(-self.tiles // self.blocks) * self.steps
+        positions = self.steps if self.all_of_x or most > self.steps else most
+        ring = COPY * self.stages * self.threads
+        return ring + 2 * positions * lanes * self.rows + 4 * self.threads // WARP * self.tile * self.rows
+
+    def _block_of(self, unit: int) -> int:
+        return ((unit + 1) * self.blocks - 1) // self.units
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched.
+
+    early: the kernel may start before the one before it has ended; it waits by itself.
+    """
+
+    name: str
+    grid: tuple[int, int]
+    threads: int
+    shared: int = 0
+    early: bool = False
+
+
+class FusedPlan:
+    """All sizes that the kernels for one shape, GPU and number of rows are compiled with."""
+
+    def __init__(
+        self, shape: FusedShape, rows: int, multiprocessors: int, most_shared: int, tuning: FusedTuning
+    ) -> None:
+        self.shape, self.rows, self.tuning = shape, rows, tuning
+        # More blocks have smaller shares of x, fewer stages a smaller ring.
+        for factor in (1, 2, 4, 8):
+            for stages in range(tuning.stages, 1, -2):
+                self._cut(stages, multiprocessors, factor * tuning.blocks)
+                if max(self.shared.values()) <= most_shared:
+                    return
+        raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
+
+    def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
+        shape, tuning, rows = self.shape, self.tuning, self.rows
+        blocks = multiprocessors * blocks_each
+
+        def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
+            return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole)
+
+        self.stages = stages
+        self.products = {
+            "qkv": product(shape.hidden, shape.qkv_size, tuning.tile, True),
+            "o": product(shape.q_size, shape.hidden, tuning.narrow_tile, False),
+            "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, True),
+            "down": product(shape.inner, shape.hidden, tuning.narrow_tile, False),
+        }
+        self.blocks = {name: plan.blocks for name, plan in self.products.items()}
+        self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
+        if shape.tied:
+            self.blocks["lm_head"] = min(blocks, shape.vocab)
+            width = -(-shape.hidden // 256) * 256
+            warps = tuning.threads // WARP
+            self.shared["lm_head"] = COPY * stages * tuning.threads + 2 * width * rows + 4 * warps * rows
+        else:
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, True, True)
+            self.products["lm_head"] = plan
+            self.blocks["lm_head"], self.shared["lm_head"] = plan.blocks, plan.shared_bytes
+        per_kv_head = shape.heads // shape.kv_heads
+        self.groups = -(-per_kv_head // 4)
+        wanted = -(-multiprocessors * tuning.attention_blocks // (shape.kv_heads * self.groups))
+        self.splits = max(1, min(MOST_SPLITS, wanted, -(-shape.capacity // tuning.split_rows)))
+
+    def launch(self, name: str, rows: int, early: bool) -> Launch:
+        """Return how a kernel is launched for so many rows."""
+        if name == "attention":
+            grid = self.shape.kv_heads * self.groups * self.splits, rows
+            return Launch(name, grid, self.tuning.attention_threads, 0, early)
+        return Launch(name, (self.blocks[name], 1), self.tuning.threads, self.shared[name], early)
+
+    def scratch_bytes(self) -> dict[str, int]:
+        """Return the sizes of the buffers between the kernels."""
+        shape, rows = self.shape, self.rows
+        return {
+            "residual": 8 * rows * shape.hidden,
+            "qkv": 4 * self.products["qkv"].parts * rows * shape.qkv_size,
+            "gate_up": 4 * self.products["gate_up"].parts * rows * 2 * shape.inner,
+            "split_sums": 4 * rows * self.splits * shape.q_size,
+            "split_scales": 8 * rows * self.splits * shape.heads,
+        }
+
+    def macros(self) -> list[tuple[str, str]]:
+        """Return names and values of the macros that the kernels are compiled with."""
+        shape, tuning = self.shape, self.tuning
+        values: dict[str, object] = {
+            "BF16": int(shape.dtype == "bf16"),
+            "ROWS": self.rows,
+            "THREADS": tuning.threads,
+            "STAGES": self.stages,
+            "ATTENTION_THREADS": tuning.attention_threads,
+            "SPLITS": self.splits,
+            "SPLIT_ROWS": tuning.split_rows,
+            "HIDDEN": shape.hidden,
+            "HEADS": shape.heads,
+            "KV_HEADS": shape.kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "INNER": shape.inner,
+            "VOCAB": shape.vocab,
+            "ROTARY_DIM": shape.rotary_dim,
+            "CAPACITY": shape.capacity,
+            "EPSILON": f"{float(shape.epsilon)!r}f",
+            "INTERLEAVED": int(shape.interleaved),
+            "QK_NORM": int(shape.qk_norm),
+            "QKV_BIAS": int(shape.qkv_bias),
+            "MLP_BIAS": int(shape.mlp_bias),
+            "TIED": int(shape.tied),
+            "LM_HEAD_BLOCKS": self.blocks["lm_head"],
+            "LM_HEAD_SHARED": self.shared["lm_head"],
+        }
+        for name, plan in self.products.items():
+            prefix = name.upper()
+            values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
+            values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
+        return [(name, str(value)) for name, value in values.items()]

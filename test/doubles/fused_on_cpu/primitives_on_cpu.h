@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// `primitives.cuh` of the fused kernels for a host compiler: copies are made when they are waited for, kernels run one
+// after the other.
+#pragma once
+#include "cuda_on_cpu.h"
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct float2 { float x, y; };
+struct alignas(16) longlong2 { i64 x, y; };
+
+namespace fused_on_cpu {
+
+alignas(16) inline thread_local uint4 shared_memory[(256 << 10) / sizeof(uint4)];
+
+struct Copy { uint4* target; const void* source; bool valid; };
+
+// Copies of one thread of a block, in groups; a new launch begins without any.
+struct Copies {
+  std::vector<std::vector<Copy>> groups{{}};
+  size_t finished = 0;
+};
+inline thread_local std::vector<Copies> copies;
+
+}  // namespace fused_on_cpu
+
+#define DYNAMIC_SHARED(name) uint4* const name = fused_on_cpu::shared_memory
+
+inline void copy_async(uint4* target, const void* source, bool valid) {
+  fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target, source, valid});
+}
+inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
+
+template <int GROUPS>
+void wait_for_copies() {
+  auto& own = fused_on_cpu::copies[threadIdx.x];
+  const size_t committed = own.groups.size() - 1;
+  for (; own.finished + GROUPS < committed; ++own.finished)
+    for (const auto& copy : own.groups[own.finished]) {
+      *copy.target = uint4{0, 0, 0, 0};
+      if (copy.valid) std::memcpy(copy.target, copy.source, sizeof(uint4));
+    }
+}
+
+inline void let_next_kernel_start() {}
+inline void wait_for_kernels_before() {}
+
+template <class T>
+T load(const T* address) { return *address; }
+
+inline uint4 load_once(const void* address) {
+  uint4 value;
+  std::memcpy(&value, address, sizeof value);
+  return value;
+}
+
+#if BF16
+inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
+inline u16 from_float(float value) {
+  const u32 bits = __float_as_uint(value);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+#else
+inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits); }
+inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
+#endif
+inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
+inline float exp2_fast(float value) { return exp2f(value); }
+inline i64 round_to_integer(float value) { return llrintf(value); }

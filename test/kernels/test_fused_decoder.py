@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels against NumPy in float64; without a GPU they are compiled for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
+
+from doubles import fused_on_cpu
+from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, layer_shapes
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder
+from edgellm_ros.kernels.cuda.fused.plan import FusedTuning
+from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+from fixtures.on_device import put
+
+SMALL = FusedShape(
+    "fp16", layers=2, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
+    capacity=150, qk_norm=True, max_rows=1,
+)  # fmt: skip
+CPU_TUNING = FusedTuning(threads=64, tile=32, narrow_tile=32, head_tile=32, stages=3, split_rows=16)
+TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
+
+
+def changed(**changes) -> FusedShape:
+    return dataclasses.replace(SMALL, **changes)
+
+
+class Model:
+    """Random weights, caches and inputs of a shape, as arrays and on a device."""
+
+    def __init__(self, shape: FusedShape, lengths: list[int], seed: int = 0) -> None:
+        self.shape, self.dtype = shape, TYPES[shape.dtype]
+        self.random = np.random.default_rng(seed)
+        batch, pairs, positions = len(lengths), shape.rotary_dim // 2, 2 * shape.capacity
+        self.layers = [
+            LayerArrays(**{name: self._weight(name, size) for name, size in layer_shapes(shape).items()})
+            for _ in range(shape.layers)
+        ]
+        self.norm = self._weight("norm", (shape.hidden,))
+        size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
+        self.lm_head = self._values(size, shape.hidden**-0.5)
+        angles = self.random.uniform(-3, 3, (positions, pairs))
+        cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
+        self.step = Step(
+            embeds=self._values((batch, shape.hidden), 1.0),
+            cos=np.cos(angles).astype(np.float32),
+            sin=np.sin(angles).astype(np.float32),
+            position_ids=self.random.integers(0, positions, batch),
+            kv_length=np.array(lengths, np.int64),
+            caches=[(self._values(cache, 1.0), self._values(cache, 1.0)) for _ in range(shape.layers)],
+        )
+        for keys, values in self.step.caches:  # rows that nothing may read
+            for row, length in enumerate(lengths):
+                keys[row, :, length - 1 :], values[row, :, length - 1 :] = np.nan, np.nan
+
+    def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
+        return (self.random.standard_normal(shape) * scale).astype(self.dtype)
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if "norm" in name:
+            return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
+        return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+
+    def on_device(self, device) -> tuple[FusedWeights, dict]:
+        """Return the weights and the tensors of a run."""
+        kept = []
+
+        def place(array: np.ndarray):
+            kept.append(put(device, array.view(np.uint16)))
+            return kept[-1].pointer
+
+        layers = tuple(
+            FusedLayerWeights(
+                **{name: place(array) for name, array in vars(layer).items() if array is not None}
+            )
+            for layer in self.layers
+        )
+        weights = FusedWeights(layers, place(self.norm), place(self.lm_head), owners=tuple(kept))
+        batch, hidden = self.step.embeds.shape
+        tensors = {
+            "inputs_embeds": put(device, self.step.embeds.view(np.uint16)[:, None]),
+            "rope_cos": put(device, self.step.cos),
+            "rope_sin": put(device, self.step.sin),
+            "position_ids": put(device, self.step.position_ids[:, None]),
+            "kv_length": put(device, self.step.kv_length),
+            "logits": device.empty((batch, 1, self.shape.vocab), np.float32),
+        }
+        for i, (keys, values) in enumerate(self.step.caches):
+            tensors[f"key_cache_{i}"] = put(device, keys.view(np.uint16))
+            tensors[f"value_cache_{i}"] = put(device, values.view(np.uint16))
+        for i in self.shape.hidden_state_layers:
+            tensors[f"hidden_states_{i}"] = device.empty((batch, 1, hidden), np.uint16)
+        return weights, tensors
+
+    def expected(self):
+        """Compute the step in float64; it writes the new rows to the caches."""
+        return decode_step(self.shape, self.layers, self.norm, self.lm_head, self.step)
+
+
+@pytest.fixture(scope="session")
+def fused(request, device, tmp_path_factory):
+    """Function that makes a decoder: on the GPU, or on the host with five multiprocessors."""
+    if device.memory == "cuda":
+        return device, lambda shape, weights, tuning=None: FusedDecoder(device, shape, weights, tuning=tuning)
+    host, folder, programs = fused_on_cpu.FusedDoubleDevice(5), tmp_path_factory.mktemp("fused"), {}
+
+    def compile(plan):
+        key = tuple(plan.macros())
+        if key not in programs:
+            programs[key] = fused_on_cpu.build(folder, plan)
+        return programs[key]
+
+    def make(shape, weights, tuning=CPU_TUNING):
+        return FusedDecoder(host, shape, weights, compile, tuning)
+
+    return host, make
+
+
+def check(fused, shape: FusedShape, lengths: list[int], **options) -> dict[str, np.ndarray]:
+    """Compare a step with float64; return the outputs."""
+    device, make = fused
+    model = Model(shape, lengths)
+    weights, tensors = model.on_device(device)
+    make(shape, weights, **options).run(tensors)
+    expected = model.expected()
+    outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
+    close(outputs["logits"][:, 0], expected.logits, shape)
+    for i, caches in enumerate(model.step.caches):
+        for name, cache in zip(("key", "value"), caches, strict=True):
+            found = outputs[f"{name}_cache_{i}"].view(model.dtype)
+            for row, length in enumerate(lengths):
+                close(found[row, :, length - 1], cache[row, :, length - 1], shape)
+                before, after = found[row].copy(), cache[row].copy()
+                before[:, length - 1], after[:, length - 1] = 0, 0
+                np.testing.assert_array_equal(before.view(np.uint16), after.view(np.uint16))
+    for layer, states in expected.hidden_states.items():
+        close(outputs[f"hidden_states_{layer}"][:, 0].view(model.dtype), states, shape)
+    return outputs
+
+
+def close(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert error < TOLERANCE[shape.dtype], f"relative error {error:.2g}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths",
+    [
+        pytest.param(SMALL, [1], id="the first token"),
+        pytest.param(SMALL, [150], id="a full cache"),
+        pytest.param(changed(dtype="bf16", tied=True, max_rows=4), [1, 33, 150], id="bf16, tied, 3 rows"),
+        pytest.param(
+            changed(head_dim=128, rotary_dim=32, interleaved=True, heads=7, kv_heads=1, max_rows=8,
+                    qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=False, windows=(20, None)),
+            [5, 150, 64, 20, 21, 99], id="biases, a window, 7 heads per KV head, 6 rows",
+        ),
+        pytest.param(
+            changed(head_dim=96, rotary_dim=96, heads=2, kv_heads=2, hidden=192, inner=320, tied=True,
+                    hidden_state_layers=(1, 2), max_rows=2),
+            [77, 16], id="heads of 96, hidden states, 2 rows",
+        ),
+        pytest.param(
+            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576), [149], id="heads of 256"
+        ),
+    ],
+)
+def test_a_step_is_that_of_numpy(fused, shape, lengths):
+    check(fused, shape, lengths)
+
+
+def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):
+    _, make = fused
+    with pytest.raises(EngineError, match="head_dim is 80"):
+        make(changed(head_dim=80), None)
