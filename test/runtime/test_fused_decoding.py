@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
+from doubles.fused_decoder import HostFusedDecoder
 from edgellm_ros.builder import export
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
@@ -317,24 +318,31 @@ class TestChoice:
         assert rows == 0
         assert line[0].startswith("the engine decodes (ms per step")
 
-    @pytest.mark.parametrize("wrong", [np.nan, 3.0])
-    def test_kernels_with_other_logits_are_not_used(self, decoders, llama, caplog, monkeypatch, wrong):
-        from doubles.fused_decoder import HostFusedDecoder
-
-        run = HostFusedDecoder._run
+    @pytest.mark.parametrize(
+        ("factors", "problem"),
+        [
+            ([np.nan] * 9, "differ from the engine's by nan, of"),
+            ([3.0] * 9, "differ from the engine's by"),
+            ([1.0, 1.01, 1.0], "differ from run to run"),
+        ],
+    )
+    def test_kernels_with_wrong_logits_are_not_used(
+        self, decoders, llama, caplog, monkeypatch, factors, problem
+    ):
+        run, factors = HostFusedDecoder._run, iter(factors)
 
         def run_wrong(decoder, tensors):
             run(decoder, tensors)
-            tensors["logits"].array[...] *= wrong
+            tensors["logits"].array[...] *= next(factors)
 
         monkeypatch.setattr(HostFusedDecoder, "_run", run_wrong)
         rows, line = self.choose(llama, caplog, monkeypatch, [2.0, 1.0])
         assert rows == 0
-        assert "the logits of the fused kernels differ by" in line[0]
+        assert line[0].startswith(
+            f"the engine decodes: with 1 rows the logits of the fused kernels {problem}"
+        )
 
     def test_kernels_that_fail_are_not_used(self, decoders, llama, caplog, monkeypatch):
-        from doubles.fused_decoder import HostFusedDecoder
-
         def fail(decoder, tensors):
             raise EngineError("launching the kernel qkv: out of registers")
 

@@ -37,20 +37,18 @@ class StepTimes:
 def choose_by_time(device: Device, runner: LLMEngineRunner, embedder: InputEmbedder, logits: Tensor) -> None:
     """Set the largest batch that the fused kernels decode, so that each batch gets the faster one.
 
-    The batch must be empty. The fused kernels are not used either if their logits are not the engine's.
-    logits [max batch,1,V]: the buffer of all steps. The log tells the choice and the times.
+    The batch must be empty. The fused kernels are not used either if their logits are not the engine's, or
+    not the same bits in every run. logits [max batch,1,V]: the buffer of all steps. The log tells the choice
+    and the times.
     """
     most, chosen = runner.most_fused_rows, 0
     times: list[StepTimes] = []
     try:
         for rows in batch_sizes(most):
-            measured, difference = _measure(device, runner, embedder, logits.rows(0, rows), rows)
-            if not difference <= LARGEST_DIFFERENCE:
+            measured, problem = _measure(device, runner, embedder, logits.rows(0, rows), rows)
+            if problem:
                 logger.warning(
-                    "the engine decodes: the logits of the fused kernels differ by %.3g of their root mean "
-                    "square with %d rows",
-                    difference,
-                    rows,
+                    "the engine decodes: with %d rows the logits of the fused kernels %s", rows, problem
                 )
                 return
             times.append(measured)
@@ -83,8 +81,8 @@ def describe(times: list[StepTimes], most_rows: int) -> str:
 
 def _measure(
     device: Device, runner: LLMEngineRunner, embedder: InputEmbedder, logits: Tensor, rows: int
-) -> tuple[StepTimes, float]:
-    """Return the times of both, and the difference of their logits in shares of their root mean square."""
+) -> tuple[StepTimes, str]:
+    """Return the times of both, and what is wrong with the logits of the fused kernels; "" = nothing."""
     context = min(CONTEXT, runner.kv_cache.capacity) - 1
     device.upload(runner.kv_cache.lengths(range(rows)), np.full(rows, context, np.int64))
     tokens = device.empty((rows, 1), np.int64)
@@ -94,15 +92,25 @@ def _measure(
     for most in (0, rows):
         runner.most_fused_rows = most
         device.fill_zero(logits)
+        runner.execute_vanilla_decoding_step(embeds, logits)
+        results.append(device.download(logits))
         seconds.append(_time(device, lambda: runner.execute_vanilla_decoding_step(embeds, logits)))
-        results.append(device.download(logits).astype(np.float64))
-    difference, size = (float(np.sqrt(np.mean(x**2))) for x in (results[1] - results[0], results[0]))
-    return StepTimes(rows, *seconds), difference / size if size else difference
+    repeated = device.download(logits)
+    engine, fused = results
+    return StepTimes(rows, *seconds), _problem(engine, fused, repeated)
+
+
+def _problem(engine: np.ndarray, fused: np.ndarray, repeated: np.ndarray) -> str:
+    """Compare logits of the engine, of the fused kernels, and of a later run of these."""
+    found, expected = fused.astype(np.float64), engine.astype(np.float64)
+    difference, size = (float(np.sqrt(np.mean(x**2))) for x in (found - expected, expected))
+    if not difference <= LARGEST_DIFFERENCE * size:
+        return f"differ from the engine's by {difference:.3g}, of a root mean square of {size:.3g}"
+    return "" if np.array_equal(fused, repeated) else "differ from run to run"
 
 
 def _time(device: Device, step: Callable[[], None]) -> float:
-    """Return the median seconds of a step, recorded if the device has graphs."""
-    step()
+    """Return the median seconds of a step, which has run before; recorded if the device has graphs."""
     graph = device.capture(step)
     times = []
     for _ in range(SAMPLES + 1):  # the first warms up
