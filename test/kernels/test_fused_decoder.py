@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -108,13 +109,8 @@ def fused(request, device, tmp_path_factory):
     """Function that makes a decoder: on the GPU, or on the host with five multiprocessors."""
     if device.memory == "cuda":
         return device, lambda shape, weights, tuning=None: FusedDecoder(device, shape, weights, tuning=tuning)
-    host, folder, programs = fused_on_cpu.FusedDoubleDevice(5), tmp_path_factory.mktemp("fused"), {}
-
-    def compile(plan):
-        key = tuple(plan.macros())
-        if key not in programs:
-            programs[key] = fused_on_cpu.build(folder, plan)
-        return programs[key]
+    host, folder = fused_on_cpu.FusedDoubleDevice(5), tmp_path_factory.mktemp("fused")
+    compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
 
     def make(shape, weights, tuning=CPU_TUNING):
         return FusedDecoder(host, shape, weights, compile, tuning)

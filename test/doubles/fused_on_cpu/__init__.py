@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import subprocess
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +26,21 @@ class FusedDoubleDevice(DoubleDevice):
 
 
 class FusedDoubleProgram:
-    """FusedProgram on the host: `launch` returns when the kernel has ended."""
+    """FusedProgram on the host: `launch` returns when the kernel has ended.
 
-    def __init__(self, library: Path) -> None:
-        self._launch = ctypes.CDLL(str(library)).launch
+    The first launch compiles the plan's kernels, unless `folder` has them already.
+    """
+
+    def __init__(self, folder: Path, plan: FusedPlan) -> None:
+        self._folder, self._plan = folder, plan
+
+    @cached_property
+    def _launch(self) -> Any:
+        name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
+        library = self._folder / f"{name}.so"
+        if not library.exists():
+            build(library, self._plan)
+        return ctypes.CDLL(str(library)).launch
 
     def launch(self, launch, *arguments: int) -> None:
         packed = np.array(arguments, np.int64)
@@ -37,18 +51,14 @@ class FusedDoubleProgram:
         assert status == 0, f"{launch.name} with {len(arguments)} arguments: {status}"
 
 
-def build(folder: Path, plan: FusedPlan) -> FusedDoubleProgram:
-    """Compile the kernels of a plan in `folder`."""
+def build(library: Path, plan: FusedPlan) -> None:
+    """Compile the kernels of a plan."""
     from edgellm_ros.kernels.cuda.fused.compiler import FILES, source
 
-    made = folder / str(len(list(folder.iterdir())))
-    made.mkdir()
-    (made / "fused.inc").write_text(source(FILES))
-    library = made / "fused.so"
+    (library.parent / "fused.inc").write_text(source(FILES))
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w"]
     # for jumps between stacks; for libraries of several plans in one process
     options += ["-U_FORTIFY_SOURCE", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
     options += [f"-D{name}={value}" for name, value in plan.macros()]
-    places = [f"-I{FOLDER}", f"-I{FOLDER.parent / 'cuda_on_cpu'}", f"-I{made}", str(FOLDER / "launch.cpp")]
-    subprocess.run(["g++", *options, *places, "-o", str(library)], check=True)
-    return FusedDoubleProgram(library)
+    places = [f"-I{FOLDER}", f"-I{FOLDER.parent / 'cuda_on_cpu'}", f"-I{library.parent}"]
+    subprocess.run(["g++", *options, *places, str(FOLDER / "launch.cpp"), "-o", str(library)], check=True)

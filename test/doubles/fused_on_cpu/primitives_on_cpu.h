@@ -29,8 +29,16 @@ inline thread_local std::vector<Copies> copies;
 
 #define DYNAMIC_SHARED(name) uint4* const name = fused_on_cpu::shared_memory
 
-inline void copy_async(uint4* target, const void* source, bool valid) {
-  fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target, source, valid});
+struct Place {
+  uint4* memory;
+
+  explicit Place(uint4* memory) : memory(memory) {}
+  void advance(int places) { memory += places; }
+  uint4 read() const { return *memory; }
+};
+
+inline void copy_async(Place target, const void* source, bool valid = true) {
+  fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
 }
 inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
 
@@ -69,4 +77,5 @@ inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float1
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
 inline float exp2_fast(float value) { return exp2f(value); }
+inline float rsqrt_fast(float value) { return 1 / sqrtf(value); }
 inline i64 round_to_integer(float value) { return llrintf(value); }

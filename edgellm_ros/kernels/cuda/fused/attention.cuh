@@ -85,7 +85,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
     if (QK_NORM && task <= heads) {
 #pragma unroll
       for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-      const float factor = 1.0f / sqrtf(sum * (1.0f / HEAD_DIM) + EPSILON);
+      const float factor = rsqrt_fast(sum * (1.0f / HEAD_DIM) + EPSILON);
 #pragma unroll
       for (int i = 0; i < ELEMENTS; ++i) values[i] *= factor * to_float(norm[lane + 32 * i]);
     }
@@ -96,7 +96,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
   for (int task = warp; task < (owner ? heads + 1 : heads); task += ATTENTION_WARPS) {
     const int place = task < heads ? task : GROUP;
     // of the scores, in powers of two
-    const float scale = task < heads ? 1.4426950408889634f / sqrtf((float)HEAD_DIM) : 1.0f;
+    const float scale = task < heads ? 1.4426950408889634f * rsqrt_fast(HEAD_DIM) : 1.0f;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
       const int at = lane + 32 * i;

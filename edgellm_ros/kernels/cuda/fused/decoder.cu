@@ -15,7 +15,6 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   let_next_kernel_start();
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  for (int i = 0; i < STAGES; ++i) stream.next();
   Normed x;
   x.read_scales(norm);
   wait_for_kernels_before();
@@ -46,7 +45,6 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   let_next_kernel_start();
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  for (int i = 0; i < STAGES; ++i) stream.next();
   wait_for_kernels_before();
   const int first_step = P::POSITIONS == P::STEPS ? 0 : first % P::STEPS;
   prepare(first_step * P::K_LANES);

@@ -43,29 +43,43 @@ __device__ inline float sum_of_parts(const float* parts, int row, int column) {
   return sum;
 }
 
-// The weights of one thread on their way to shared memory.
+// The weights of one thread on their way to shared memory, in a ring of STAGES places.
 template <class P>
 struct Stream {
-  const u16* weights;
-  uint4* ring;  // this thread's slots, THREADS apart
-  int left, step, tile, slot;
+  // Every copy is inside the matrix; otherwise some threads have none in a tile's last step or in the last tile.
+  static constexpr bool ALIGNED = P::K % P::K_LANES == 0 && P::N % P::TILE == 0;
+  const u16* source;
+  Place place;
+  int left, step, slot, k, column;
 
   __device__ Stream(const u16* weights, uint4* ring, int first, int count)
-      : weights(weights), ring(ring + threadIdx.x), left(count), step(first % P::STEPS), tile(first / P::STEPS), slot(0) {}
+      : place(ring + threadIdx.x), left(count), step(first % P::STEPS), slot(0) {
+    k = threadIdx.x / P::COLUMN_LANES, column = first / P::STEPS * P::TILE + threadIdx.x % P::COLUMN_LANES * 8;
+    source = weights + (i64)(k + step * P::K_LANES) * P::N + column;
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) next();
+  }
 
-  // Start the next copy; always ends a group, so that groups can be counted.
+  // Wait for the oldest copy and return it.
+  __device__ uint4 take() const {
+    wait_for_copies<STAGES - 1>();
+    return place.read();
+  }
+
+  // Start a copy to the place that `take` has read; always ends a group, so that groups can be counted.
   __device__ void next() {
     if (left > 0) {
-      const int k = step * P::K_LANES + threadIdx.x / P::COLUMN_LANES;
-      const int column = tile * P::TILE + threadIdx.x % P::COLUMN_LANES * 8;
-      const bool valid = k < P::K && column < P::N;
-      const u16* source = weights + (valid ? (size_t)((u32)k * P::N + column) : 0);
-      copy_async(ring + slot * THREADS, source, valid);
-      slot = slot + 1 == STAGES ? 0 : slot + 1;
-      --left;
-      if (++step == P::STEPS) step = 0, ++tile;
+      if constexpr (ALIGNED)
+        copy_async(place, source);
+      else
+        copy_async(place, source, k + step * P::K_LANES < P::K && column < P::N);
+      source += P::K_LANES * P::N, --left;
+      if (++step == P::STEPS) step = 0, column += P::TILE, source += P::TILE - (i64)P::STEPS * P::K_LANES * P::N;
     }
     commit_copies();
+    const bool last = ++slot == STAGES;
+    place.advance(last ? -(STAGES - 1) * THREADS : THREADS);
+    if (last) slot = 0;
   }
 };
 
@@ -126,26 +140,26 @@ struct Shared {
 template <class P, class Finish>
 __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
   constexpr int WARPS = THREADS / 32, TILE = P::TILE;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int k_lane = threadIdx.x / P::COLUMN_LANES, column_lane = threadIdx.x % P::COLUMN_LANES;
-  const uint4* ring = shared.ring + threadIdx.x;
-  float sums[ROWS][8] = {};
-  int step = first % P::STEPS, tile = first / P::STEPS, slot = 0, position = P::POSITIONS == P::STEPS ? step : 0;
-  bool from_start = step == 0;
-  for (int i = 0; i < count; ++i) {
-    wait_for_copies<STAGES - 1>();
-    float weights[8], x[ROWS];
-    unpack(weights, ring[slot * THREADS]);
-    slot = slot + 1 == STAGES ? 0 : slot + 1;
-    read_x(x, shared.x + (position * P::K_LANES + k_lane) * ROWS);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column_lane = threadIdx.x % P::COLUMN_LANES;
+  int step = first % P::STEPS, tile = first / P::STEPS;
+  const u16* const x_begin = shared.x + threadIdx.x / P::COLUMN_LANES * ROWS;
+  const u16* x_now = x_begin + (P::POSITIONS == P::STEPS ? step * P::K_LANES * ROWS : 0);
+  while (count > 0) {
+    const bool from_start = step == 0;
+    float sums[ROWS][8] = {};
+    int steps = P::STEPS - step < count ? P::STEPS - step : count;
+    count -= steps;
+#pragma unroll 1
+    for (; steps > 0; --steps, x_now += P::K_LANES * ROWS) {
+      float weights[8], x[ROWS];
+      unpack(weights, stream.take());
+      read_x(x, x_now);
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
+      for (int row = 0; row < ROWS; ++row)
 #pragma unroll
-      for (int j = 0; j < 8; ++j) sums[row][j] += x[row] * weights[j];
-    stream.next();
-    if (++position == P::POSITIONS) position = 0;
-    if (++step < P::STEPS && i + 1 < count) continue;
-
+        for (int j = 0; j < 8; ++j) sums[row][j] += x[row] * weights[j];
+      stream.next();
+    }
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
 #pragma unroll
@@ -154,7 +168,6 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
 #pragma unroll
         for (int other = P::COLUMN_LANES; other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
         if (lane < P::COLUMN_LANES) shared.sums[(warp * ROWS + row) * TILE + column_lane * 8 + j] = sum;
-        sums[row][j] = 0;
       }
     __syncthreads();
     for (int place = threadIdx.x; place < TILE * ROWS; place += THREADS) {
@@ -164,6 +177,7 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
       finish(tile, place % TILE, place / TILE, sum, from_start);
     }
     __syncthreads();
-    step = 0, ++tile, from_start = true;
+    step = 0, ++tile;
+    if constexpr (P::POSITIONS == P::STEPS) x_now = x_begin;
   }
 }

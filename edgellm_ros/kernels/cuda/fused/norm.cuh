@@ -67,7 +67,7 @@ struct Normed {
       float sum = 0;
 #pragma unroll
       for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp * ROWS + row];
-      const float factor = 1.0f / sqrtf(sum * (1.0f / HIDDEN) + EPSILON);
+      const float factor = rsqrt_fast(sum * (1.0f / HIDDEN) + EPSILON);
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) {
         const float2 scale = to_floats(scales[i]);

@@ -81,15 +81,19 @@ class ProductPlan:
         )
 
     @property
-    def shared_bytes(self) -> int:
-        """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
+    def width(self) -> int:
+        """Values of a row of x that a block has in shared memory."""
         lanes = self.threads * 8 // self.tile
         most = -(-self.units // self.blocks)
         if self.whole_tiles:
             most = -(-self.tiles // self.blocks) * self.steps
-        positions = self.steps if self.all_of_x or most > self.steps else most
+        return lanes * (self.steps if self.all_of_x or most > self.steps else most)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
         ring = COPY * self.stages * self.threads
-        return ring + 2 * positions * lanes * self.rows + 4 * self.threads // WARP * self.tile * self.rows
+        return ring + 2 * self.width * self.rows + 4 * self.threads // WARP * self.tile * self.rows
 
     def _block_of(self, unit: int) -> int:
         return ((unit + 1) * self.blocks - 1) // self.units
@@ -120,7 +124,7 @@ class FusedPlan:
         for factor in (1, 2, 4, 8):
             for stages in range(tuning.stages, 1, -2):
                 self._cut(stages, multiprocessors, factor * tuning.blocks)
-                if max(self.shared.values()) <= most_shared:
+                if max(self.shared.values()) <= most_shared - self._shares_of_splits():
                     return
         raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
@@ -153,6 +157,11 @@ class FusedPlan:
         self.groups = -(-per_kv_head // 4)
         wanted = -(-multiprocessors * tuning.attention_blocks // (shape.kv_heads * self.groups))
         self.splits = max(1, min(MOST_SPLITS, wanted, -(-shape.capacity // tuning.split_rows)))
+
+    def _shares_of_splits(self) -> int:
+        """Return the bytes of static shared memory of the kernel `o`."""
+        heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
+        return 4 * self.rows * heads * self.splits
 
     def launch(self, name: str, rows: int, early: bool) -> Launch:
         """Return how a kernel is launched for so many rows."""

@@ -9,11 +9,33 @@ using i64 = long long;
 
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 
+// A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.
+struct Place {
+  u32 address;
+
+  __device__ explicit Place(const uint4* memory) {
+    u64 wide;
+    asm volatile("cvta.to.shared.u64 %0, %1;" : "=l"(wide) : "l"(memory));
+    address = (u32)wide;
+  }
+  __device__ void advance(int places) { address += 16 * places; }
+  __device__ uint4 read() const {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address));
+    return value;
+  }
+};
+
 // Start to copy 16 bytes to shared memory; zeros unless `valid`.
-__device__ inline void copy_async(uint4* target, const void* source, bool valid) {
-  const u32 address = (u32)__cvta_generic_to_shared(target);
+__device__ inline void copy_async(Place target, const void* source, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target.address), "l"(source), "r"(bytes)
+               : "memory");
+}
+__device__ inline void copy_async(Place target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target.address), "l"(source) : "memory");
 }
 
 // End a group of copies.
@@ -98,6 +120,12 @@ __device__ inline u16 from_float(float value) {
 __device__ inline float exp2_fast(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ inline float rsqrt_fast(float value) {
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 }
 

@@ -17,18 +17,26 @@ __device__ inline void multiply_table(const u16* table, const u16* norm, i64* re
   let_next_kernel_start();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first = Table::first_token(blockIdx.x) + warp, end = Table::first_token(blockIdx.x + 1);
-  uint4* ring = memory + threadIdx.x;
-  int token_ahead = first, step_ahead = 0, slot_ahead = 0;
+  Place place(memory + threadIdx.x);
+  const u16* source = table + (i64)first * HIDDEN + lane * 8;
+  int token_ahead = first, step_ahead = 0, slot = 0;
   auto next = [&] {
     if (token_ahead < end) {
-      const int k = step_ahead * 256 + lane * 8;
-      const bool valid = k < HIDDEN;
-      copy_async(ring + slot_ahead * THREADS, table + (valid ? (i64)token_ahead * HIDDEN + k : 0), valid);
-      slot_ahead = slot_ahead + 1 == STAGES ? 0 : slot_ahead + 1;
-      if (++step_ahead == Table::STEPS) step_ahead = 0, token_ahead += Table::WARPS;
+      if constexpr (HIDDEN % 256 == 0)
+        copy_async(place, source);
+      else
+        copy_async(place, source, step_ahead * 256 + lane * 8 < HIDDEN);
+      source += 256;
+      if (++step_ahead == Table::STEPS) {
+        step_ahead = 0, token_ahead += Table::WARPS, source += Table::WARPS * HIDDEN - Table::WIDTH;
+      }
     }
     commit_copies();
+    const bool last = ++slot == STAGES;
+    place.advance(last ? -(STAGES - 1) * THREADS : THREADS);
+    if (last) slot = 0;
   };
+#pragma unroll
   for (int i = 0; i < STAGES; ++i) next();
   {
     Normed values;
@@ -49,14 +57,12 @@ __device__ inline void multiply_table(const u16* table, const u16* norm, i64* re
       for (int row = 0; row < ROWS; ++row) x[row * Table::WIDTH + i] = 0;
   }
   __syncthreads();
-  int slot = 0;
   for (int token = first; token < end; token += Table::WARPS) {
     float logit[ROWS] = {};
     for (int step = 0; step < Table::STEPS; ++step) {
       wait_for_copies<STAGES - 1>();
       float weights[8];
-      unpack(weights, ring[slot * THREADS]);
-      slot = slot + 1 == STAGES ? 0 : slot + 1;
+      unpack(weights, place.read());
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
         float values[8];
