@@ -53,8 +53,7 @@ void wait_for_copies() {
     }
 }
 
-inline void let_next_kernel_start() {}
-inline void wait_for_kernels_before() {}
+inline void wait_for_kernel_before() {}
 
 template <class T>
 T load(const T* address) { return *address; }

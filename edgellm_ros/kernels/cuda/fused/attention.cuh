@@ -38,7 +38,6 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
   __shared__ NewRow fresh;
   __shared__ uint4 new_rows[2][HEAD_DIM / 8];  // k and v in the model's type
   __shared__ float merged[ATTENTION_WARPS][GROUP][HEAD_DIM], warp_scales[ATTENTION_WARPS][GROUP][2];
-  let_next_kernel_start();
   const int split = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS % GROUPS, kv_head = blockIdx.x / (SPLITS * GROUPS);
   const int row = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row_lane = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
@@ -63,7 +62,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
     }
   };
   fetch(begin);
-  wait_for_kernels_before();
+  wait_for_kernel_before();
   if (split >= splits.used) return;
 
   // q of each head of the group, then k and v

@@ -12,12 +12,11 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
                                        u16* hidden, bool hidden_is_normed, int rows, Finish finish) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
-  let_next_kernel_start();
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
   Normed x;
   x.read_scales(norm);
-  wait_for_kernels_before();
+  wait_for_kernel_before();
   x.read(residual, embeds, rows);
   if (hidden && !hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
   x.normalize(shared.sums);
@@ -42,10 +41,9 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
                                         Value value) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
-  let_next_kernel_start();
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  wait_for_kernels_before();
+  wait_for_kernel_before();
   const int first_step = P::POSITIONS == P::STEPS ? 0 : first % P::STEPS;
   prepare(first_step * P::K_LANES);
   for (int place = threadIdx.x; place < P::POSITIONS * P::K_LANES; place += THREADS) {

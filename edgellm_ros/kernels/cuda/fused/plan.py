@@ -35,6 +35,7 @@ class FusedTuning:
     attention_blocks: int = 2
     split_rows: int = 32
     early_start: bool = True
+    trigger_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ class FusedPlan:
             "ROWS": self.rows,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
+            "TRIGGER_FIRST": int(tuning.trigger_first),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,

@@ -47,17 +47,14 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 
-// Let blocks of the next kernel start, as soon as every block of this one has come here or ended.
-__device__ inline void let_next_kernel_start() {
+// Wait until the kernel before has ended and its writes can be read; then let blocks of the next kernel start, once
+// every block of this one has come here. So no more than two kernels run at once, and what a kernel waits for includes
+// all kernels before.
+__device__ inline void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// Wait until all kernels before have ended and their writes can be read.
-__device__ inline void wait_for_kernels_before() {
-#if __CUDA_ARCH__ >= 900
+  if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (!TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -14,7 +14,6 @@ __device__ inline void multiply_table(const u16* table, const u16* norm, i64* re
   DYNAMIC_SHARED(memory);
   u16* x = reinterpret_cast<u16*>(memory + STAGES * THREADS);  // [ROWS,WIDTH]
   float* sums = reinterpret_cast<float*>(x + Table::WIDTH * ROWS);
-  let_next_kernel_start();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first = Table::first_token(blockIdx.x) + warp, end = Table::first_token(blockIdx.x + 1);
   Place place(memory + threadIdx.x);
@@ -41,7 +40,7 @@ __device__ inline void multiply_table(const u16* table, const u16* norm, i64* re
   {
     Normed values;
     values.read_scales(norm);
-    wait_for_kernels_before();
+    wait_for_kernel_before();
     values.read(residual, nullptr, rows);
     values.normalize(sums);
     if (hidden && blockIdx.x == 0) values.write(hidden, rows);
