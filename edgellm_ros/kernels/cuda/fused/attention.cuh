@@ -133,7 +133,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
       const int cache_row = base + i * ROW_LANES + row_lane;
-      if (cache_row == last && active) keys[i] = new_rows[0][column / 8], values[i] = new_rows[1][column / 8];
+      if (owner && cache_row == last && active) keys[i] = new_rows[0][column / 8], values[i] = new_rows[1][column / 8];
       float key[8];
       unpack(key, keys[i]);
 #pragma unroll
