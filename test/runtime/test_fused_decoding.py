@@ -136,6 +136,18 @@ def test_recorded_steps_run_the_kernels(decoders, llama):
     assert steps(decoders) == recorded  # a replayed step does not pass the decoder
 
 
+@pytest.mark.only_on("cuda", reason="the kernels themselves, in graphs")
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_recorded_steps_give_the_bits_of_steps_one_by_one(request, name, device):
+    found = []
+    for recorded in (False, True):
+        with LLMInferenceRuntime(request.getfixturevalue(name), device, decode="fused") as runtime:
+            assert not recorded or runtime.capture_decoding_cuda_graph()
+            found.append([runtime.handle_request(REQUESTS) for _ in range(3)])
+    expected = [answer.token_ids for answer in found[0][0]]
+    assert all([answer.token_ids for answer in answers] == expected for runs in found for answers in runs)
+
+
 @on_host
 def test_an_lm_head_that_is_an_input_is_replaced_for_the_kernels_too(decoders, tmp_path):
     engine = export_decoder(tmp_path, "llama", lm_head_input=True)
