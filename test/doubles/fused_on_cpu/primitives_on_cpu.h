@@ -54,6 +54,11 @@ void wait_for_copies() {
 }
 
 inline void wait_for_kernel_before() {}
+inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
+inline void prefetch(const void* address, u32 bytes) {
+  static thread_local volatile char read;
+  if (bytes) read = static_cast<const char*>(address)[bytes - 1];
+}
 
 template <class T>
 T load(const T* address) { return *address; }

@@ -22,6 +22,7 @@ class FusedTuning:
     - stages: steps of weights that a block has on their way to shared memory
     - blocks: blocks of a product per multiprocessor
     - split_rows: the fewest cache rows of a split of the attention
+    - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the second-level cache
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     """
 
@@ -32,9 +33,10 @@ class FusedTuning:
     stages: int = 8
     blocks: int = 1
     attention_threads: int = 256
-    attention_blocks: int = 2
-    split_rows: int = 32
+    attention_blocks: int = 1
+    split_rows: int = 64
     early_start: bool = True
+    prefetched_bytes: int = 0
     trigger_first: bool = False
 
 

@@ -58,6 +58,16 @@ __device__ inline void wait_for_kernel_before() {
 #endif
 }
 
+// Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
+__device__ inline void wait_for_lanes() { __syncwarp(); }
+
+// Start to read memory into the second-level cache; bytes: a multiple of 16.
+__device__ inline void prefetch(const void* address, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+#endif
+}
+
 // Reads that leave out the first-level cache, which may hold what a kernel before has overwritten.
 __device__ inline float load(const float* address) {
   float value;
