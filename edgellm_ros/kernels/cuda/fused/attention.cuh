@@ -69,14 +69,22 @@ struct NewHead {
   }
 };
 
+struct AttentionShared {
+  float fresh[GROUP + 2][HEAD_DIM], queries[GROUP][HEAD_DIM];
+  uint4 new_rows[2][HEAD_DIM / 8];  // k and v in the model's type
+  float merged[ATTENTION_WARPS][GROUP][HEAD_DIM], scales[ATTENTION_WARPS][GROUP][2];
+};
+
 __device__ inline void attend(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
                               const float* cos_table, const float* sin_table, const i64* position_ids,
                               const i64* kv_length, u16* key_cache, u16* value_cache, float* sums, float* scales,
                               int window, const u16* next_weights, int next_bytes) {
   static_assert(ATTENTION_WARPS >= GROUP + 2);
-  __shared__ float fresh[GROUP + 2][HEAD_DIM], queries[GROUP][HEAD_DIM];
-  __shared__ uint4 new_rows[2][HEAD_DIM / 8];  // k and v in the model's type
-  __shared__ float merged[ATTENTION_WARPS][GROUP][HEAD_DIM], warp_scales[ATTENTION_WARPS][GROUP][2];
+  STATIC_SHARED(AttentionShared, own);
+  if (blockIdx.x >= KV_HEADS * GROUPS * SPLITS) {  // fills a multiprocessor that would have no block
+    wait_for_kernel_before();
+    return;
+  }
   const int split = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS % GROUPS, kv_head = blockIdx.x / (SPLITS * GROUPS);
   const int row = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row_lane = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
@@ -121,17 +129,17 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
   if (split >= splits.used) return;
 
   if (is_query || is_key || is_value) {
-    fresh_head.make(parts, row, from, !is_value, fresh[warp]);
+    fresh_head.make(parts, row, from, !is_value, own.fresh[warp]);
 #pragma unroll
     for (int i = 0; i < NewHead::ELEMENTS; ++i) {
       const int at = fresh_head.at[i];
       // scores are in powers of two
       if (is_query) {
-        queries[warp][at] = fresh_head.values[i] * (1.4426950408889634f * rsqrt_fast(HEAD_DIM));
+        own.queries[warp][at] = fresh_head.values[i] * (1.4426950408889634f * rsqrt_fast(HEAD_DIM));
         continue;
       }
       const u16 bits = from_float(fresh_head.values[i]);
-      reinterpret_cast<u16*>(new_rows[is_key ? 0 : 1])[at] = bits;
+      reinterpret_cast<u16*>(own.new_rows[is_key ? 0 : 1])[at] = bits;
       if (group == 0) (is_key ? key_cache : value_cache)[cache + (i64)last * HEAD_DIM + at] = bits;
     }
   }
@@ -141,7 +149,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
 #pragma unroll
   for (int head = 0; head < GROUP; ++head) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) q[head][j] = active && head < heads ? queries[head][column + j] : 0.0f;
+    for (int j = 0; j < 8; ++j) q[head][j] = active && head < heads ? own.queries[head][column + j] : 0.0f;
     highest[head] = LOWEST, total[head] = 0;
   }
   for (int base = begin; base < end; base += AHEAD * ROW_LANES) {
@@ -150,7 +158,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
       const int cache_row = base + i * ROW_LANES + row_lane;
-      if (cache_row == last && active) keys[i] = new_rows[0][column / 8], values[i] = new_rows[1][column / 8];
+      if (owner && cache_row == last && active) keys[i] = own.new_rows[0][column / 8], values[i] = own.new_rows[1][column / 8];
       float key[8];
       unpack(key, keys[i]);
 #pragma unroll
@@ -206,19 +214,19 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
     }
     if (lane < LANES && active)
 #pragma unroll
-      for (int j = 0; j < 8; ++j) merged[warp][head][column + j] = result[head][j];
-    if (lane == 0) warp_scales[warp][head][0] = highest[head], warp_scales[warp][head][1] = total[head];
+      for (int j = 0; j < 8; ++j) own.merged[warp][head][column + j] = result[head][j];
+    if (lane == 0) own.scales[warp][head][0] = highest[head], own.scales[warp][head][1] = total[head];
   }
   __syncthreads();
   for (int at = threadIdx.x; at < heads * HEAD_DIM; at += ATTENTION_THREADS) {
     const int head = at / HEAD_DIM, dim = at % HEAD_DIM;
     float high = LOWEST, sum = 0, value = 0;
 #pragma unroll
-    for (int w = 0; w < ATTENTION_WARPS; ++w) high = fmaxf(high, warp_scales[w][head][0]);
+    for (int w = 0; w < ATTENTION_WARPS; ++w) high = fmaxf(high, own.scales[w][head][0]);
 #pragma unroll
     for (int w = 0; w < ATTENTION_WARPS; ++w) {
-      const float factor = exp2_fast(warp_scales[w][head][0] - high);
-      sum += factor * warp_scales[w][head][1], value += factor * merged[w][head][dim];
+      const float factor = exp2_fast(own.scales[w][head][0] - high);
+      sum += factor * own.scales[w][head][1], value += factor * own.merged[w][head][dim];
     }
     const int place = (row * SPLITS + split) * HEADS + first_head + head;
     sums[place * HEAD_DIM + dim] = value;

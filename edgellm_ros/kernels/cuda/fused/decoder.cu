@@ -12,6 +12,10 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
                                        u16* hidden, bool hidden_is_normed, int rows, Finish finish) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
+  if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
+    wait_for_kernel_before();
+    return;
+  }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
   Normed x;
@@ -42,6 +46,10 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
                                         Fill fill) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
+  if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
+    wait_for_kernel_before();
+    return;
+  }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
   prepare();
@@ -91,28 +99,31 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       i64 window, i64 rows) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
-  __shared__ float split_share[ROWS * LOCAL * SPLITS];
-  __shared__ int used_splits[ROWS];
+  struct Merge {
+    float shares[ROWS * LOCAL * SPLITS];
+    int used[ROWS];
+  };
+  STATIC_SHARED(Merge, merge);
   multiply_and_add<O>(
       weights, bias, residual, (int)rows,
       [&] {
-        if (threadIdx.x < rows) used_splits[threadIdx.x] = Splits((int)kv_length[threadIdx.x], (int)window).used;
+        if (threadIdx.x < rows) merge.used[threadIdx.x] = Splits((int)kv_length[threadIdx.x], (int)window).used;
         __syncthreads();
       },
       [&](int first, u16* x) {
         // A thread's first values are on their way while the shares of the splits are computed.
         float early[AT_ONCE];
         const int early_row = threadIdx.x / WIDTH, early_k = (first + threadIdx.x % WIDTH) % (O::STEPS * O::K_LANES);
-        const int early_used = early_row < rows && early_k < O::K ? used_splits[early_row] : 0;
+        const int early_used = early_row < rows && early_k < O::K ? merge.used[early_row] : 0;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
           early[i] = i < early_used ? load(sums + (early_row * SPLITS + i) * O::K + early_k) : 0.0f;
         const int first_head = first / HEAD_DIM;
-        split_weights<LOCAL>(split_share, scales, used_splits, first_head, (int)rows);
+        split_weights<LOCAL>(merge.shares, scales, merge.used, first_head, (int)rows);
         __syncthreads();
         fill_x<O>(x, first, (int)rows, [&](int row, int k, int place) {
-          const float* share = split_share + (row * LOCAL + (k / HEAD_DIM + HEADS - first_head) % HEADS) * SPLITS;
-          const int used = used_splits[row];
+          const float* share = merge.shares + (row * LOCAL + (k / HEAD_DIM + HEADS - first_head) % HEADS) * SPLITS;
+          const int used = merge.used[row];
           float sum = 0;
           for (int base = 0; base < used; base += AT_ONCE) {
             float values[AT_ONCE];

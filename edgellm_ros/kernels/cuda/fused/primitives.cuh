@@ -8,6 +8,7 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
+#define STATIC_SHARED(type, name) __shared__ type name
 
 // A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.
 struct Place {
