@@ -24,7 +24,9 @@ SMALL = FusedShape(
     "fp16", layers=2, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
     capacity=150, qk_norm=True, max_rows=1,
 )  # fmt: skip
-CPU_TUNING = FusedTuning(threads=64, tile=32, narrow_tile=32, head_tile=32, stages=3, split_rows=16)
+CPU_TUNING = FusedTuning(
+    threads=64, tile=32, narrow_tile=32, head_tile=32, stages=3, split_rows=16, prefetched_bytes=1 << 14
+)  # fmt: skip
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
 
 

@@ -27,6 +27,24 @@ inline thread_local std::vector<Copies> copies;
 
 }  // namespace fused_on_cpu
 
+namespace fused_on_cpu {
+
+constexpr int POISON = 0xff;  // NaN in every type
+inline thread_local unsigned blocks = 0;  // that this thread of the host has run
+
+template <class T>
+T& poisoned(T& memory, unsigned& block) {
+  if (block != blocks) std::memset(&memory, POISON, sizeof memory);
+  block = blocks;
+  return memory;
+}
+
+}  // namespace fused_on_cpu
+
+#define STATIC_SHARED(type, name)                \
+  static thread_local type name##_memory;        \
+  static thread_local unsigned name##_block = 0; \
+  type& name = fused_on_cpu::poisoned(name##_memory, name##_block)
 #define DYNAMIC_SHARED(name) uint4* const name = fused_on_cpu::shared_memory
 
 struct Place {
@@ -54,6 +72,11 @@ void wait_for_copies() {
 }
 
 inline void wait_for_kernel_before() {}
+inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
+inline void prefetch(const void* address, u32 bytes) {
+  static thread_local volatile char read;
+  if (bytes) read = static_cast<const char*>(address)[bytes - 1];
+}
 
 template <class T>
 T load(const T* address) { return *address; }

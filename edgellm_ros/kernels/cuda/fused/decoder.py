@@ -55,6 +55,7 @@ class FusedDecoder:
             plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
             self._variants[rows] = _Variant(plan, compile(plan))
             rows *= 2
+        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
         sizes: dict[str, int] = {}
         for variant in self._variants.values():
             for name, nbytes in variant.plan.scratch_bytes().items():
@@ -110,7 +111,7 @@ class FusedDecoder:
             "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
             "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
-                *splits, window,
+                *splits, window, weights.gate_up, self._prefetched,
             ),
             "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows),
             "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, rows),

@@ -32,14 +32,16 @@ struct Plan {
   }
 };
 
-// Sums of a product [parts,ROWS,N] that its blocks left in parts, summed in the order of k.
+// Sum of a product [parts,ROWS,N] that its blocks left in parts, in the order of k. All parts are read at once.
 template <class P, int PARTS>
 __device__ inline float sum_of_parts(const float* parts, int row, int column) {
   const int count = P::parts(column / P::TILE);
-  float sum = 0;
+  float values[PARTS], sum = 0;
 #pragma unroll
   for (int part = 0; part < PARTS; ++part)
-    if (part < count) sum += load(parts + (part * ROWS + row) * P::N + column);
+    values[part] = load(parts + ((part < count ? part : count - 1) * ROWS + row) * P::N + column);
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) sum += part < count ? values[part] : 0.0f;
   return sum;
 }
 

@@ -11,6 +11,7 @@ from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 WARP = 32
 COPY = 16  # bytes of one asynchronous copy: 8 values
 MOST_SPLITS = 32
+RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,26 @@ class FusedTuning:
     - stages: steps of weights that a block has on their way to shared memory
     - blocks: blocks of a product per multiprocessor
     - split_rows: the fewest cache rows of a split of the attention
+    - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
+      multiprocessor and asks for so much shared memory that no other number fits, so that the blocks of a
+      kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
+      0: no limit.
+    - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     """
 
     threads: int = 512
     tile: int = 64
-    narrow_tile: int = 64
+    narrow_tile: int = 128
     head_tile: int = 64
-    stages: int = 8
+    stages: int = 13
     blocks: int = 1
     attention_threads: int = 256
-    attention_blocks: int = 2
-    split_rows: int = 32
+    attention_blocks: int = 1
+    split_rows: int = 64
+    slots: int = 2
     early_start: bool = True
+    prefetched_bytes: int = 0
     trigger_first: bool = False
 
 
@@ -121,12 +129,22 @@ class FusedPlan:
         self, shape: FusedShape, rows: int, multiprocessors: int, most_shared: int, tuning: FusedTuning
     ) -> None:
         self.shape, self.rows, self.tuning = shape, rows, tuning
-        # More blocks have smaller shares of x, fewer stages a smaller ring.
-        for factor in (1, 2, 4, 8):
-            for stages in range(tuning.stages, 1, -2):
-                self._cut(stages, multiprocessors, factor * tuning.blocks)
-                if max(self.shared.values()) <= most_shared - self._shares_of_splits():
-                    return
+        self.shared: dict[str, int] = {}  # bytes of a block, by kernel
+        slots = tuning.slots if rows == 1 else min(tuning.slots, 1)
+        for count in range(slots, -1, -1):
+            # so many blocks have room at once, and not one more
+            limit = (most_shared + RESERVED) // max(1, count) - RESERVED
+            least = (most_shared + RESERVED) // (count + 1) if count else 0
+            # More blocks have smaller shares of x, fewer stages a smaller ring.
+            factors = (1,) if count else (1, 2, 4, 8)
+            for factor in factors:
+                for stages in range(tuning.stages, min(tuning.stages, 4 if count else 2) - 1, -1):
+                    self._cut(stages, multiprocessors, factor * tuning.blocks)
+                    if max(self.shared.values()) <= limit - self._shares_of_splits():
+                        self.fill = multiprocessors if count else 0
+                        self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
+                        self.shared["attention"] = least if count > 1 else 0
+                        return
         raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
     def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
@@ -149,14 +167,15 @@ class FusedPlan:
             self.blocks["lm_head"] = min(blocks, shape.vocab)
             width = -(-shape.hidden // 256) * 256
             warps = tuning.threads // WARP
-            self.shared["lm_head"] = COPY * stages * tuning.threads + 2 * width * rows + 4 * warps * rows
+            self._head_bytes = COPY * stages * tuning.threads + 2 * width * rows + 4 * warps * rows
         else:
             plan = product(shape.hidden, shape.vocab, tuning.head_tile, True, True)
             self.products["lm_head"] = plan
-            self.blocks["lm_head"], self.shared["lm_head"] = plan.blocks, plan.shared_bytes
+            self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
+        self.shared["lm_head"] = self._head_bytes
         per_kv_head = shape.heads // shape.kv_heads
         self.groups = -(-per_kv_head // 4)
-        wanted = -(-multiprocessors * tuning.attention_blocks // (shape.kv_heads * self.groups))
+        wanted = multiprocessors * tuning.attention_blocks // (shape.kv_heads * self.groups)
         self.splits = max(1, min(MOST_SPLITS, wanted, -(-shape.capacity // tuning.split_rows)))
 
     def _shares_of_splits(self) -> int:
@@ -166,10 +185,12 @@ class FusedPlan:
 
     def launch(self, name: str, rows: int, early: bool) -> Launch:
         """Return how a kernel is launched for so many rows."""
+        tuning, shared = self.tuning, self.shared[name]
         if name == "attention":
-            grid = self.shape.kv_heads * self.groups * self.splits, rows
-            return Launch(name, grid, self.tuning.attention_threads, 0, early)
-        return Launch(name, (self.blocks[name], 1), self.tuning.threads, self.shared[name], early)
+            blocks = self.shape.kv_heads * self.groups * self.splits
+            grid = max(blocks, self.fill if rows == 1 else 0), rows
+            return Launch(name, grid, tuning.attention_threads, shared, early)
+        return Launch(name, (max(self.fill, self.blocks[name]), 1), tuning.threads, shared, early)
 
     def scratch_bytes(self) -> dict[str, int]:
         """Return the sizes of the buffers between the kernels."""
@@ -209,7 +230,7 @@ class FusedPlan:
             "MLP_BIAS": int(shape.mlp_bias),
             "TIED": int(shape.tied),
             "LM_HEAD_BLOCKS": self.blocks["lm_head"],
-            "LM_HEAD_SHARED": self.shared["lm_head"],
+            "LM_HEAD_SHARED": self._head_bytes,
         }
         for name, plan in self.products.items():
             prefix = name.upper()

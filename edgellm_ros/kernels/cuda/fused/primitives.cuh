@@ -8,6 +8,7 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
+#define STATIC_SHARED(type, name) __shared__ type name
 
 // A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.
 struct Place {
@@ -55,6 +56,16 @@ __device__ inline void wait_for_kernel_before() {
   if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (!TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
+__device__ inline void wait_for_lanes() { __syncwarp(); }
+
+// Start to read memory into the second-level cache; bytes: a multiple of 16.
+__device__ inline void prefetch(const void* address, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 #endif
 }
 

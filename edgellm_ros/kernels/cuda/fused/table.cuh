@@ -12,6 +12,10 @@ struct Table {
 __device__ inline void multiply_table(const u16* table, const u16* norm, i64* residual, float* logits, u16* hidden,
                                       int rows) {
   DYNAMIC_SHARED(memory);
+  if (blockIdx.x >= LM_HEAD_BLOCKS) {
+    wait_for_kernel_before();
+    return;
+  }
   u16* x = reinterpret_cast<u16*>(memory + STAGES * THREADS);  // [ROWS,WIDTH]
   float* sums = reinterpret_cast<float*>(x + Table::WIDTH * ROWS);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
