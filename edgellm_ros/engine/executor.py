@@ -80,10 +80,18 @@ class EngineExecutor:
         return BoundRun(self._snapshot, self._current.bound)
 
     @classmethod
-    def open(cls, path: str | Path, device: Device, threads: int = 0, backend: str = "") -> EngineExecutor:
+    def open(
+        cls,
+        path: str | Path,
+        device: Device,
+        threads: int = 0,
+        backend: str = "",
+        shared: Mapping[str, Tensor] | None = None,
+    ) -> EngineExecutor:
         """Load `model.onnx`, or the variant in the same folder that the backend needs.
 
-        `threads`: of the CPU, 0 = one per core; `backend`: one of BACKENDS, "" = the device's default.
+        `threads`: of the CPU, 0 = one per core; `backend`: one of BACKENDS, "" = the device's default;
+        `shared`: weights on the device that ONNX Runtime uses in place, by name of the initializer.
         FileNotFoundError, EngineError; ValueError for an unknown backend.
         """
         path = Path(path)
@@ -100,7 +108,7 @@ class EngineExecutor:
         variant = path.with_suffix(f".{device.memory}{path.suffix}")  # model.cuda.onnx
         if variant.is_file():
             path = variant
-        return cls(OnnxRuntimeBackend(path, device, threads), f"{path.parent.name}/{path.name}")
+        return cls(OnnxRuntimeBackend(path, device, threads, shared), f"{path.parent.name}/{path.name}")
 
     def dtype(self, name: str) -> np.dtype:
         """Return the element type of a binding. EngineError for an unknown name."""

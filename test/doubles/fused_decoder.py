@@ -161,7 +161,7 @@ def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.nd
 class HostFusedDecoder:
     """FusedDecoder on host memory; on a DeferredDevice a step is queued like a kernel."""
 
-    def __init__(self, device: Any, shape: FusedShape, weights: FusedWeights, program: Any = None) -> None:
+    def __init__(self, device: Any, shape: FusedShape, weights: FusedWeights) -> None:
         self.steps = 0
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
