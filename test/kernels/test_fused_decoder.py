@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
+import re
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
 
+from cuda.core import Program
+
 from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, layer_shapes
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused import compiler
 from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder
-from edgellm_ros.kernels.cuda.fused.plan import FusedTuning
+from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, ProductPlan
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
@@ -172,6 +177,83 @@ def close(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
 )
 def test_a_step_is_that_of_numpy(fused, shape, lengths):
     check(fused, shape, lengths)
+
+
+@pytest.mark.slow
+def test_nan_in_one_row_stays_in_that_row(fused):
+    device, make = fused
+    shape = changed(dtype="bf16", tied=True, max_rows=4)
+    model = Model(shape, [1, 33, 150])
+    model.step.embeds[1, 7] = np.nan
+    weights, tensors = model.on_device(device)
+    make(shape, weights).run(tensors)
+    logits, expected = device.download(tensors["logits"])[:, 0], model.expected().logits
+    assert np.isnan(logits[1]).all()
+    close(logits[[0, 2]], expected[[0, 2]], shape)
+
+
+@pytest.mark.slow
+def test_values_that_overflow_half_precision_give_nan(fused):
+    device, make = fused
+    model = Model(SMALL, [5])
+    model.layers[0].gate_up[...] *= 1000
+    weights, tensors = model.on_device(device)
+    make(SMALL, weights).run(tensors)
+    assert np.isnan(device.download(tensors["logits"])).all()
+
+
+class Recorder:
+    """A program that keeps the launches of all plans."""
+
+    def __init__(self, plan=None) -> None:
+        self.launches = []
+
+    def launch(self, launch, *arguments) -> None:
+        self.launches.append(launch)
+
+
+@pytest.mark.parametrize("arch, early", [("sm_87", False), ("sm_90", True), ("sm_110", True)])
+def test_kernels_after_the_first_start_early_where_the_gpu_can(arch, early):
+    device, program = fused_on_cpu.FusedDoubleDevice(5), Recorder()
+    device.arch = arch
+    model = Model(SMALL, [5])
+    weights, tensors = model.on_device(device)
+    FusedDecoder(device, SMALL, weights, lambda plan: program).run(tensors)
+    layer = ["qkv", "attention", "o", "gate_up", "down"]
+    assert [launch.name for launch in program.launches] == [*layer, *layer, "lm_head"]
+    assert [launch.early for launch in program.launches] == [False, *[early] * 10]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("multiprocessors, most_shared", [(132, 227 << 10), (16, 163 << 10), (20, 99 << 10)])
+def test_blocks_fit_into_shared_memory(rows, multiprocessors, most_shared):
+    shape = FusedShape("fp16", 36, 4096, 32, 8, 128, 12288, 151936, 128, 8192, max_rows=8)
+    plan = FusedPlan(shape, rows, multiprocessors, most_shared, FusedTuning())
+    assert max(plan.shared.values()) <= most_shared
+
+
+@pytest.mark.parametrize(
+    "k, n, tile, blocks", [(1024, 4096, 64, 132), (640, 256, 128, 132), (896, 1000, 64, 7)]
+)
+def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
+    plan = ProductPlan(k, n, tile, 512, 8, 1, blocks, True)
+    bounds = [block * plan.units // plan.blocks for block in range(plan.blocks + 1)]
+    shares = np.diff(bounds)
+    assert 1 <= shares.min() <= shares.max() <= shares.min() + 1
+    owner = np.repeat(np.arange(plan.blocks), shares)  # the block of each step
+    parts = [len(set(owner[i * plan.steps : (i + 1) * plan.steps])) for i in range(plan.tiles)]
+    assert plan.parts == max(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_87", "sm_90", "sm_110"])
+def test_the_kernels_keep_their_variables_in_registers(arch):
+    log = io.StringIO()
+    plan = FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, FusedTuning())
+    options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
+    Program(compiler.source(), "c++", options).compile("cubin", logs=log)
+    frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
+    assert sorted(frames) == [(name, "0") for name in ("attention", "down", "gate_up", "lm_head", "o", "qkv")]
 
 
 def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):

@@ -91,6 +91,7 @@ inline uint4 load_once(const void* address) {
 inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
 inline u16 from_float(float value) {
   const u32 bits = __float_as_uint(value);
+  if (value != value) return 0x7fff;
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 #else

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
@@ -130,13 +130,21 @@ class FusedPlan:
     ) -> None:
         self.shape, self.rows, self.tuning = shape, rows, tuning
         self.shared: dict[str, int] = {}  # bytes of a block, by kernel
-        slots = tuning.slots if rows == 1 else min(tuning.slots, 1)
+        # Smaller blocks need less, for GPUs with little shared memory.
+        smaller = replace(tuning, threads=min(256, tuning.threads), narrow_tile=min(64, tuning.narrow_tile))
+        if not (self._fit(multiprocessors, most_shared) or self._fit(multiprocessors, most_shared, smaller)):
+            raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
+
+    def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning | None = None) -> bool:
+        """Choose shares and stages; return whether they fit into shared memory."""
+        self.tuning = tuning = tuning or self.tuning
+        slots = tuning.slots if self.rows == 1 else min(tuning.slots, 1)
         for count in range(slots, -1, -1):
             # so many blocks have room at once, and not one more
             limit = (most_shared + RESERVED) // max(1, count) - RESERVED
             least = (most_shared + RESERVED) // (count + 1) if count else 0
             # More blocks have smaller shares of x, fewer stages a smaller ring.
-            factors = (1,) if count else (1, 2, 4, 8)
+            factors = (1,) if count else (1, 2, 4, 8, 16)
             for factor in factors:
                 for stages in range(tuning.stages, min(tuning.stages, 4 if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
@@ -144,8 +152,8 @@ class FusedPlan:
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
                         self.shared["attention"] = least if count > 1 else 0
-                        return
-        raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
+                        return True
+        return False
 
     def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
         shape, tuning, rows = self.shape, self.tuning, self.rows
