@@ -23,7 +23,7 @@ setup(
     # With this entry an editable install adds a path instead of an import hook, so the interpreter also finds
     # the generated ROS interfaces.
     package_dir={"": "."},
-    package_data={"edgellm_ros.kernels.cuda": ["*.cu", "*.cuh"]},
+    package_data={"edgellm_ros.kernels.cuda": ["*.cu", "*.cuh", "fused/*.cu", "fused/*.cuh"]},
     # NumPy, OpenCV and Pillow: at least those of Ubuntu 24.04, with which the tests pass.
     install_requires=[
         "jinja2>=3.1",

@@ -77,6 +77,7 @@ from edgellm_ros.builder.export_plan import ExportOptions, plan_export
 from edgellm_ros.cli.arguments import DEVICES, integer
 from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
 from edgellm_ros.engine.device import Device, open_device
+from edgellm_ros.runtime.fused.loading import AUTO, DECODES
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -171,8 +172,8 @@ def _run(
     gc.collect()
     before = used_bytes(device)
     with PeakMemory(device) as memory:
-        runtime = LLMInferenceRuntime(engine, device=device, prefix_cache_bytes=0)
-        clock.done("load")
+        runtime = LLMInferenceRuntime(engine, device=device, prefix_cache_bytes=0, decode=args.decode)
+        clock.done("load", f"fused kernels decode batches of up to {runtime.fused_rows}")
         graphs = args.graphs and runtime.capture_decoding_cuda_graph()
         clock.done("capture", "decode steps are graphs" if graphs else "no graphs")
         for batch in args.batch:
@@ -192,7 +193,7 @@ def _run(
             if profile is not None:
                 kernels[str(batch)] = profile_steps(runtime, requests[batch], profile)
                 print(format_table(kernels[str(batch)]), file=sys.stderr)
-        in_use = used_bytes(device) - before
+        in_use, fused_rows = used_bytes(device) - before, runtime.fused_rows
     width = BYTES_PER_VALUE[args.precision]
     weights = args.shape.parameters * width
     cache = max(args.batch) * (prompt + args.tokens) * args.shape.cache_values_per_token * width
@@ -201,6 +202,7 @@ def _run(
     clock.done("close", f"{in_use / 1e9:.3f} GB were in use, {overhead:.1%} over weights, KV rows, states")
     return {
         "cuda_graphs": bool(graphs),
+        "fused_rows": fused_rows,
         "batches": batches,
         "memory_bytes": {
             "weights": weights,
@@ -285,6 +287,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="precision of the weights (default: %(default)s)",
     )
     add("--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)")
+    add(
+        "--decode",
+        choices=DECODES,
+        default=AUTO,
+        help="what executes decode steps: the engine, the fused kernels, or the faster one (default: "
+        "%(default)s)",
+    )
     add("--batch", type=_batches, default="1", metavar="N[,N...]", help="batch sizes (default: %(default)s)")
     add(
         "--context",

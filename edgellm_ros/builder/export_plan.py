@@ -50,6 +50,7 @@ from edgellm_ros.engine_directory.files import (
     VERIFY,
     graph_path,
 )
+from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
 EMBEDDING_FILE = "embedding.safetensors"
@@ -175,6 +176,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
     adapters = read_adapters(folders, inputs, options.max_lora_rank)
+    if model.describe_llm is not None and options.precision != "fp32" and not weights.is_quantized:
+        texts[FUSED_FILE] = model.describe_llm(llm_options, llm, Path(graph_path("llm")).name).contents()
     if options.max_lora_rank is None:
         rank = max((adapter.rank for adapter in adapters.values()), default=0)
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))

@@ -21,6 +21,7 @@ from edgellm_ros.builder.export_plan import (
 from edgellm_ros.builder.vocabulary import VOCAB_MAP
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, list_files
+from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 
 
 def export(
@@ -93,6 +94,7 @@ def _write(plan: ExportPlan, engine: Path) -> EngineConfig:
     _clear(engine)
     files = [*plan.texts, *plan.tensors]
     for name, contents in plan.texts.items():
+        (engine / name).parent.mkdir(exist_ok=True)
         (engine / name).write_bytes(contents)
     for name, tensor in plan.tensors.items():
         (engine / name).parent.mkdir(exist_ok=True)
@@ -112,7 +114,7 @@ def _clear(engine: Path) -> None:
     """
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
-    optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE)
+    optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE, FUSED_FILE)
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     for pattern in (*graphs, "*/*.plan*", *optional):

@@ -28,7 +28,7 @@ FLOAT = ir.DataType.FLOAT
 INT32 = ir.DataType.INT32
 INT64 = ir.DataType.INT64
 BOOL = ir.DataType.BOOL
-INLINE_BYTES = 256  # larger tensors are in the file of weights
+INLINE_BYTES = 256  # larger constants are in the file of weights, as are all weights
 
 Dim = int | str
 Place = tuple[str, int]  # name of a file of weights, offset in it
@@ -256,6 +256,10 @@ class GraphBuilder:
             if isinstance(value.const_value, Weight):
                 yield name, value.const_value
 
+    def stored_weights(self, file: str) -> dict[str, Place]:
+        """Return the place of each weight and large constant, for a graph saved as `file`."""
+        return self._places(file)
+
     def _external(self) -> list[ir.TensorProtocol]:
         """List the tensors in the graph's own file of weights, in its order.
 
@@ -267,9 +271,10 @@ class GraphBuilder:
             tensor
             for tensor in tensors
             if tensor is not None
-            and tensor.nbytes > INLINE_BYTES
             and tensor.name not in self._shared
-            and (self._original is None or isinstance(tensor, Weight))
+            and (
+                isinstance(tensor, Weight) or (self._original is None and tensor.nbytes > INLINE_BYTES)
+            )
         ]
 
     def _places(self, name: str) -> dict[str, Place]:

@@ -10,6 +10,7 @@ from edgellm_ros.builder.draft.fusion import Fusion
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.engine_directory.config import LanguageModelConfig, SpecialTokens
+from edgellm_ros.engine_directory.fused_model import FusedModel
 from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.vision_config import VisionConfig
 
@@ -39,6 +40,8 @@ class Model:
     stop_token_ids: tuple[int, ...]
     build_llm: Callable[[LLMOptions], ModelBuilder]  # llm/model.onnx
     build_cuda_llm: Callable[[LLMOptions], ModelBuilder] | None = None  # llm/model.cuda.onnx
+    describe_llm: Callable[[LLMOptions, ModelBuilder, str], FusedModel] | None = None  # llm/fused.json
+    # ^ function of options, graph and its file's name; None for layers that the fused kernels lack
     verifies_drafts: bool = False  # whether `build_llm` and `build_cuda_llm` take the option `fusion`
     position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
     vision: VisionConfig | None = None

@@ -13,6 +13,7 @@ from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection
 from edgellm_ros.builder.decoder import DecoderArchitecture, build_decoder
 from edgellm_ros.builder.decoder_cuda import build_cuda_decoder
+from edgellm_ros.builder.fused import describe_decoder
 from edgellm_ros.builder.lm_head import LM_HEAD_TENSOR, find_lm_head
 from edgellm_ros.builder.model import Model
 from edgellm_ros.builder.rope import read_position_limit
@@ -112,6 +113,7 @@ def make_text_model(
         stop_token_ids=stop_token_ids(text, generation) if stops is None else stops,
         build_llm=partial(build_decoder, decoder, weights),
         build_cuda_llm=partial(build_cuda_decoder, decoder, weights),
+        describe_llm=partial(describe_decoder, decoder),
         verifies_drafts=True,
         position_limit=read_position_limit(text)[1],
     )

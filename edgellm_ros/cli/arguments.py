@@ -91,6 +91,17 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         group.add_argument(name, type=integer(least), metavar="N", help=f"{text} (default: the drafter's)")
 
 
+def add_decode(parser: argparse.ArgumentParser) -> None:
+    """Add the option --decode."""
+    parser.add_argument(
+        "--decode",
+        choices=("auto", "engine", "fused"),
+        default="auto",
+        help="what executes decode steps: the engine, or the fused kernels (--device cuda, fp16 or bf16); "
+        "auto: the faster one (default: %(default)s)",
+    )
+
+
 def drafting(args: argparse.Namespace, config: EngineConfig) -> SpecDecodeDraftingConfig | None:
     """Return the configuration that the options of `add_drafting` ask for, with this engine.
 

@@ -24,7 +24,7 @@ Examples
     edgellm bench engines/arena --runs 50 --device cuda
 
 Last JSON line: `stages` (median and p90 in seconds), `decode_step_s`, `tokens_per_s`, `decode_bytes`,
-`copy_bandwidth_bytes_per_s`, `share_of_memory_limit`, `drafting`, `tokens_per_verification`.
+`copy_bandwidth_bytes_per_s`, `share_of_memory_limit`, `drafting`, `fused_rows`, `tokens_per_verification`.
 
 """
 
@@ -85,6 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     arguments.add_drafting(parser)
     arguments.add_device(parser)
+    arguments.add_decode(parser)
     parser.set_defaults(run=run)
 
 
@@ -106,13 +107,17 @@ def run(args: argparse.Namespace) -> int:
         action_samples=0 if config.action is None else args.action_samples,
     )
     with LLMInferenceRuntime(
-        args.engine_dir, device=args.device, prefix_cache_bytes=0, drafting=arguments.drafting(args, config)
+        args.engine_dir,
+        device=args.device,
+        prefix_cache_bytes=0,
+        drafting=arguments.drafting(args, config),
+        decode=args.decode,
     ) as runtime:
         runtime.capture_decoding_cuda_graph()
         for _ in range(args.warmup):
             runtime.handle_request(request)
         responses = [runtime.handle_request(request) for _ in range(args.runs)]
-        drafted = runtime.spec_decode_generation_metrics
+        drafted, fused_rows = runtime.spec_decode_generation_metrics, runtime.fused_rows
 
     stages = {}
     for stage in STAGES:
@@ -136,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
         "decode_step_s": step_s,
         "tokens_per_s": None if not step_s else 1 / step_s,
         "drafting": drafted.strategy or "off",
+        "fused_rows": fused_rows,
         "tokens_per_verification": drafted.tokens_per_verification if drafted.strategy else None,
         "decode_bytes": model,
         "copy_bandwidth_bytes_per_s": bandwidth,

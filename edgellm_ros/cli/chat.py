@@ -59,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_sampling(parser)
     arguments.add_drafting(parser)
     arguments.add_device(parser)
+    arguments.add_decode(parser)
     parser.set_defaults(run=run)
 
 
@@ -71,7 +72,11 @@ def run(args: argparse.Namespace) -> int:
     sampling_params(args, config)  # wrong options are refused before the engines load
     adapters = lora_dirs(args.lora, args.engine_dir)
     with LLMInferenceRuntime(
-        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args, config)
+        args.engine_dir,
+        device=args.device,
+        lora_dirs=adapters,
+        drafting=arguments.drafting(args, config),
+        decode=args.decode,
     ) as runtime:
         chat = Chat(runtime, args, config)
         for line in _lines():

@@ -72,6 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="LoRA adapter of the checkpoint to use (default: the base model)",
     )
     arguments.add_device(parser)
+    arguments.add_decode(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -96,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         action_samples=args.action_samples,
         spoken=args.spoken,
         lora=args.lora,
+        decode=args.decode,
     )
     display = Display(sys.stderr, args.episodes)
     try:

@@ -93,6 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     arguments.add_drafting(parser)
     arguments.add_device(parser)
+    arguments.add_decode(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -175,7 +176,11 @@ def run(args: argparse.Namespace) -> int:
     request = make_request(args, config, streamer)
     adapters = lora_dirs(args.lora, args.engine_dir)
     with LLMInferenceRuntime(
-        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=arguments.drafting(args, config)
+        args.engine_dir,
+        device=args.device,
+        lora_dirs=adapters,
+        drafting=arguments.drafting(args, config),
+        decode=args.decode,
     ) as runtime:
         response = runtime.handle_request(request)
         drafted = runtime.spec_decode_generation_metrics

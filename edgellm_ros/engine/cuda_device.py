@@ -48,6 +48,7 @@ class CudaDevice:
         self.arch = f"sm_{gpu.arch}"
         self.description = f"{gpu.name} ({self.arch})"
         self.multiprocessors = gpu.properties.multiprocessor_count
+        self.most_shared_memory = gpu.properties.max_shared_memory_per_block_optin  # bytes
         self.stream = gpu.create_stream()
         self._stream = driver.CUstream(int(self.stream.handle))
         self._context = check(driver.cuCtxGetCurrent(), "while opening the GPU")

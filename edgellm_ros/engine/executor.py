@@ -87,12 +87,14 @@ class EngineExecutor:
         threads: int = 0,
         backend: str = "",
         forms: Sequence[str] = (),
+        shared: Mapping[str, Tensor] | None = None,
     ) -> EngineExecutor:
         """Load `model.onnx`, or the variant in the same folder that the backend needs.
 
         - threads: of the CPU, 0 = one per core
         - backend: one of BACKENDS, "" = the device's default
         - forms: of variants, the first one counts that there is: "chain" for `model.chain.cuda.onnx`
+        - shared: weights on the device that ONNX Runtime uses in place, by name of the initializer
 
         FileNotFoundError, EngineError; ValueError for an unknown backend.
         """
@@ -110,7 +112,7 @@ class EngineExecutor:
         endings = [f".{form}.{device.memory}" for form in forms] + [f".{device.memory}"]  # model.cuda.onnx
         variants = (path.with_suffix(f"{ending}{path.suffix}") for ending in endings)
         path = next((variant for variant in variants if variant.is_file()), path)
-        return cls(OnnxRuntimeBackend(path, device, threads), f"{path.parent.name}/{path.name}")
+        return cls(OnnxRuntimeBackend(path, device, threads, shared), f"{path.parent.name}/{path.name}")
 
     def dtype(self, name: str) -> np.dtype:
         """Return the element type of a binding. EngineError for an unknown name."""

@@ -13,6 +13,7 @@ from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.onnxruntime_session import open_session, run_options
+from edgellm_ros.engine.shared_initializers import element_type, values_over
 from edgellm_ros.engine.tensor import Tensor
 
 DTYPES = {
@@ -24,11 +25,11 @@ DTYPES = {
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
-BFLOAT16, BFLOAT16_NUMBER = "tensor(bfloat16)", 16  # ONNX's number for a type that NumPy lacks
+BFLOAT16 = "tensor(bfloat16)"
 
 
 class OnnxRuntimeBackend:
-    """One ONNX file in one session.
+    """One ONNX file in one session. `shared`: weights in memory of the caller, by name of the initializer.
 
     Inputs and outputs are bound by address, without copies. ONNX Runtime's TensorScatter writes in place if
     its cache input and output have the same address.
@@ -52,7 +53,9 @@ class OnnxRuntimeBackend:
 
     supports_empty_tensors = True
 
-    def __init__(self, path: Path, device: Device, threads: int = 0) -> None:
+    def __init__(
+        self, path: Path, device: Device, threads: int = 0, shared: Mapping[str, Tensor] | None = None
+    ) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -60,7 +63,9 @@ class OnnxRuntimeBackend:
         if not path.is_file():
             raise FileNotFoundError(f"{path} not found")
         try:
-            self._session = open_session(path, device, threads)
+            self._shared = dict(shared or {})
+            self._values = values_over(self._shared, device.memory)
+            self._session = open_session(path, device, threads, self._values)
         except EngineError:
             raise
         except Exception as error:  # onnxruntime raises many classes
@@ -79,7 +84,7 @@ class OnnxRuntimeBackend:
         for binding in self.bindings:
             tensor = tensors[binding.name]
             bind = bound.bind_input if binding.is_input else bound.bind_output
-            element = BFLOAT16_NUMBER if binding.dtype.name == "bfloat16" else binding.dtype.type
+            element = element_type(binding.dtype)
             bind(binding.name, self._device.memory, 0, element, tensor.shape, tensor.pointer)
         return bound
 

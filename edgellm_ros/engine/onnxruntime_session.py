@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,20 @@ ATTENTION_KERNELS = 1 | 2 | 16
 CUBLAS_WORKSPACE = ":0:0"  # none
 
 
-def open_session(path: Path, device: Device | None = None, threads: int = 0) -> Any:
+def open_session(
+    path: Path, device: Device | None = None, threads: int = 0, initializers: Mapping[str, Any] | None = None
+) -> Any:
     """Open an `onnxruntime.InferenceSession` for a device; None = the CPU.
 
-    On a CPU the graph is lowered if it is too new for the library. EngineError if the library lacks CUDA.
+    On a CPU the graph is lowered if it is too new for the library. initializers: values in place of those in
+    the file (shared_initializers.py), which must live as long as the session. EngineError if the library
+    lacks CUDA.
     """
     import onnxruntime
 
     options = _session_options(onnxruntime, threads)
+    for name, value in (initializers or {}).items():
+        options.add_initializer(name, value)
     if device is not None and device.memory == "cuda":
         onnxruntime.set_default_logger_severity(FATAL)  # errors are raised; they are not logged too
         providers = [(CUDA, _cuda_options(onnxruntime, device))]

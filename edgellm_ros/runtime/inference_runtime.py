@@ -25,6 +25,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     check_drafting,
     drafting_config,
 )
+from edgellm_ros.runtime.fused.loading import AUTO
 from edgellm_ros.runtime.metrics import (
     ActionMetrics,
     LLMGenerationMetrics,
@@ -52,9 +53,12 @@ class LLMInferenceRuntime:
     - decode_backend: "onnxruntime" or "tensorrt" for decode steps; "" = same as for prefills
     - drafting: speculative decoding: a configuration, or "eagle", "lookup" with its defaults; None or "off" =
       one token per step
+    - decode: "fused" executes decode steps in the fused kernels (docs/performance.md), "engine" in the
+      engine; "auto" in the faster one, measured when the engines are loaded, if both are available
 
     FileNotFoundError or ValueError for a damaged engine directory or adapter, or for drafting that the engine
-    does not support; EngineError for an unusable device or engine.
+    does not support; EngineError for an unusable device or engine, or if `decode` is "fused" and the fused
+    kernels are not available.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class LLMInferenceRuntime:
         prefix_cache_bytes: int | None = None,
         decode_backend: str = "",
         drafting: SpecDecodeDraftingConfig | str | None = None,
+        decode: str = AUTO,
     ) -> None:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
@@ -87,6 +92,7 @@ class LLMInferenceRuntime:
             prefix_cache_bytes,
             decode_backend,
             drafting,
+            decode,
         )
 
     @overload
@@ -291,6 +297,11 @@ class LLMInferenceRuntime:
     def has_draft_model(self) -> bool:
         """Whether a draft head is loaded."""
         return self.speculative_decoding_strategy_name == EAGLE
+
+    @property
+    def fused_rows(self) -> int:
+        """Largest batch that the fused kernels decode; 0 = the engine decodes all."""
+        return self.pipeline.runner.most_fused_rows
 
     @property
     def multimodal_metrics(self) -> MultimodalMetrics:

@@ -18,6 +18,7 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import CHAIN, graph_path
@@ -42,6 +43,8 @@ from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.fused.choice import choose_by_time
+from edgellm_ros.runtime.fused.loading import AUTO, load_fused
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
@@ -71,6 +74,7 @@ class Pipeline:
         prefix_cache_bytes: int | None,
         decode_backend: str,
         drafting: SpecDecodeDraftingConfig | None = None,
+        decode: str = AUTO,
     ) -> None:
         # 1. the device and the engines
         self.config = config
@@ -81,15 +85,19 @@ class Pipeline:
         only_chains = drafting is not None and drafting.is_chain
         forms = (CHAIN,) if only_chains else ()
 
-        def engine(graph: str, backend: str = "") -> EngineExecutor:
-            return EngineExecutor.open(root / graph_path(graph), self.device, threads, backend, forms)
+        def engine(
+            graph: str, backend: str = "", shared: Mapping[str, Tensor] | None = None
+        ) -> EngineExecutor:
+            path = root / graph_path(graph)
+            return EngineExecutor.open(path, self.device, threads, backend, forms, shared)
 
         builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
         llm = base_graph(drafting, config)
+        fused = load_fused(root, config, self.device, decode, decode_backend, drafting is not None)
         decode_engine = engine(llm, decode_backend) if decode_backend else None
         self.runner = LLMEngineRunner(
-            engine(llm),
+            engine(llm, shared=fused.shared if fused else None),
             config,
             self.device,
             kernels,
@@ -98,6 +106,8 @@ class Pipeline:
             max_tree_size=drafting.tree_size if drafting else 0,
             only_chains=only_chains,
             fused_size=fused_size(drafting, config),
+            fused_executor=fused.executor if fused else None,
+            most_fused_rows=fused.most_rows if fused else 0,
         )
         self.vision = self.audio = self.action = None
         if config.vision is not None:
@@ -177,6 +187,8 @@ class Pipeline:
                 metrics.spec_decode,
             )
         self.use_decode_method(method)
+        if fused is not None and decode == AUTO:
+            choose_by_time(self.device, self.runner, self.embedder, self.logits)
 
         # 4. state that outlives a batch: prefixes, hidden states
         head_cache = self.drafter.kv_cache if self.drafter is not None else None

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rclpy.logging import get_logger
 
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.node.runtime_opening import open_runtime
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.tiny_adapter import write_adapter
@@ -40,6 +41,11 @@ def test_drafting_that_the_engine_does_not_support(tiny_engine):
         open_runtime(parameters_of(tiny_engine, drafting="eagle"), get_logger("test"))
 
 
+def test_fused_decoding_on_a_device_without_it(tiny_engine):
+    with pytest.raises(EngineError, match="fused decoding is not available: it needs the device 'cuda'"):
+        open_runtime(parameters_of(tiny_engine, decode="fused"), get_logger("test"))
+
+
 def parameters_of(engine, **changes) -> SimpleNamespace:
     """Make the parameters that `open_runtime` reads."""
     values = {
@@ -51,6 +57,7 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "draft_top_k": 0,
         "draft_steps": 0,
         "verify_tree_size": 0,
+        "decode": "auto",
         "loras": [""],
         "lora": "",
         "noise_seed": 0,

@@ -51,7 +51,7 @@ def engines(request, tmp_path_factory):
 def test_an_engine_with_lengths_prefills_one_prompt_per_run(engines, monkeypatch):
     with LLMInferenceRuntime(engines[1], "cpu") as runtime:
         runs = []
-        executor = runtime.pipeline.runner._prefill
+        executor = runtime.pipeline.runner._prefill.executor
         prepare = executor.prepare
         monkeypatch.setattr(
             executor,

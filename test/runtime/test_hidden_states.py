@@ -130,7 +130,8 @@ def test_an_engine_without_hidden_state_outputs_has_layer_0_only(runtime):
     runtime.handle_request(request(), output_thinker_embeddings=True)
     assert runtime.base_model_hidden_states(0) is not None
     assert runtime.base_model_hidden_states(1) is None
-    assert not any(name.startswith("hidden_states") for name in runtime.pipeline.runner._prefill.bindings)
+    bindings = runtime.pipeline.runner._prefill.executor.bindings
+    assert not any(name.startswith("hidden_states") for name in bindings)
 
 
 def test_hidden_states_of_a_layer_without_output_are_none(open_runtime):

@@ -46,7 +46,8 @@ def test_both_graphs_answer_alike_alone_in_batches_and_with_a_saved_prompt(engin
     answers = []
     for engine in engines:
         with LLMInferenceRuntime(engine, "cpu") as runtime:
-            assert ("attention_mask" in runtime.pipeline.runner._decode.bindings) == (engine.name == "mask")
+            bindings = runtime.pipeline.runner._decode.executor.bindings
+            assert ("attention_mask" in bindings) == (engine.name == "mask")
             found = [*map(runtime.handle_request, REQUESTS), *runtime.handle_request(REQUESTS)]
             runtime.gen_and_save_system_prompt_kv_cache(SYSTEM)
             found += runtime.handle_request(REQUESTS)

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from cuda.bindings import nvrtc
@@ -40,7 +41,11 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 def source(files: Files = KERNELS) -> str:
     """Return the program of some files; compiler messages name file and line."""
-    folder = Path(__file__).parent
+    return join_sources(Path(__file__).parent, files)
+
+
+def join_sources(folder: Path, files: Files) -> str:
+    """Return files of a folder as one program."""
     return "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}' for name in files)
 
 
@@ -62,8 +67,13 @@ def compile_kernels(arch: str, files: Files = KERNELS) -> bytes:
 
     EngineError with the compiler's message.
     """
+    return compile_source(arch, source(files), options(arch))
+
+
+def compile_source(arch: str, program: str, chosen: ProgramOptions) -> bytes:
+    """Compile a program to a cubin. EngineError with the compiler's message."""
     try:
-        return bytes(Program(source(files), "c++", options(arch)).compile("cubin").code)
+        return bytes(Program(program, "c++", chosen).compile("cubin").code)
     except Exception as error:  # cuda-core has no class that covers a bad architecture and a bad program
         raise EngineError(f"cannot compile the CUDA kernels for {arch!r}: {error}") from error
 
@@ -71,17 +81,30 @@ def compile_kernels(arch: str, files: Files = KERNELS) -> bytes:
 def cached_kernels(arch: str, directory: Path | None = None, files: Files = KERNELS) -> bytes:
     """Return a program's cubin for an architecture, compiled or from a cache folder.
 
-    directory: None = `cache_directory()`. A damaged file is replaced. If the folder is not writable, the
-    kernels are compiled each time.
+    directory: None = `cache_directory()`.
     """
-    file = (directory or cache_directory()) / f"{arch}-{_key(arch, files)}.cubin"
+    return cached(arch, source(files), options(arch), lambda: compile_kernels(arch, files), directory)
+
+
+def cached(
+    arch: str,
+    program: str,
+    chosen: ProgramOptions,
+    compile: Callable[[], bytes],
+    directory: Path | None = None,
+) -> bytes:
+    """Return the cubin of a program with these options from a cache folder; compile it if there is none.
+
+    A damaged file is replaced. If the folder is not writable, the kernels are compiled each time.
+    """
+    file = (directory or cache_directory()) / f"{arch}-{_key(arch, program, chosen)}.cubin"
     try:
         content = file.read_bytes()
     except OSError:
         content = b""
     digest, cubin = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
     if not cubin or hashlib.sha256(cubin).digest() != digest:
-        cubin = compile_kernels(arch, files)
+        cubin = compile()
         _write(file, hashlib.sha256(cubin).digest() + cubin)
     return cubin
 
@@ -99,12 +122,12 @@ def cache_directory() -> Path:
     return Path(cache) / "edgellm_ros" / "cuda"
 
 
-def _key(arch: str, files: Files) -> str:
+def _key(arch: str, program: str, chosen: ProgramOptions) -> str:
     """Return a hash of everything that the cubin depends on."""
     status, major, minor = nvrtc.nvrtcVersion()
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise EngineError(f"cannot read the version of NVRTC: {status.name}")
-    parts = (source(files), arch, f"{major}.{minor}", repr(options(arch).as_bytes("nvrtc")))
+    parts = (program, arch, f"{major}.{minor}", repr(chosen.as_bytes("nvrtc")))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -53,6 +53,7 @@ class DemoOptions:
     action_samples: int
     spoken: bool = False
     lora: str = ""
+    decode: str = "auto"
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -100,6 +101,7 @@ def node_arguments(options: DemoOptions) -> list[str]:
     parameters = {
         "engine_dir": str(options.engine_dir.resolve()),
         "device": options.device,
+        "decode": options.decode,
         "plan_on": "image",
         "action_samples": options.action_samples,
         "lora": options.lora,

@@ -175,6 +175,13 @@ SPECS: dict[str, Spec] = {
         1024,
         fixed=True,
     ),
+    "decode": Spec(
+        "auto",
+        "What executes decode steps: the engine, or the fused kernels (device cuda, an engine in fp16 or "
+        "bf16), which differ in last bits. auto = the faster one, measured when the node is configured.",
+        choices=("auto", "engine", "fused"),
+        fixed=True,
+    ),
     "system_prompt": Spec("", "System prompt of requests without their own."),
     "action_samples": Spec(1, "Trajectories sampled per command; 0 = text only.", 0, 1024),
     "denoise_steps": Spec(
@@ -266,6 +273,7 @@ class Parameters:
     draft_top_k: int
     draft_steps: int
     verify_tree_size: int
+    decode: str
     system_prompt: str
     action_samples: int
     denoise_steps: int

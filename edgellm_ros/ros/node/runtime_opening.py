@@ -37,6 +37,7 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
         parameters.device,
         prefix_cache_bytes=None if size < 0 else size * 1_000_000,
         drafting=drafting,
+        decode=parameters.decode,
     )
     path = parameters.prefix_cache_file
     try:

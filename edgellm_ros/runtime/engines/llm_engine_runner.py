@@ -8,6 +8,7 @@ are inputs too. Prefill and decode may use two backends on one KV cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -33,6 +34,16 @@ DECODE_PROFILE = 1
 VERIFICATION_PROFILE = 2
 
 
+@dataclass(frozen=True)
+class _Engine:
+    """An executor with its attention inputs, and the tensors of its decode steps by batch size."""
+
+    executor: EngineExecutor
+    inputs: AttentionInputs
+    fused: bool = False  # the fused kernels, which take no more tensors than they use
+    windows: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
 class LLMEngineRunner:
     """The language model on a device.
 
@@ -45,8 +56,10 @@ class LLMEngineRunner:
       none
     - only_chains: whether each node of such a tree has one child at most
     - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
+    - fused_executor: executes decode steps of at most `most_fused_rows` rows without adapters; None = the
+      executor of the other decode steps
 
-    EngineError if the two executors cannot share a KV cache, or for trees that are no chains on an engine
+    EngineError if the executors cannot share a KV cache, or for trees that are no chains on an engine
     without a mask.
     """
 
@@ -61,12 +74,15 @@ class LLMEngineRunner:
         max_tree_size: int = 0,
         only_chains: bool = False,
         fused_size: int = 0,
+        fused_executor: EngineExecutor | None = None,
+        most_fused_rows: int = 0,
     ) -> None:
         self.config = config
-        self._prefill, self._decode = executor, decode_executor or executor
+        decode_executor = decode_executor or executor
         self._device = device
         capacity = config.max_kv_cache_capacity
-        _check_engines(self._prefill, self._decode, capacity)
+        _check_engines(executor, [decode_executor, *filter(None, [fused_executor])], capacity)
+        self.most_fused_rows = most_fused_rows if fused_executor is not None else 0
         self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.kv_cache = LinearKVCache(
             device,
@@ -92,16 +108,20 @@ class LLMEngineRunner:
             config.rope_config, capacity + positions_beyond, device
         )
         tokens = max(config.max_supported_input_length, max_tree_size)
-        self._prefill_inputs = self._decode_inputs = AttentionInputs(
-            executor.bindings, config.rope_config, device, kernels, self.kv_cache, self.rope_table, tokens
-        )
-        if self._decode is not self._prefill:
-            bindings = self._decode.bindings
-            self._decode_inputs = AttentionInputs(
-                bindings, config.rope_config, device, kernels, self.kv_cache, self.rope_table, tokens
+
+        def engine(executor: EngineExecutor, fused: bool = False) -> _Engine:
+            bindings, rope = executor.bindings, config.rope_config
+            inputs = AttentionInputs(bindings, rope, device, kernels, self.kv_cache, self.rope_table, tokens)
+            return _Engine(executor, inputs, fused)
+
+        self._prefill = self._decode = engine(executor)
+        if decode_executor is not executor:
+            self._decode = engine(decode_executor)
+        self._fused_decode = self._decode if fused_executor is None else engine(fused_executor, fused=True)
+        if max_tree_size and not (only_chains or self._decode.inputs.has_mask):
+            raise EngineError(
+                f"{decode_executor.name}: drafting trees needs an engine with an attention mask"
             )
-        if max_tree_size and not (only_chains or self._decode_inputs.has_mask):
-            raise EngineError(f"{self._decode.name}: drafting trees needs an engine with an attention mask")
         batch = config.max_supported_batch_size
         self._last_token_ids = device.empty((batch, 1), np.int64)  # of a prefill: indices of the last tokens
         self._prompt_lengths = device.empty((batch,), np.int64)
@@ -117,12 +137,11 @@ class LLMEngineRunner:
             names.hidden_states(i): device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
         }
         self._shared: dict[str, Tensor] = {}
-        self._decode_windows: dict[int, dict[str, Tensor]] = {}  # by batch size
         self.loras = LoraAdapters(
             device,
             executor.bindings.values(),
             config.max_supported_lora_rank,
-            self._prefill.supports_empty_tensors and self._decode.supports_empty_tensors,
+            executor.supports_empty_tensors and decode_executor.supports_empty_tensors,
         )
 
     def execute_prefill_step(
@@ -153,8 +172,9 @@ class LLMEngineRunner:
         cache = self.kv_cache
         longest = max(cache.host_length(row) for row in rows)
         if longest + tokens > cache.capacity:
+            name = self._prefill.executor.name
             raise EngineError(
-                f"{self._prefill.name}: {tokens} tokens after {longest} exceed the capacity {cache.capacity}"
+                f"{name}: {tokens} tokens after {longest} exceed the capacity {cache.capacity}"
             )
         lengths = np.asarray(context_lengths, np.int64)
         last_token_ids, new_tokens = self._last_token_ids.rows(0, batch), self._prompt_lengths.rows(0, batch)
@@ -162,7 +182,7 @@ class LLMEngineRunner:
         self._device.upload(new_tokens, lengths)
         tensors = {
             names.INPUTS_EMBEDS: inputs_embeds,
-            **self._prefill_inputs.for_prefill(rows, positions),
+            **self._prefill.inputs.for_prefill(rows, positions),
             names.LAST_TOKEN_IDS: last_token_ids,
             names.LOGITS: output_logits,
             **cache.bindings(rows),
@@ -176,7 +196,7 @@ class LLMEngineRunner:
             },
             **self._fused_bindings(batch, tokens),
         }
-        self._execute(self._prefill, self._prefill_inputs, PREFILL_PROFILE, tensors, adapters)
+        self._execute(self._prefill, PREFILL_PROFILE, tensors, adapters)
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
             self.recurrent.commit_rows(rows, new_tokens)
@@ -190,9 +210,11 @@ class LLMEngineRunner:
         output_logits [B,1,V] float32; adapters: one for each row, empty = the base model for all. Only queues
         work on the device, so the step can be recorded as a graph.
         """
-        inputs = self._decode_tensors(inputs_embeds, output_logits)
-        self._decode_inputs.for_decode(inputs, range(inputs_embeds.shape[0]))
-        self._execute(self._decode, self._decode_inputs, DECODE_PROFILE, inputs, adapters)
+        batch = inputs_embeds.shape[0]
+        engine = self._engine_of_step(batch, adapters)
+        tensors = self._decode_tensors(engine, inputs_embeds, output_logits)
+        engine.inputs.for_decode(tensors, range(batch))
+        self._execute(engine, DECODE_PROFILE, tensors, adapters)
 
     def execute_tree_decoding_step(
         self,
@@ -210,10 +232,10 @@ class LLMEngineRunner:
         the device.
         """
         tensors = self._tree_tensors(inputs_embeds, output_logits)
-        self._decode_inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
+        self._decode.inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
         if self.recurrent is not None:
             self.recurrent.verified(kernels, tree.size)
-        self._execute(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
+        self._execute(self._decode, VERIFICATION_PROFILE, tensors, adapters)
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
         """Return the states of the last run's tokens that a draft head takes, [batch,tokens,Hd]."""
@@ -223,17 +245,18 @@ class LLMEngineRunner:
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
     ) -> list[BoundRun]:
         """Bind the tensors of a decode step; return the runs of the engine, which identify the step."""
-        tensors = self._decode_tensors(inputs_embeds, output_logits)
-        groups = self._groups(self._decode, self._decode_inputs, DECODE_PROFILE, tensors, adapters)
-        return [self._decode.bound_run for _ in groups]
+        engine = self._engine_of_step(inputs_embeds.shape[0], adapters)
+        tensors = self._decode_tensors(engine, inputs_embeds, output_logits)
+        groups = self._groups(engine, DECODE_PROFILE, tensors, adapters)
+        return [engine.executor.bound_run for _ in groups]
 
     def bind_tree_decoding_step(
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
     ) -> list[BoundRun]:
         """Bind the tensors of a verification of trees; return the runs of the engine."""
         tensors = self._tree_tensors(inputs_embeds, output_logits)
-        groups = self._groups(self._decode, self._decode_inputs, VERIFICATION_PROFILE, tensors, adapters)
-        return [self._decode.bound_run for _ in groups]
+        groups = self._groups(self._decode, VERIFICATION_PROFILE, tensors, adapters)
+        return [self._decode.executor.bound_run for _ in groups]
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Replace the LM head, the input `lm_head.weight` [H,V], from the next step on.
@@ -241,12 +264,13 @@ class LLMEngineRunner:
         Engines that were exported with `lm_head_input` have this input. Its address stays the same, so
         recorded steps use the new weights. EngineError for another name or shape.
         """
-        binding = self._prefill.bindings.get(name)
+        executor = self._prefill.executor
+        binding = executor.bindings.get(name)
         if name != names.LM_HEAD or binding is None or not binding.is_input:
-            raise EngineError(f"{self._prefill.name}: no extra input {name!r} (export with lm_head_input)")
+            raise EngineError(f"{executor.name}: no extra input {name!r} (export with lm_head_input)")
         if weights.shape != binding.shape:
             raise EngineError(
-                f"{self._prefill.name}: {name} must be {list(binding.shape)}, got {list(weights.shape)}"
+                f"{executor.name}: {name} must be {list(binding.shape)}, got {list(weights.shape)}"
             )
         if name not in self._shared:
             self._shared[name] = self._device.empty(weights.shape, binding.dtype)
@@ -254,17 +278,28 @@ class LLMEngineRunner:
 
     def share_embedding(self, table: Tensor) -> None:
         """Bind the embedding table [V,H] as the LM head, if the engine has this input."""
-        if names.EMBEDDING in self._prefill.bindings or names.EMBEDDING in self._decode.bindings:
+        engines = (self._prefill, self._decode, self._fused_decode)
+        if any(names.EMBEDDING in engine.executor.bindings for engine in engines):
             self._shared[names.EMBEDDING] = table
 
-    def _decode_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
+    def _engine_of_step(self, batch: int, adapters: Sequence[LoraAdapter]) -> _Engine:
+        """Return the engine that runs a decode step of so many rows with these adapters."""
+        if batch > self.most_fused_rows or any(adapter is not self.loras.base for adapter in adapters):
+            return self._decode
+        return self._fused_decode
+
+    def _decode_tensors(
+        self, engine: _Engine, inputs_embeds: Tensor, output_logits: Tensor
+    ) -> dict[str, Tensor]:
         batch = inputs_embeds.shape[0]
-        inputs = self._decode_windows.get(batch) or self._make_decode_inputs(range(batch))
+        if batch not in engine.windows:
+            engine.windows[batch] = self._decode_window(engine, range(batch))
+        inputs = engine.windows[batch]
         return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
     def _tree_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
         batch, nodes, _ = inputs_embeds.shape
-        tensors = self._step_tensors(range(batch), nodes, self._nodes_of(batch, nodes))
+        tensors = self._step_tensors(self._decode, range(batch), nodes, self._nodes_of(batch, nodes))
         if self.recurrent is not None:
             if nodes not in self._chain_lengths:
                 lengths = np.full(self.config.max_supported_batch_size, nodes)
@@ -273,20 +308,24 @@ class LLMEngineRunner:
             tensors |= self._recurrent_bindings(range(batch), lengths_of_rows, nodes)
         return tensors | {names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
-    def _make_decode_inputs(self, rows: range) -> dict[str, Tensor]:
+    def _decode_window(self, engine: _Engine, rows: range) -> dict[str, Tensor]:
         """Return views of the buffers of decode steps of this batch size."""
         batch = len(rows)
-        self._decode_windows[batch] = {
-            **self._step_tensors(rows, 1, self._first_token_ids.rows(0, batch)),
+        tensors = {
+            **self._step_tensors(engine, rows, 1, self._first_token_ids.rows(0, batch)),
             **self._recurrent_bindings(rows, self._one_token.rows(0, batch), 1),
         }
-        return self._decode_windows[batch]
+        if not engine.fused:
+            return tensors
+        return {name: tensor for name, tensor in tensors.items() if name in engine.executor.bindings}
 
-    def _step_tensors(self, rows: range, tokens: int, last_token_ids: Tensor) -> dict[str, Tensor]:
+    def _step_tensors(
+        self, engine: _Engine, rows: range, tokens: int, last_token_ids: Tensor
+    ) -> dict[str, Tensor]:
         """Return views of the buffers of a step of so many text tokens per row."""
         shape = (len(rows), tokens, self.config.hidden_size)
         return {
-            **self._decode_inputs.inputs(rows, tokens),
+            **engine.inputs.inputs(rows, tokens),
             names.LAST_TOKEN_IDS: last_token_ids,
             **self.kv_cache.bindings(rows),
             **{
@@ -316,20 +355,18 @@ class LLMEngineRunner:
 
     def _execute(
         self,
-        executor: EngineExecutor,
-        attention_inputs: AttentionInputs,
+        engine: _Engine,
         profile: int,
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
     ) -> None:
         """Run the engine over the batch: once per group of rows with one adapter."""
-        for _ in self._groups(executor, attention_inputs, profile, tensors, adapters):
-            executor.execute(self._device.stream)
+        for _ in self._groups(engine, profile, tensors, adapters):
+            engine.executor.execute(self._device.stream)
 
     def _groups(
         self,
-        executor: EngineExecutor,
-        attention_inputs: AttentionInputs,
+        engine: _Engine,
         profile: int,
         tensors: dict[str, Tensor],
         adapters: Sequence[LoraAdapter],
@@ -341,26 +378,27 @@ class LLMEngineRunner:
         """
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
-        alone = attention_inputs.needs_one_sequence_per_run(tokens)
+        alone = engine.inputs.needs_one_sequence_per_run(tokens)
         for (adapter, _), group in groupby(sequences, lambda pair: (pair[1], alone and pair[0])):
             rows = [row for row, _ in group]
-            part = attention_inputs.part(tensors, rows[0], rows[-1] + 1)
-            self._bind(executor, profile, part, adapter)
+            part = engine.inputs.part(tensors, rows[0], rows[-1] + 1)
+            self._bind(engine, profile, part, adapter)
             yield
 
     def _bind(
-        self, executor: EngineExecutor, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter
+        self, engine: _Engine, profile: int, tensors: dict[str, Tensor], adapter: LoraAdapter
     ) -> None:
         dims = run_sizes(tensors) | rank_sizes(adapter.rank)
+        executor, lora_inputs = engine.executor, {} if engine.fused else adapter.tensors
         shared = {name: tensor for name, tensor in self._shared.items() if name in executor.bindings}
-        bound = {**tensors, **shared, **adapter.tensors}
+        bound = {**tensors, **shared, **lora_inputs}
         executor.prepare(profile, dims, bound, self._device.stream)
 
 
-def _check_engines(prefill: EngineExecutor, decode: EngineExecutor, capacity: int) -> None:
-    """Raise EngineError unless both executors can share a KV cache."""
+def _check_engines(prefill: EngineExecutor, others: Sequence[EngineExecutor], capacity: int) -> None:
+    """Raise EngineError unless all executors can share a KV cache."""
     expected = prefill.dtype(names.key_cache(0))
-    for executor in (prefill, decode):
+    for executor in (prefill, *others):
         dtype, shape = executor.dtype(names.key_cache(0)), executor.bindings[names.key_cache(0)].shape
         if shape[2] != capacity:
             raise EngineError(

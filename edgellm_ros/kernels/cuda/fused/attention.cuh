@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of one new token per row to its cache, the visible rows of which are split over blocks.
+//
+// A block has one KV head, up to GROUP of the query heads that share it, and one split. LANES lanes read a cache row,
+// 8 values each. Every row of threads keeps its own maximum and sums; they are merged in a fixed order at the end.
+
+constexpr int HEADS_PER_KV = HEADS / KV_HEADS;
+constexpr int GROUPS = (HEADS_PER_KV + 3) / 4, GROUP = (HEADS_PER_KV + GROUPS - 1) / GROUPS;
+constexpr int LANES = HEAD_DIM <= 64 ? 8 : HEAD_DIM <= 128 ? 16 : 32;
+constexpr int ATTENTION_WARPS = ATTENTION_THREADS / 32, ROW_LANES = ATTENTION_THREADS / LANES;
+constexpr int AHEAD = 4;  // rows of keys and of values that a thread has on their way
+constexpr float LOWEST = -1e30f;
+
+// The cache rows that a token attends to, and their split.
+struct Splits {
+  int begin, end, share, used;
+
+  __device__ Splits(int length, int window) {
+    begin = window > 0 && length > window ? length - window : 0;
+    end = length;
+    const int even = (end - begin + SPLITS - 1) / SPLITS;
+    share = even > SPLIT_ROWS ? even : SPLIT_ROWS;
+    used = (end - begin + share - 1) / share;
+  }
+};
+
+// What one warp makes of a head of the new row: queries of the group, then keys and values. Lanes take every 32nd value.
+struct NewHead {
+  static constexpr int ELEMENTS = HEAD_DIM / 32;
+  int at[ELEMENTS], other[ELEMENTS];  // place of a value in the head, and of the one that it is rotated with
+  float values[ELEMENTS], scale[ELEMENTS], cos[ELEMENTS], sin[ELEMENTS], bias[ELEMENTS];
+
+  // Read what depends on no other kernel. norm: null for values; bias: of the head.
+  __device__ void prepare(const u16* norm, const u16* head_bias, const float* cos_row, const float* sin_row, bool rotate) {
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+      at[i] = other[i] = threadIdx.x % 32 + 32 * i;
+      bias[i] = QKV_BIAS ? to_float(head_bias[at[i]]) : 0.0f;
+      scale[i] = QK_NORM && norm ? to_float(norm[at[i]]) : 1.0f;
+      cos[i] = 1, sin[i] = 0;
+      if (!rotate || at[i] >= ROTARY_DIM) continue;
+      const bool second = INTERLEAVED ? at[i] % 2 : at[i] >= ROTARY_DIM / 2;
+      const int pair = INTERLEAVED ? at[i] / 2 : second ? at[i] - ROTARY_DIM / 2 : at[i];
+      other[i] = INTERLEAVED ? at[i] ^ 1 : second ? pair : at[i] + ROTARY_DIM / 2;
+      cos[i] = cos_row[pair], sin[i] = second ? sin_row[pair] : -sin_row[pair];
+    }
+  }
+
+  // Read the head from the product, from column `first` on, normalise and rotate it. place: the warp's own [D].
+  __device__ void make(const float* parts, int row, int first, bool norm, float* place) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) {
+      values[i] = sum_of_parts<QKV, QKV_PARTS>(parts, row, first + at[i]) + bias[i];
+      sum += values[i] * values[i];
+    }
+    if (QK_NORM && norm) {
+#pragma unroll
+      for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+      const float factor = rsqrt_fast(sum * (1.0f / HEAD_DIM) + EPSILON);
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; ++i) values[i] *= factor * scale[i];
+    }
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) place[at[i]] = values[i];
+    wait_for_lanes();
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; ++i) values[i] = values[i] * cos[i] + place[other[i]] * sin[i];
+  }
+};
+
+struct AttentionShared {
+  float fresh[GROUP + 2][HEAD_DIM], queries[GROUP][HEAD_DIM];
+  uint4 new_rows[2][HEAD_DIM / 8];  // k and v in the model's type
+  float merged[ATTENTION_WARPS][GROUP][HEAD_DIM], scales[ATTENTION_WARPS][GROUP][2];
+};
+
+__device__ inline void attend(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
+                              const float* cos_table, const float* sin_table, const i64* position_ids,
+                              const i64* kv_length, u16* key_cache, u16* value_cache, float* sums, float* scales,
+                              int window, const u16* next_weights, int next_bytes) {
+  static_assert(ATTENTION_WARPS >= GROUP + 2);
+  STATIC_SHARED(AttentionShared, own);
+  if (blockIdx.x >= KV_HEADS * GROUPS * SPLITS) {  // fills a multiprocessor that would have no block
+    wait_for_kernel_before();
+    return;
+  }
+  const int split = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS % GROUPS, kv_head = blockIdx.x / (SPLITS * GROUPS);
+  const int row = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row_lane = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
+  const int heads = HEADS_PER_KV - group * GROUP < GROUP ? HEADS_PER_KV - group * GROUP : GROUP;
+  const int first_head = kv_head * HEADS_PER_KV + group * GROUP;
+  const Splits splits((int)kv_length[row], window);
+  const int begin = splits.begin + split * splits.share, last = splits.end - 1;
+  const int end = begin + splits.share < splits.end ? begin + splits.share : splits.end;
+  const bool owner = begin <= last && last < end;  // of the new row
+  const i64 cache = ((i64)row * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+  const bool active = column < HEAD_DIM;
+
+  uint4 keys[AHEAD], values[AHEAD];
+  auto fetch = [&](int base) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const int cache_row = base + i * ROW_LANES + row_lane;
+      const bool valid = active && cache_row < end && cache_row != last;
+      const i64 place = cache + (i64)cache_row * HEAD_DIM + column;
+      keys[i] = valid ? load_once(key_cache + place) : uint4{0, 0, 0, 0};
+      values[i] = valid ? load_once(value_cache + place) : uint4{0, 0, 0, 0};
+    }
+  };
+  fetch(begin);
+  // one warp for each query head of the group, one for k, one for v
+  const bool is_query = warp < heads, is_key = owner && warp == GROUP, is_value = owner && warp == GROUP + 1;
+  const int from = is_query ? (first_head + warp) * HEAD_DIM
+                            : (HEADS + (is_key ? kv_head : KV_HEADS + kv_head)) * HEAD_DIM;
+  NewHead fresh_head;
+  if (is_query || is_key || is_value) {
+    const i64 position = position_ids[row] * (ROTARY_DIM / 2);
+    fresh_head.prepare(is_query ? q_norm : is_key ? k_norm : nullptr, bias + from, cos_table + position,
+                       sin_table + position, !is_value);
+  }
+  wait_for_kernel_before();
+  if (next_bytes > 0 && threadIdx.x == 0) {
+    const u32 blocks = gridDim.x * gridDim.y, share = ((u32)next_bytes / blocks + 127) / 128 * 128;
+    const u32 start = (blockIdx.y * gridDim.x + blockIdx.x) * share;
+    if (start < (u32)next_bytes)
+      prefetch(next_weights + start / 2, (u32)next_bytes - start < share ? (u32)next_bytes - start : share);
+  }
+  if (split >= splits.used) return;
+
+  if (is_query || is_key || is_value) {
+    fresh_head.make(parts, row, from, !is_value, own.fresh[warp]);
+#pragma unroll
+    for (int i = 0; i < NewHead::ELEMENTS; ++i) {
+      const int at = fresh_head.at[i];
+      // scores are in powers of two
+      if (is_query) {
+        own.queries[warp][at] = fresh_head.values[i] * (1.4426950408889634f * rsqrt_fast(HEAD_DIM));
+        continue;
+      }
+      const u16 bits = from_float(fresh_head.values[i]);
+      reinterpret_cast<u16*>(own.new_rows[is_key ? 0 : 1])[at] = bits;
+      if (group == 0) (is_key ? key_cache : value_cache)[cache + (i64)last * HEAD_DIM + at] = bits;
+    }
+  }
+  __syncthreads();
+
+  float q[GROUP][8], result[GROUP][8] = {}, highest[GROUP], total[GROUP];
+#pragma unroll
+  for (int head = 0; head < GROUP; ++head) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) q[head][j] = active && head < heads ? own.queries[head][column + j] : 0.0f;
+    highest[head] = LOWEST, total[head] = 0;
+  }
+  for (int base = begin; base < end; base += AHEAD * ROW_LANES) {
+    if (base != begin) fetch(base);
+    float scores[AHEAD][GROUP];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const int cache_row = base + i * ROW_LANES + row_lane;
+      if (owner && cache_row == last && active) keys[i] = own.new_rows[0][column / 8], values[i] = own.new_rows[1][column / 8];
+      float key[8];
+      unpack(key, keys[i]);
+#pragma unroll
+      for (int head = 0; head < GROUP; ++head) scores[i][head] = dot(q[head], key);
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i)
+#pragma unroll
+      for (int head = 0; head < GROUP; ++head)
+#pragma unroll
+        for (int other = LANES / 2; other > 0; other /= 2)
+          scores[i][head] += __shfl_xor_sync(~0u, scores[i][head], other);
+#pragma unroll
+    for (int head = 0; head < GROUP; ++head) {
+      float high = highest[head];
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i)
+        if (base + i * ROW_LANES + row_lane < end) high = fmaxf(high, scores[i][head]);
+      const float factor = exp2_fast(highest[head] - high);
+      highest[head] = high, total[head] *= factor;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) result[head][j] *= factor;
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      float value[8];
+      unpack(value, values[i]);
+      const bool inside = base + i * ROW_LANES + row_lane < end;
+#pragma unroll
+      for (int head = 0; head < GROUP; ++head) {
+        const float weight = inside ? exp2_fast(scores[i][head] - highest[head]) : 0.0f;
+        total[head] += weight;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) result[head][j] += weight * value[j];
+      }
+    }
+  }
+
+#pragma unroll
+  for (int head = 0; head < GROUP; ++head) {
+#pragma unroll
+    for (int other = LANES; other < 32; other *= 2) {
+      const float high = fmaxf(highest[head], __shfl_xor_sync(~0u, highest[head], other));
+      const float factor = exp2_fast(highest[head] - high);
+      total[head] *= factor;
+      total[head] += __shfl_xor_sync(~0u, total[head], other);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        result[head][j] *= factor;
+        result[head][j] += __shfl_xor_sync(~0u, result[head][j], other);
+      }
+      highest[head] = high;
+    }
+    if (lane < LANES && active)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) own.merged[warp][head][column + j] = result[head][j];
+    if (lane == 0) own.scales[warp][head][0] = highest[head], own.scales[warp][head][1] = total[head];
+  }
+  __syncthreads();
+  for (int at = threadIdx.x; at < heads * HEAD_DIM; at += ATTENTION_THREADS) {
+    const int head = at / HEAD_DIM, dim = at % HEAD_DIM;
+    float high = LOWEST, sum = 0, value = 0;
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; ++w) high = fmaxf(high, own.scales[w][head][0]);
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; ++w) {
+      const float factor = exp2_fast(own.scales[w][head][0] - high);
+      sum += factor * own.scales[w][head][1], value += factor * own.merged[w][head][dim];
+    }
+    const int place = (row * SPLITS + split) * HEADS + first_head + head;
+    sums[place * HEAD_DIM + dim] = value;
+    if (dim == 0) scales[2 * place] = high, scales[2 * place + 1] = sum;
+  }
+}
+
+// What the splits of some heads count in the result: in shared memory [ROWS,LOCAL,SPLITS], from head `first` on.
+template <int LOCAL>
+__device__ inline void split_weights(float* weights, const float* scales, const int* used_splits, int first, int rows) {
+  const int lane = threadIdx.x % 32;
+  for (int place = threadIdx.x / 32; place < rows * LOCAL; place += THREADS / 32) {
+    const int row = place / LOCAL, head = (first + place % LOCAL) % HEADS;
+    const bool used = lane < used_splits[row];
+    float2 scale = {LOWEST, 0};
+    if (used) scale = load(reinterpret_cast<const float2*>(scales) + (row * SPLITS + lane) * HEADS + head);
+    float high = scale.x;
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, other));
+    const float weight = used ? exp2_fast(scale.x - high) : 0.0f;
+    float sum = weight * scale.y;
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    if (lane < SPLITS) weights[place * SPLITS + lane] = weight / sum;
+  }
+}

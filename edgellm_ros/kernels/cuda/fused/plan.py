@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedPlan: how the products of a decode step are cut into tiles and shares, for one GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+
+WARP = 32
+COPY = 16  # bytes of one asynchronous copy: 8 values
+MOST_SPLITS = 32
+RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
+
+
+@dataclass(frozen=True)
+class FusedTuning:
+    """Sizes that the time of a step depends on, and its results do not.
+
+    - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
+      columns
+    - stages: steps of weights that a block has on their way to shared memory
+    - blocks: blocks of a product per multiprocessor
+    - split_rows: the fewest cache rows of a split of the attention
+    - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
+      multiprocessor and asks for so much shared memory that no other number fits, so that the blocks of a
+      kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
+      0: no limit.
+    - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
+    - early_start: kernels may start before those before them have ended, where the GPU supports it
+    """
+
+    threads: int = 512
+    tile: int = 64
+    narrow_tile: int = 128
+    head_tile: int = 64
+    stages: int = 13
+    blocks: int = 1
+    attention_threads: int = 256
+    attention_blocks: int = 1
+    split_rows: int = 64
+    slots: int = 2
+    early_start: bool = True
+    prefetched_bytes: int = 0
+    trigger_first: bool = False
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """Shares of the blocks of one product [rows,k] times [k,n]; `Plan` in gemv.cuh is the same."""
+
+    k: int
+    n: int
+    tile: int
+    threads: int
+    stages: int
+    rows: int
+    most_blocks: int
+    all_of_x: bool
+    whole_tiles: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of a tile."""
+        lanes = self.threads * 8 // self.tile
+        return -(-self.k // lanes)
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return -(-self.n // self.tile)
+
+    @property
+    def units(self) -> int:
+        """Number of steps of all tiles."""
+        return self.tiles * self.steps
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, each with at least one step."""
+        return min(self.most_blocks, self.tiles if self.whole_tiles else self.units)
+
+    @property
+    def parts(self) -> int:
+        """Largest number of blocks that share a tile."""
+        return max(
+            self._block_of((tile + 1) * self.steps - 1) - self._block_of(tile * self.steps) + 1
+            for tile in range(self.tiles)
+        )
+
+    @property
+    def width(self) -> int:
+        """Values of a row of x that a block has in shared memory."""
+        lanes = self.threads * 8 // self.tile
+        most = -(-self.units // self.blocks)
+        if self.whole_tiles:
+            most = -(-self.tiles // self.blocks) * self.steps
+        return lanes * (self.steps if self.all_of_x or most > self.steps else most)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
+        ring = COPY * self.stages * self.threads
+        return ring + 2 * self.width * self.rows + 4 * self.threads // WARP * self.tile * self.rows
+
+    def _block_of(self, unit: int) -> int:
+        return ((unit + 1) * self.blocks - 1) // self.units
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched.
+
+    early: the kernel may start before the one before it has ended; it waits by itself.
+    """
+
+    name: str
+    grid: tuple[int, int]
+    threads: int
+    shared: int = 0
+    early: bool = False
+
+
+class FusedPlan:
+    """All sizes that the kernels for one shape, GPU and number of rows are compiled with."""
+
+    def __init__(
+        self, shape: FusedShape, rows: int, multiprocessors: int, most_shared: int, tuning: FusedTuning
+    ) -> None:
+        self.shape, self.rows, self.tuning = shape, rows, tuning
+        self.shared: dict[str, int] = {}  # bytes of a block, by kernel
+        # Smaller blocks need less, for GPUs with little shared memory.
+        smaller = replace(tuning, threads=min(256, tuning.threads), narrow_tile=min(64, tuning.narrow_tile))
+        if not (self._fit(multiprocessors, most_shared) or self._fit(multiprocessors, most_shared, smaller)):
+            raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
+
+    def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning | None = None) -> bool:
+        """Choose shares and stages; return whether they fit into shared memory."""
+        self.tuning = tuning = tuning or self.tuning
+        slots = tuning.slots if self.rows == 1 else min(tuning.slots, 1)
+        for count in range(slots, -1, -1):
+            # so many blocks have room at once, and not one more
+            limit = (most_shared + RESERVED) // max(1, count) - RESERVED
+            least = (most_shared + RESERVED) // (count + 1) if count else 0
+            # More blocks have smaller shares of x, fewer stages a smaller ring.
+            factors = (1,) if count else (1, 2, 4, 8, 16)
+            for factor in factors:
+                for stages in range(tuning.stages, min(tuning.stages, 4 if count else 2) - 1, -1):
+                    self._cut(stages, multiprocessors, factor * tuning.blocks)
+                    if max(self.shared.values()) <= limit - self._shares_of_splits():
+                        self.fill = multiprocessors if count else 0
+                        self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
+                        self.shared["attention"] = least if count > 1 else 0
+                        return True
+        return False
+
+    def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
+        shape, tuning, rows = self.shape, self.tuning, self.rows
+        blocks = multiprocessors * blocks_each
+
+        def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
+            return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole)
+
+        self.stages = stages
+        self.products = {
+            "qkv": product(shape.hidden, shape.qkv_size, tuning.tile, True),
+            "o": product(shape.q_size, shape.hidden, tuning.narrow_tile, False),
+            "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, True),
+            "down": product(shape.inner, shape.hidden, tuning.narrow_tile, False),
+        }
+        self.blocks = {name: plan.blocks for name, plan in self.products.items()}
+        self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
+        if shape.tied:
+            self.blocks["lm_head"] = min(blocks, shape.vocab)
+            width = -(-shape.hidden // 256) * 256
+            warps = tuning.threads // WARP
+            self._head_bytes = COPY * stages * tuning.threads + 2 * width * rows + 4 * warps * rows
+        else:
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, True, True)
+            self.products["lm_head"] = plan
+            self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
+        self.shared["lm_head"] = self._head_bytes
+        per_kv_head = shape.heads // shape.kv_heads
+        self.groups = -(-per_kv_head // 4)
+        wanted = multiprocessors * tuning.attention_blocks // (shape.kv_heads * self.groups)
+        self.splits = max(1, min(MOST_SPLITS, wanted, -(-shape.capacity // tuning.split_rows)))
+
+    def _shares_of_splits(self) -> int:
+        """Return the bytes of static shared memory of the kernel `o`."""
+        heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
+        return 4 * self.rows * heads * self.splits
+
+    def launch(self, name: str, rows: int, early: bool) -> Launch:
+        """Return how a kernel is launched for so many rows."""
+        tuning, shared = self.tuning, self.shared[name]
+        if name == "attention":
+            blocks = self.shape.kv_heads * self.groups * self.splits
+            grid = max(blocks, self.fill if rows == 1 else 0), rows
+            return Launch(name, grid, tuning.attention_threads, shared, early)
+        return Launch(name, (max(self.fill, self.blocks[name]), 1), tuning.threads, shared, early)
+
+    def scratch_bytes(self) -> dict[str, int]:
+        """Return the sizes of the buffers between the kernels."""
+        shape, rows = self.shape, self.rows
+        return {
+            "residual": 8 * rows * shape.hidden,
+            "qkv": 4 * self.products["qkv"].parts * rows * shape.qkv_size,
+            "gate_up": 4 * self.products["gate_up"].parts * rows * 2 * shape.inner,
+            "split_sums": 4 * rows * self.splits * shape.q_size,
+            "split_scales": 8 * rows * self.splits * shape.heads,
+        }
+
+    def macros(self) -> list[tuple[str, str]]:
+        """Return names and values of the macros that the kernels are compiled with."""
+        shape, tuning = self.shape, self.tuning
+        values: dict[str, object] = {
+            "BF16": int(shape.dtype == "bf16"),
+            "ROWS": self.rows,
+            "THREADS": tuning.threads,
+            "STAGES": self.stages,
+            "TRIGGER_FIRST": int(tuning.trigger_first),
+            "ATTENTION_THREADS": tuning.attention_threads,
+            "SPLITS": self.splits,
+            "SPLIT_ROWS": tuning.split_rows,
+            "HIDDEN": shape.hidden,
+            "HEADS": shape.heads,
+            "KV_HEADS": shape.kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "INNER": shape.inner,
+            "VOCAB": shape.vocab,
+            "ROTARY_DIM": shape.rotary_dim,
+            "CAPACITY": shape.capacity,
+            "EPSILON": f"{float(shape.epsilon)!r}f",
+            "INTERLEAVED": int(shape.interleaved),
+            "QK_NORM": int(shape.qk_norm),
+            "QKV_BIAS": int(shape.qkv_bias),
+            "MLP_BIAS": int(shape.mlp_bias),
+            "TIED": int(shape.tied),
+            "LM_HEAD_BLOCKS": self.blocks["lm_head"],
+            "LM_HEAD_SHARED": self._head_bytes,
+        }
+        for name, plan in self.products.items():
+            prefix = name.upper()
+            values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
+            values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
+        return [(name, str(value)) for name, value in values.items()]

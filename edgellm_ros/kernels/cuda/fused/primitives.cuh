@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fused kernels need of the hardware: copies to shared memory, half-precision types, dependent launches.
+// test/doubles/fused_on_cpu has the same for a host compiler. No CUDA headers are needed.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+#define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
+#define STATIC_SHARED(type, name) __shared__ type name
+
+// A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.
+struct Place {
+  u32 address;
+
+  __device__ explicit Place(const uint4* memory) {
+    u64 wide;
+    asm volatile("cvta.to.shared.u64 %0, %1;" : "=l"(wide) : "l"(memory));
+    address = (u32)wide;
+  }
+  __device__ void advance(int places) { address += 16 * places; }
+  __device__ uint4 read() const {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address));
+    return value;
+  }
+};
+
+// Start to copy 16 bytes to shared memory; zeros unless `valid`.
+__device__ inline void copy_async(Place target, const void* source, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target.address), "l"(source), "r"(bytes)
+               : "memory");
+}
+__device__ inline void copy_async(Place target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target.address), "l"(source) : "memory");
+}
+
+// End a group of copies.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait until at most so many of this thread's groups are unfinished.
+template <int GROUPS>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+// Wait until the kernel before has ended and its writes can be read; then let blocks of the next kernel start, once
+// every block of this one has come here. So no more than two kernels run at once, and what a kernel waits for includes
+// all kernels before.
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (!TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
+__device__ inline void wait_for_lanes() { __syncwarp(); }
+
+// Start to read memory into the second-level cache; bytes: a multiple of 16.
+__device__ inline void prefetch(const void* address, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+#endif
+}
+
+// Reads that leave out the first-level cache, which may hold what a kernel before has overwritten.
+__device__ inline float load(const float* address) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+__device__ inline float2 load(const float2* address) {
+  float2 value;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(address));
+  return value;
+}
+__device__ inline longlong2 load(const longlong2* address) {
+  longlong2 value;
+  asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
+  return value;
+}
+
+// Read memory that no kernel of the step has written, once.
+__device__ inline uint4 load_once(const void* address) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
+#if BF16
+__device__ inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
+__device__ inline float2 to_floats(u32 bits) {
+  return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+}
+__device__ inline u16 from_float(float value) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+#else
+__device__ inline float to_float(u16 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+__device__ inline float2 to_floats(u32 bits) {
+  float2 values;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(values.x), "=f"(values.y)
+      : "r"(bits));
+  return values;
+}
+__device__ inline u16 from_float(float value) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+#endif
+
+__device__ inline float exp2_fast(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ inline float rsqrt_fast(float value) {
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ inline i64 round_to_integer(float value) { return __float2ll_rn(value); }

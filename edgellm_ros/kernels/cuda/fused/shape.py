@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedShape: the sizes and switches of a decoder that the fused kernels are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = ("fp16", "bf16")
+HEAD_DIMS = (64, 96, 128, 256)
+MOST_ROWS = 8
+MOST_HEADS_PER_KV_HEAD = 16
+ACTIVATIONS = ("silu",)
+
+
+@dataclass(frozen=True)
+class FusedShape:
+    """Sizes and switches of a decoder whose layers are attention and a gated feed-forward block.
+
+    - dtype: of weights, embeddings, caches and hidden states, "fp16" or "bf16"
+    - rotary_dim: R, the first values of a head that are rotated
+    - interleaved: a pair of rotated values is (2i, 2i + 1); False: (i, i + R/2)
+    - epsilon: of every RMSNorm
+    - qk_norm: an RMSNorm of each head's queries and keys before RoPE
+    - windows: sliding window of each layer, None = all tokens; empty = all tokens in all layers
+    - tied: the LM head is the embedding table [V,H]; otherwise it is [H,V]
+    - capacity: C, the rows of the KV cache
+    - max_rows: the largest batch
+    - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
+    """
+
+    dtype: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    rotary_dim: int
+    capacity: int
+    epsilon: float = 1e-6
+    interleaved: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
+    windows: tuple[int | None, ...] = ()
+    tied: bool = False
+    max_rows: int = 1
+    hidden_state_layers: tuple[int, ...] = ()
+
+    @property
+    def q_size(self) -> int:
+        """Number of query values of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Number of key values of a token."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        """Number of query, key and value values of a token."""
+        return self.q_size + 2 * self.kv_size
+
+    def window(self, layer: int) -> int | None:
+        """Return the sliding window of a layer, counted from 0; None if it sees the whole cache."""
+        window = self.windows[layer] if self.windows else None
+        return window if window is not None and window < self.capacity else None
+
+    def unsupported(self) -> str | None:
+        """Return why the kernels do not take this shape; None if they do."""
+        ratio = self.heads // self.kv_heads if self.kv_heads else 0
+        for problem, text in (
+            (self.dtype not in DTYPES, f"weights are {self.dtype}, not {' or '.join(DTYPES)}"),
+            (self.activation not in ACTIVATIONS, f"the activation is {self.activation}"),
+            (self.head_dim not in HEAD_DIMS, f"head_dim is {self.head_dim}, not one of {HEAD_DIMS}"),
+            (
+                not ratio or self.heads % self.kv_heads != 0 or ratio > MOST_HEADS_PER_KV_HEAD,
+                f"{self.heads} heads share {self.kv_heads} KV heads",
+            ),
+            (
+                self.rotary_dim % 2 != 0 or not 0 < self.rotary_dim <= self.head_dim,
+                f"rotary_dim is {self.rotary_dim} with head_dim {self.head_dim}",
+            ),
+            (self.hidden % 64 != 0, f"the hidden size {self.hidden} is not a multiple of 64"),
+            (self.inner % 64 != 0, f"the feed-forward size {self.inner} is not a multiple of 64"),
+            (
+                not self.tied and self.vocab % 8 != 0,
+                f"the LM head has {self.vocab} columns, not a multiple of 8",
+            ),
+            (not 1 <= self.max_rows <= MOST_ROWS, f"the batch is {self.max_rows}, more than {MOST_ROWS}"),
+        ):
+            if problem:
+                return text
+        return None

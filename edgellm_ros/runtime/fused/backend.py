@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedBackend: the fused kernels as an engine backend, for runs of one token per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.device import Device, DeviceGraph
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
+
+if TYPE_CHECKING:
+    from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+
+
+class Decoder(Protocol):
+    """What runs a step: a `FusedDecoder`."""
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        """Queue one step."""
+        ...
+
+
+class FusedBackend:
+    """Decode steps of one model; the bindings are those of `llm/model.cuda.onnx` that a step uses.
+
+    head: name and shape of the LM head if it is an input; None if the decoder's weights have it.
+    """
+
+    supports_empty_tensors = True
+
+    def __init__(
+        self, decoder: Decoder, shape: FusedShape, device: Device, head: tuple[str, tuple[int, ...]] | None
+    ) -> None:
+        self._decoder, self._device = decoder, device
+        self.bindings = tuple(_bindings(shape, head))
+
+    def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def run(self, bound: dict[str, Tensor], stream: Any) -> None:
+        self._decoder.run(bound)
+
+    def capture(self, bound: dict[str, Tensor], stream: Any) -> DeviceGraph | None:
+        self.run(bound, stream)
+        return self._device.capture(lambda: self.run(bound, stream))
+
+
+def _bindings(shape: FusedShape, head: tuple[str, tuple[int, ...]] | None) -> Iterator[Binding]:
+    dtype, half = element_type(shape.dtype), shape.rotary_dim // 2
+    int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
+    yield Binding(names.INPUTS_EMBEDS, dtype, ("B", 1, shape.hidden), True)
+    yield Binding(names.ROPE_COS, float32, ("P", half), True)
+    yield Binding(names.ROPE_SIN, float32, ("P", half), True)
+    yield Binding(names.POSITION_IDS, int64, ("B", 1), True)
+    yield Binding(names.KV_LENGTH, int64, ("B",), True)
+    if head is not None:
+        yield Binding(head[0], dtype, head[1], True)
+    for i in range(shape.layers):
+        slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
+        yield Binding(names.key_cache(i), dtype, slots, True)
+        yield Binding(names.value_cache(i), dtype, slots, True)
+    yield Binding(names.LOGITS, float32, ("B", 1, shape.vocab), False)
+    for layer in shape.hidden_state_layers:
+        yield Binding(names.hidden_states(layer), dtype, ("B", 1, shape.hidden), False)
+
+
+def element_type(precision: str) -> np.dtype:
+    """Return the type of "fp16" or "bf16"."""
+    if precision == "fp16":
+        return np.dtype(np.float16)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)

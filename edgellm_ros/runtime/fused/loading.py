@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads fused decoding for an engine directory, or tells why the engine decodes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.echo import quoted
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
+from edgellm_ros.runtime.fused.backend import FusedBackend, element_type
+from edgellm_ros.runtime.fused.device_weights import fused_shape, fused_weights, load_weights
+
+logger = logging.getLogger(__name__)
+
+AUTO, ENGINE, FUSED = DECODES = ("auto", "engine", "fused")  # values of the option `decode`
+OLDEST_ARCH = 80  # sm_80: the kernels' loads, and bf16
+
+
+class Unavailable(Exception):
+    """Fused decoding is not available; the text tells why."""
+
+
+@dataclass(frozen=True)
+class FusedDecoding:
+    """The fused kernels of one engine directory, loaded."""
+
+    executor: EngineExecutor
+    most_rows: int  # largest batch
+    shared: dict[str, Tensor]  # weights on the device, by name of the graph's initializer
+
+
+def check_decode(decode: str) -> None:
+    """Raise ValueError for a value that the option `decode` does not have."""
+    if decode not in DECODES:
+        raise ValueError(f"decode must be one of {', '.join(DECODES)}, got {quoted(decode)}")
+
+
+def load_fused(
+    root: Path, config: EngineConfig, device: Device, decode: str, decode_backend: str, drafts: bool
+) -> FusedDecoding | None:
+    """Load fused decoding, if `decode` asks for it and the engine and the device have it.
+
+    drafts: whether the runtime drafts. The log gets the reason where `decode` is "auto" and the engine
+    decodes. EngineError with the reason where `decode` is "fused".
+    """
+    check_decode(decode)
+    if decode == ENGINE:
+        return None
+    try:
+        _check_options(device, decode_backend, drafts)
+        return _load(root, config, device)
+    except Unavailable as reason:
+        if decode == FUSED:
+            raise EngineError(f"fused decoding is not available: {reason}") from None
+        logger.info("the engine decodes: %s", reason)
+        return None
+
+
+def _check_options(device: Device, decode_backend: str, drafts: bool) -> None:
+    problem = device_problem(device)
+    if problem is not None:
+        raise Unavailable(problem)
+    if decode_backend:
+        raise Unavailable(f"decode_backend is {decode_backend!r}")
+    if drafts:
+        raise Unavailable("drafting is on, and the fused kernels do not verify trees")
+
+
+def device_problem(device: Device) -> str | None:
+    """Return why a device cannot run the fused kernels; None if it can."""
+    if device.name != "cuda":
+        return f"it needs the device 'cuda', not {device.name!r}"
+    number = "".join(filter(str.isdigit, device.arch))
+    if int(number or 0) < OLDEST_ARCH:
+        return f"it needs a GPU of sm_{OLDEST_ARCH} or later, not {device.description}"
+    return None
+
+
+def _load(root: Path, config: EngineConfig, device: Device) -> FusedDecoding:
+    path = root / FUSED_FILE
+    if not path.is_file():
+        raise Unavailable(_missing(config))
+    from edgellm_ros.kernels.cuda.fused.shape import MOST_ROWS
+
+    model = FusedModel.load(path)
+    shape = fused_shape(config, model, MOST_ROWS)
+    problem = shape.unsupported()
+    if problem is not None:
+        raise Unavailable(f"the kernels do not take this model: {problem}")
+    tensors = load_weights(path.parent, model, element_type(config.precision), device)
+    try:
+        decoder = make_decoder(device, shape, fused_weights(model, tensors))
+    except (DeviceLostError, DeviceMemoryError):
+        raise
+    except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
+        raise Unavailable(str(error)) from None
+    executor = EngineExecutor(FusedBackend(decoder, shape, device, _head(model, config)), "llm/fused")
+    return FusedDecoding(executor, shape.max_rows, tensors)
+
+
+def make_decoder(device: Device, shape, weights):  # type: ignore[no-untyped-def]
+    """Make the decoder that runs steps on a device."""
+    from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder
+
+    return FusedDecoder(device, shape, weights)
+
+
+def _missing(config: EngineConfig) -> str:
+    if config.precision == "fp32":
+        return "the engine has fp32, the kernels take fp16 and bf16"
+    if config.llm.recurrent is not None:
+        return "the model has recurrent layers"
+    return f"the engine has no {FUSED_FILE}: export it again"
+
+
+def _head(model: FusedModel, config: EngineConfig) -> tuple[str, tuple[int, ...]] | None:
+    """Return name and shape of the LM head if it is an input."""
+    hidden, vocab = config.hidden_size, config.output_vocab_size
+    if model.tied:
+        return names.EMBEDDING, (vocab, hidden)
+    return (names.LM_HEAD, (hidden, vocab)) if model.lm_head is None else None

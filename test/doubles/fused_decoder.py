@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels in NumPy: a decode step in float64, the reference of the kernels' tests.
+
+`decode_step` computes on arrays. `HostFusedDecoder` has the interface of `FusedDecoder` and computes on host
+memory by address, so that the whole runtime can run on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from doubles.deferred_device import DeferredDevice
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+
+TYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@dataclass(frozen=True)
+class LayerArrays:
+    """Weights of one layer; FusedLayerWeights documents the shapes. None = the model has none."""
+
+    input_norm: np.ndarray
+    qkv: np.ndarray
+    o: np.ndarray
+    post_norm: np.ndarray
+    gate_up: np.ndarray
+    down: np.ndarray
+    qkv_bias: np.ndarray | None = None
+    q_norm: np.ndarray | None = None
+    k_norm: np.ndarray | None = None
+    o_bias: np.ndarray | None = None
+    gate_up_bias: np.ndarray | None = None
+    down_bias: np.ndarray | None = None
+
+
+def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that a layer of this shape has."""
+    hidden, inner, qkv = shape.hidden, shape.inner, shape.qkv_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_norm": (hidden,),
+        "qkv": (hidden, qkv),
+        "o": (shape.q_size, hidden),
+        "post_norm": (hidden,),
+        "gate_up": (hidden, 2 * inner),
+        "down": (inner, hidden),
+    }
+    if shape.qkv_bias:
+        shapes["qkv_bias"] = (qkv,)
+    if shape.qk_norm:
+        shapes["q_norm"] = shapes["k_norm"] = (shape.head_dim,)
+    if shape.o_bias:
+        shapes["o_bias"] = (hidden,)
+    if shape.mlp_bias:
+        shapes["gate_up_bias"], shapes["down_bias"] = (2 * inner,), (hidden,)
+    return shapes
+
+
+@dataclass
+class Step:
+    """Inputs of a step as arrays; the caches are updated in place."""
+
+    embeds: np.ndarray  # [B,H]
+    cos: np.ndarray  # [P,R/2]
+    sin: np.ndarray
+    position_ids: np.ndarray  # [B]
+    kv_length: np.ndarray  # [B], with the new token
+    caches: list[tuple[np.ndarray, np.ndarray]]  # of each layer [B,Hkv,C,D]
+
+
+@dataclass
+class StepResult:
+    """Outputs of a step in float64."""
+
+    logits: np.ndarray  # [B,V]
+    hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,H]
+
+
+def decode_step(
+    shape: FusedShape, layers: list[LayerArrays], norm: np.ndarray, lm_head: np.ndarray, step: Step
+) -> StepResult:
+    """Compute one token per row. lm_head: [V,H] if the shape is tied, else [H,V]."""
+    x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
+    for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
+        qkv = _linear(rms_norm(x, layer.input_norm, shape.epsilon), layer.qkv, layer.qkv_bias)
+        x = x + _linear(attention(shape, layer, shape.window(i), qkv, caches, step), layer.o, layer.o_bias)
+        normed = rms_norm(x, layer.post_norm, shape.epsilon)
+        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
+        x = x + _linear(gate / (1 + np.exp(-gate)) * up, layer.down, layer.down_bias)
+        if i + 1 in shape.hidden_state_layers:
+            result.hidden_states[i + 1] = x
+    x = rms_norm(x, norm, shape.epsilon)
+    if shape.layers in shape.hidden_state_layers:
+        result.hidden_states[shape.layers] = x
+    result.logits = _linear(x, lm_head.T if shape.tied else lm_head, None)
+    return result
+
+
+def attention(
+    shape: FusedShape,
+    layer: LayerArrays,
+    window: int | None,
+    qkv: np.ndarray,
+    caches: tuple[np.ndarray, np.ndarray],
+    step: Step,
+) -> np.ndarray:
+    """Write the new keys and values to the caches and attend to them: [B,(Hq+2Hkv)*D] -> [B,Hq*D]."""
+    batch, size, group = len(qkv), shape.head_dim, shape.heads // shape.kv_heads
+    q, k, v = (
+        part.reshape(batch, -1, size)
+        for part in np.split(qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=1)
+    )
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q, k = rms_norm(q, layer.q_norm, shape.epsilon), rms_norm(k, layer.k_norm, shape.epsilon)
+    q, k = (rotate(shape, heads, step) for heads in (q, k))
+    out = np.empty((batch, shape.heads, size))
+    keys, values = caches
+    for row in range(batch):
+        last = int(step.kv_length[row]) - 1
+        keys[row, :, last], values[row, :, last] = k[row], v[row]
+        first = 0 if window is None else max(0, last - window + 1)
+        seen = slice(first, last + 1)
+        for head in range(shape.heads):
+            scores = keys[row, head // group, seen].astype(np.float64) @ q[row, head] * size**-0.5
+            weights = np.exp(scores - scores.max())
+            out[row, head] = weights / weights.sum() @ values[row, head // group, seen].astype(np.float64)
+    return out.reshape(batch, -1)
+
+
+def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
+    """Rotate the first values of heads [B,n,D] by each row's position."""
+    half = shape.rotary_dim // 2
+    cos, sin = (
+        table[step.position_ids].astype(np.float64)[:, None] for table in (step.cos, step.sin)
+    )
+    places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.interleaved else None
+    first, second = places if places is not None else (np.arange(half), half + np.arange(half))
+    out = heads.copy()
+    out[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    out[..., second] = heads[..., second] * cos + heads[..., first] * sin
+    return out
+
+
+def rms_norm(x: np.ndarray, scale: np.ndarray, epsilon: float) -> np.ndarray:
+    """Norm the last axis in float64."""
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale.astype(np.float64)
+
+
+def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    y = x @ matrix.astype(np.float64)
+    return y if bias is None else y + bias.astype(np.float64)
+
+
+class HostFusedDecoder:
+    """FusedDecoder on host memory; on a DeferredDevice a step is queued like a kernel."""
+
+    def __init__(self, device: Any, shape: FusedShape, weights: FusedWeights) -> None:
+        self.steps = 0
+        self._device, self._shape = device, shape
+        self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
+        shapes = layer_shapes(shape)
+        self._layers = [_layer(layer, shapes, dtype) for layer in weights.layers]
+        self._norm = array_at(weights.norm, (shape.hidden,), dtype)
+        size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
+        self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        self.steps += 1
+        if isinstance(self._device, DeferredDevice):
+            self._device.queue(lambda: self._run(tensors))
+        else:
+            self._run(tensors)
+
+    def _run(self, tensors: Mapping[str, Tensor]) -> None:
+        arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
+        assert len(arrays["inputs_embeds"]) <= self._shape.max_rows
+        step = Step(
+            embeds=arrays["inputs_embeds"][:, 0],
+            cos=arrays["rope_cos"],
+            sin=arrays["rope_sin"],
+            position_ids=arrays["position_ids"][:, 0],
+            kv_length=arrays["kv_length"],
+            caches=[
+                (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
+            ],
+        )
+        head = self._lm_head
+        if head is None:
+            head = arrays["embedding" if self._shape.tied else "lm_head.weight"]
+        result = decode_step(self._shape, self._layers, self._norm, head, step)
+        arrays["logits"][:, 0] = result.logits
+        for layer, states in result.hidden_states.items():
+            arrays[f"hidden_states_{layer}"][:, 0] = states
+
+
+def _layer(layer: FusedLayerWeights, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> LayerArrays:
+    given = {name for name, address in vars(layer).items() if address}
+    assert given == set(shapes), f"weights {sorted(given)}, expected {sorted(shapes)}"
+    return LayerArrays(**{name: array_at(getattr(layer, name), shapes[name], dtype) for name in shapes})
+
+
+def array_at(pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """View host memory as an array; the caller keeps the memory alive."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = (ctypes.c_uint8 * max(1, nbytes)).from_address(pointer)
+    return np.frombuffer(raw, np.uint8)[:nbytes].view(dtype).reshape(shape)

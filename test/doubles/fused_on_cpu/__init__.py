@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels without a GPU: their sources, compiled for the host."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from doubles.cuda_double import DoubleDevice
+from edgellm_ros.kernels.cuda.fused.plan import FusedPlan
+
+FOLDER = Path(__file__).parent
+
+
+class FusedDoubleDevice(DoubleDevice):
+    """Host memory, and the sizes of a GPU."""
+
+    arch = "sm_90"
+    most_shared_memory = 227 << 10
+
+
+class FusedDoubleProgram:
+    """FusedProgram on the host: `launch` returns when the kernel has ended.
+
+    The first launch compiles the plan's kernels, unless `folder` has them already.
+    """
+
+    def __init__(self, folder: Path, plan: FusedPlan) -> None:
+        self._folder, self._plan = folder, plan
+
+    @cached_property
+    def _launch(self) -> Any:
+        name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
+        library = self._folder / f"{name}.so"
+        if not library.exists():
+            build(library, self._plan)
+        return ctypes.CDLL(str(library)).launch
+
+    def launch(self, launch, *arguments: int) -> None:
+        packed = np.array(arguments, np.int64)
+        pointer = ctypes.c_void_p(packed.ctypes.data)
+        status = self._launch(
+            launch.name.encode(), *launch.grid, launch.threads, launch.shared, pointer, len(arguments)
+        )
+        assert status == 0, f"{launch.name} with {len(arguments)} arguments: {status}"
+
+
+def build(library: Path, plan: FusedPlan) -> None:
+    """Compile the kernels of a plan."""
+    from edgellm_ros.kernels.cuda.fused.compiler import FILES, source
+
+    (library.parent / "fused.inc").write_text(source(FILES))
+    options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w"]
+    # for jumps between stacks; for libraries of several plans in one process
+    options += ["-U_FORTIFY_SOURCE", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
+    options += [f"-D{name}={value}" for name, value in plan.macros()]
+    places = [f"-I{FOLDER}", f"-I{FOLDER.parent / 'cuda_on_cpu'}", f"-I{library.parent}"]
+    subprocess.run(["g++", *options, *places, str(FOLDER / "launch.cpp"), "-o", str(library)], check=True)

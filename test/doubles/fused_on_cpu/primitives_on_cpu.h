@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// `primitives.cuh` of the fused kernels for a host compiler: copies are made when they are waited for, kernels run one
+// after the other.
+#pragma once
+#include "cuda_on_cpu.h"
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct float2 { float x, y; };
+struct alignas(16) longlong2 { i64 x, y; };
+
+namespace fused_on_cpu {
+
+alignas(16) inline thread_local uint4 shared_memory[(256 << 10) / sizeof(uint4)];
+
+struct Copy { uint4* target; const void* source; bool valid; };
+
+// Copies of one thread of a block, in groups; a new launch begins without any.
+struct Copies {
+  std::vector<std::vector<Copy>> groups{{}};
+  size_t finished = 0;
+};
+inline thread_local std::vector<Copies> copies;
+
+}  // namespace fused_on_cpu
+
+namespace fused_on_cpu {
+
+constexpr int POISON = 0xff;  // NaN in every type
+inline thread_local unsigned blocks = 0;  // that this thread of the host has run
+
+template <class T>
+T& poisoned(T& memory, unsigned& block) {
+  if (block != blocks) std::memset(&memory, POISON, sizeof memory);
+  block = blocks;
+  return memory;
+}
+
+}  // namespace fused_on_cpu
+
+#define STATIC_SHARED(type, name)                \
+  static thread_local type name##_memory;        \
+  static thread_local unsigned name##_block = 0; \
+  type& name = fused_on_cpu::poisoned(name##_memory, name##_block)
+#define DYNAMIC_SHARED(name) uint4* const name = fused_on_cpu::shared_memory
+
+struct Place {
+  uint4* memory;
+
+  explicit Place(uint4* memory) : memory(memory) {}
+  void advance(int places) { memory += places; }
+  uint4 read() const { return *memory; }
+};
+
+inline void copy_async(Place target, const void* source, bool valid = true) {
+  fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
+}
+inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
+
+template <int GROUPS>
+void wait_for_copies() {
+  auto& own = fused_on_cpu::copies[threadIdx.x];
+  const size_t committed = own.groups.size() - 1;
+  for (; own.finished + GROUPS < committed; ++own.finished)
+    for (const auto& copy : own.groups[own.finished]) {
+      *copy.target = uint4{0, 0, 0, 0};
+      if (copy.valid) std::memcpy(copy.target, copy.source, sizeof(uint4));
+    }
+}
+
+inline void wait_for_kernel_before() {}
+inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
+inline void prefetch(const void* address, u32 bytes) {
+  static thread_local volatile char read;
+  if (bytes) read = static_cast<const char*>(address)[bytes - 1];
+}
+
+template <class T>
+T load(const T* address) { return *address; }
+
+inline uint4 load_once(const void* address) {
+  uint4 value;
+  std::memcpy(&value, address, sizeof value);
+  return value;
+}
+
+#if BF16
+inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
+inline u16 from_float(float value) {
+  const u32 bits = __float_as_uint(value);
+  if (value != value) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+#else
+inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits); }
+inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
+#endif
+inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
+inline float exp2_fast(float value) { return exp2f(value); }
+inline float rsqrt_fast(float value) { return 1 / sqrtf(value); }
+inline i64 round_to_integer(float value) { return llrintf(value); }

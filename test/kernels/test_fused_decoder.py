@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels against NumPy in float64; without a GPU they are compiled for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
+
+from cuda.core import Program
+
+from doubles import fused_on_cpu
+from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, layer_shapes
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused import compiler
+from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder
+from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, ProductPlan
+from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+from fixtures.on_device import put
+
+SMALL = FusedShape(
+    "fp16", layers=2, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
+    capacity=150, qk_norm=True, max_rows=1,
+)  # fmt: skip
+CPU_TUNING = FusedTuning(
+    threads=64, tile=32, narrow_tile=32, head_tile=32, stages=3, split_rows=16, prefetched_bytes=1 << 14
+)  # fmt: skip
+TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
+
+
+def changed(**changes) -> FusedShape:
+    return dataclasses.replace(SMALL, **changes)
+
+
+class Model:
+    """Random weights, caches and inputs of a shape, as arrays and on a device."""
+
+    def __init__(self, shape: FusedShape, lengths: list[int], seed: int = 0) -> None:
+        self.shape, self.dtype = shape, TYPES[shape.dtype]
+        self.random = np.random.default_rng(seed)
+        batch, pairs, positions = len(lengths), shape.rotary_dim // 2, 2 * shape.capacity
+        self.layers = [
+            LayerArrays(**{name: self._weight(name, size) for name, size in layer_shapes(shape).items()})
+            for _ in range(shape.layers)
+        ]
+        self.norm = self._weight("norm", (shape.hidden,))
+        size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
+        self.lm_head = self._values(size, shape.hidden**-0.5)
+        angles = self.random.uniform(-3, 3, (positions, pairs))
+        cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
+        self.step = Step(
+            embeds=self._values((batch, shape.hidden), 1.0),
+            cos=np.cos(angles).astype(np.float32),
+            sin=np.sin(angles).astype(np.float32),
+            position_ids=self.random.integers(0, positions, batch),
+            kv_length=np.array(lengths, np.int64),
+            caches=[(self._values(cache, 1.0), self._values(cache, 1.0)) for _ in range(shape.layers)],
+        )
+        for keys, values in self.step.caches:  # rows that nothing may read
+            for row, length in enumerate(lengths):
+                keys[row, :, length - 1 :], values[row, :, length - 1 :] = np.nan, np.nan
+
+    def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
+        return (self.random.standard_normal(shape) * scale).astype(self.dtype)
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if "norm" in name:
+            return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
+        return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+
+    def on_device(self, device) -> tuple[FusedWeights, dict]:
+        """Return the weights and the tensors of a run."""
+        kept = []
+
+        def place(array: np.ndarray):
+            kept.append(put(device, array.view(np.uint16)))
+            return kept[-1].pointer
+
+        layers = tuple(
+            FusedLayerWeights(
+                **{name: place(array) for name, array in vars(layer).items() if array is not None}
+            )
+            for layer in self.layers
+        )
+        weights = FusedWeights(layers, place(self.norm), place(self.lm_head), owners=tuple(kept))
+        batch, hidden = self.step.embeds.shape
+        tensors = {
+            "inputs_embeds": put(device, self.step.embeds.view(np.uint16)[:, None]),
+            "rope_cos": put(device, self.step.cos),
+            "rope_sin": put(device, self.step.sin),
+            "position_ids": put(device, self.step.position_ids[:, None]),
+            "kv_length": put(device, self.step.kv_length),
+            "logits": device.empty((batch, 1, self.shape.vocab), np.float32),
+        }
+        for i, (keys, values) in enumerate(self.step.caches):
+            tensors[f"key_cache_{i}"] = put(device, keys.view(np.uint16))
+            tensors[f"value_cache_{i}"] = put(device, values.view(np.uint16))
+        for i in self.shape.hidden_state_layers:
+            tensors[f"hidden_states_{i}"] = device.empty((batch, 1, hidden), np.uint16)
+        return weights, tensors
+
+    def expected(self):
+        """Compute the step in float64; it writes the new rows to the caches."""
+        return decode_step(self.shape, self.layers, self.norm, self.lm_head, self.step)
+
+
+@pytest.fixture(scope="session")
+def fused(request, device, tmp_path_factory):
+    """Function that makes a decoder: on the GPU, or on the host with five multiprocessors."""
+    if device.memory == "cuda":
+        return device, lambda shape, weights, tuning=None: FusedDecoder(device, shape, weights, tuning=tuning)
+    host, folder = fused_on_cpu.FusedDoubleDevice(5), tmp_path_factory.mktemp("fused")
+    compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
+
+    def make(shape, weights, tuning=CPU_TUNING):
+        return FusedDecoder(host, shape, weights, compile, tuning)
+
+    return host, make
+
+
+def check(fused, shape: FusedShape, lengths: list[int], **options) -> dict[str, np.ndarray]:
+    """Compare a step with float64; return the outputs."""
+    device, make = fused
+    model = Model(shape, lengths)
+    weights, tensors = model.on_device(device)
+    make(shape, weights, **options).run(tensors)
+    expected = model.expected()
+    outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
+    close(outputs["logits"][:, 0], expected.logits, shape)
+    for i, caches in enumerate(model.step.caches):
+        for name, cache in zip(("key", "value"), caches, strict=True):
+            found = outputs[f"{name}_cache_{i}"].view(model.dtype)
+            for row, length in enumerate(lengths):
+                close(found[row, :, length - 1], cache[row, :, length - 1], shape)
+                before, after = found[row].copy(), cache[row].copy()
+                before[:, length - 1], after[:, length - 1] = 0, 0
+                np.testing.assert_array_equal(before.view(np.uint16), after.view(np.uint16))
+    for layer, states in expected.hidden_states.items():
+        close(outputs[f"hidden_states_{layer}"][:, 0].view(model.dtype), states, shape)
+    return outputs
+
+
+def close(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert error < TOLERANCE[shape.dtype], f"relative error {error:.2g}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths",
+    [
+        pytest.param(SMALL, [1], id="the first token"),
+        pytest.param(SMALL, [150], id="a full cache"),
+        pytest.param(changed(dtype="bf16", tied=True, max_rows=4), [1, 33, 150], id="bf16, tied, 3 rows"),
+        pytest.param(
+            changed(head_dim=128, rotary_dim=32, interleaved=True, heads=7, kv_heads=1, max_rows=8,
+                    qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=False, windows=(20, None)),
+            [5, 150, 64, 20, 21, 99], id="biases, a window, 7 heads per KV head, 6 rows",
+        ),
+        pytest.param(
+            changed(head_dim=96, rotary_dim=96, heads=2, kv_heads=2, hidden=192, inner=320, tied=True,
+                    hidden_state_layers=(1, 2), max_rows=2),
+            [77, 16], id="heads of 96, hidden states, 2 rows",
+        ),
+        pytest.param(
+            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576), [149], id="heads of 256"
+        ),
+    ],
+)
+def test_a_step_is_that_of_numpy(fused, shape, lengths):
+    check(fused, shape, lengths)
+
+
+@pytest.mark.slow
+def test_nan_in_one_row_stays_in_that_row(fused):
+    device, make = fused
+    shape = changed(dtype="bf16", tied=True, max_rows=4)
+    model = Model(shape, [1, 33, 150])
+    model.step.embeds[1, 7] = np.nan
+    weights, tensors = model.on_device(device)
+    make(shape, weights).run(tensors)
+    logits, expected = device.download(tensors["logits"])[:, 0], model.expected().logits
+    assert np.isnan(logits[1]).all()
+    close(logits[[0, 2]], expected[[0, 2]], shape)
+
+
+@pytest.mark.slow
+def test_values_that_overflow_half_precision_give_nan(fused):
+    device, make = fused
+    model = Model(SMALL, [5])
+    model.layers[0].gate_up[...] *= 1000
+    weights, tensors = model.on_device(device)
+    make(SMALL, weights).run(tensors)
+    assert np.isnan(device.download(tensors["logits"])).all()
+
+
+class Recorder:
+    """A program that keeps the launches of all plans."""
+
+    def __init__(self, plan=None) -> None:
+        self.launches = []
+
+    def launch(self, launch, *arguments) -> None:
+        self.launches.append(launch)
+
+
+@pytest.mark.parametrize("arch, early", [("sm_87", False), ("sm_90", True), ("sm_110", True)])
+def test_kernels_after_the_first_start_early_where_the_gpu_can(arch, early):
+    device, program = fused_on_cpu.FusedDoubleDevice(5), Recorder()
+    device.arch = arch
+    model = Model(SMALL, [5])
+    weights, tensors = model.on_device(device)
+    FusedDecoder(device, SMALL, weights, lambda plan: program).run(tensors)
+    layer = ["qkv", "attention", "o", "gate_up", "down"]
+    assert [launch.name for launch in program.launches] == [*layer, *layer, "lm_head"]
+    assert [launch.early for launch in program.launches] == [False, *[early] * 10]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("multiprocessors, most_shared", [(132, 227 << 10), (16, 163 << 10), (20, 99 << 10)])
+def test_blocks_fit_into_shared_memory(rows, multiprocessors, most_shared):
+    shape = FusedShape("fp16", 36, 4096, 32, 8, 128, 12288, 151936, 128, 8192, max_rows=8)
+    plan = FusedPlan(shape, rows, multiprocessors, most_shared, FusedTuning())
+    assert max(plan.shared.values()) <= most_shared
+
+
+@pytest.mark.parametrize(
+    "k, n, tile, blocks", [(1024, 4096, 64, 132), (640, 256, 128, 132), (896, 1000, 64, 7)]
+)
+def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
+    plan = ProductPlan(k, n, tile, 512, 8, 1, blocks, True)
+    bounds = [block * plan.units // plan.blocks for block in range(plan.blocks + 1)]
+    shares = np.diff(bounds)
+    assert 1 <= shares.min() <= shares.max() <= shares.min() + 1
+    owner = np.repeat(np.arange(plan.blocks), shares)  # the block of each step
+    parts = [len(set(owner[i * plan.steps : (i + 1) * plan.steps])) for i in range(plan.tiles)]
+    assert plan.parts == max(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_87", "sm_90", "sm_110"])
+def test_the_kernels_keep_their_variables_in_registers(arch):
+    log = io.StringIO()
+    plan = FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, FusedTuning())
+    options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
+    Program(compiler.source(), "c++", options).compile("cubin", logs=log)
+    frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
+    assert sorted(frames) == [(name, "0") for name in ("attention", "down", "gate_up", "lm_head", "o", "qkv")]
+
+
+def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):
+    _, make = fused
+    with pytest.raises(EngineError, match="head_dim is 80"):
+        make(changed(head_dim=80), None)

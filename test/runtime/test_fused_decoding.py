@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode steps in the fused kernels: the engine's answers, and when the engine decodes.
+
+On a CPU the kernels are their double in NumPy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from doubles.deferred_runtime import WatchedDevice, queueing
+from doubles.fused_decoder import HostFusedDecoder
+from edgellm_ros.builder import export
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.fused_model import FUSED_FILE
+from edgellm_ros.runtime.fused import choice, loading
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures import on_device
+from fixtures.fused_decoding import export_decoder, fused_on_host
+from fixtures.requests_for_tests import IMAGE, request
+from fixtures.tiny_adapter import write_adapter
+
+pytestmark = pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused decoding")
+on_host = pytest.mark.only_on("cpu", reason="the double of the kernels")
+REQUESTS = [
+    request("what do you see?", max_tokens=20),
+    request("hello", max_tokens=12),
+    request("x" * 100, max_tokens=30, repetition_penalty=1.3),
+]
+
+
+@pytest.fixture
+def decoders():
+    """The decoders that runtimes have made; none on a GPU, where the kernels are real."""
+    with fused_on_host() if on_device.chosen == "cpu" else nullcontext([]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A decoder with biases and its own LM head, for two hidden states."""
+    changes = {"tie_word_embeddings": False, "num_key_value_heads": 1}
+    root = tmp_path_factory.mktemp("llama")
+    return export_decoder(root, "llama", changes, hidden_state_layers=(1, 2), max_batch_size=3)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    """A decoder with norms of heads, windows, and the embedding table as LM head."""
+    return export_decoder(tmp_path_factory.mktemp("qwen3"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def omni(tiny_checkpoint, acting_engine, tmp_path_factory):
+    """The model of `acting_engine` in fp16, with an adapter `a`."""
+    directory = tmp_path_factory.mktemp("omni")
+    export(tiny_checkpoint, directory, precision="fp16", max_lora_rank=4)
+    write_adapter(directory / "lora" / "a", tiny_checkpoint, r=4)
+    mine, acting = EngineConfig.load(directory), EngineConfig.load(acting_engine)
+    dataclasses.replace(mine, action=acting.action, stop_token_ids=acting.stop_token_ids).save(directory)
+    return directory
+
+
+def answers(engine, requests, decode, device="cpu", **options):
+    with LLMInferenceRuntime(engine, device, decode=decode, **options) as runtime:
+        return [answer.token_ids for answer in runtime.handle_request(requests)]
+
+
+def steps(decoders) -> int:
+    return sum(decoder.steps for decoder in decoders)
+
+
+@on_host
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_tokens_are_those_of_the_engine(request, decoders, name):
+    engine = request.getfixturevalue(name)
+    assert answers(engine, REQUESTS, "fused") == answers(engine, REQUESTS, "engine")
+    assert steps(decoders) == 29  # of the longest answer, whose first token is from the prefill
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize(("rows", "context"), [(1, 0), (3, 40), (2, 200)])
+def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, name, rows, context):
+    found = {}
+    for decode in ("engine", "fused"):
+        with LLMInferenceRuntime(request.getfixturevalue(name), device, decode=decode) as runtime:
+            pipeline, cache = runtime.pipeline, runtime.pipeline.runner.kv_cache
+            rng = np.random.default_rng(0)
+            contents = rng.standard_normal(cache._slots.shape).astype(cache.dtype)
+            device.upload(cache._slots, contents)
+            lengths = context + np.arange(rows)
+            device.upload(cache.lengths(range(rows)), lengths)
+            tokens = device.empty((rows, 1), np.int64)
+            device.upload(tokens, 7 + np.arange(rows)[:, None])
+            logits = pipeline.logits.rows(0, rows)
+            embeds = pipeline.embedder.embed_tokens(tokens)
+            pipeline.runner.execute_vanilla_decoding_step(embeds, logits)
+            slots = device.download(cache._slots)[:, np.arange(rows), :, lengths]
+            found[decode] = device.download(logits), slots.astype(np.float32)
+            unchanged = np.ones(contents.shape, bool)
+            unchanged[:, np.arange(rows), :, lengths] = False
+            assert (device.download(cache._slots)[unchanged] == contents[unchanged]).all()
+    for mine, expected in zip(found["fused"], found["engine"], strict=True):
+        np.testing.assert_allclose(mine, expected, atol=2e-2 * np.abs(expected).max())
+
+
+def test_hidden_states_of_a_step_are_written(decoders, device, llama):
+    found = []
+    for decode in ("engine", "fused"):
+        with LLMInferenceRuntime(llama, device, decode=decode) as runtime:
+            runtime.handle_request(request("hello", max_tokens=4))
+            buffers = runtime.pipeline.runner._decode_hidden_states
+            found.append([device.download(buffers[f"hidden_states_{i}"].rows(0, 1)) for i in (1, 2)])
+    for expected, mine in zip(*found, strict=True):
+        expected = expected.astype(np.float32)
+        np.testing.assert_allclose(mine.astype(np.float32), expected, atol=2e-2 * np.abs(expected).max())
+
+
+@on_host
+def test_recorded_steps_run_the_kernels(decoders, llama):
+    expected = answers(llama, REQUESTS, "engine")
+    with queueing(), LLMInferenceRuntime(llama, WatchedDevice(), decode="fused") as runtime:
+        assert runtime.capture_decoding_cuda_graph()
+        recorded = steps(decoders)
+        found = [answer.token_ids for answer in runtime.handle_request(REQUESTS)]
+        assert runtime.pipeline.device.calls["launch"] >= 29
+    assert found == expected
+    assert steps(decoders) == recorded  # a replayed step does not pass the decoder
+
+
+@pytest.mark.only_on("cuda", reason="the kernels themselves, in graphs")
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_recorded_steps_give_the_bits_of_steps_one_by_one(request, name, device):
+    found = []
+    for recorded in (False, True):
+        with LLMInferenceRuntime(request.getfixturevalue(name), device, decode="fused") as runtime:
+            assert not recorded or runtime.capture_decoding_cuda_graph()
+            found.append([runtime.handle_request(REQUESTS) for _ in range(3)])
+    expected = [answer.token_ids for answer in found[0][0]]
+    assert all([answer.token_ids for answer in answers] == expected for runs in found for answers in runs)
+
+
+@on_host
+def test_an_lm_head_that_is_an_input_is_replaced_for_the_kernels_too(decoders, tmp_path):
+    engine = export_decoder(tmp_path, "llama", lm_head_input=True)
+    config, found = EngineConfig.load(engine), []
+    matrix = np.random.default_rng(1).standard_normal((config.hidden_size, config.vocab_size))
+    for decode in ("engine", "fused"):
+        with LLMInferenceRuntime(engine, decode=decode) as runtime:
+            before = runtime.handle_request(REQUESTS[0]).token_ids
+            runtime.set_lm_head_weights("lm_head.weight", matrix)
+            found.append((before, runtime.handle_request(REQUESTS[0]).token_ids))
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+@on_host
+@pytest.mark.slow
+def test_a_batch_with_an_adapter_is_decoded_by_the_engine(decoders, omni, monkeypatch):
+    _every_shape(monkeypatch)
+    batch = [request("hello", max_tokens=6), request("hello", max_tokens=6, lora="a")]
+    with LLMInferenceRuntime(omni, decode="fused") as runtime:
+        mixed = [answer.token_ids for answer in runtime.handle_request(batch)]
+        assert steps(decoders) == 0
+        base = runtime.handle_request(batch[0]).token_ids
+        assert steps(decoders) == 5
+    assert mixed == answers(omni, batch, "engine")
+    assert base == mixed[0]
+
+
+@on_host
+def test_a_batch_of_more_rows_than_the_kernels_take_is_decoded_by_the_engine(decoders, llama, monkeypatch):
+    with LLMInferenceRuntime(llama, decode="fused") as runtime:
+        runtime.pipeline.runner.most_fused_rows = 2
+        runtime.handle_request([request("hello", max_tokens=4)] * 3)
+        assert steps(decoders) == 0
+        runtime.handle_request([request("hello", max_tokens=4)] * 2)
+        assert steps(decoders) == 3
+
+
+@on_host
+@pytest.mark.slow
+def test_images_and_trajectories_are_those_of_the_engine(decoders, omni, monkeypatch):
+    _every_shape(monkeypatch)
+    asked = request(images=(IMAGE,), max_tokens=30, action_samples=2, noise_seed=5)
+    found = []
+    for decode in ("engine", "fused"):
+        with LLMInferenceRuntime(omni, decode=decode) as runtime:
+            found.append(runtime.handle_request(asked))
+    assert steps(decoders) > 0
+    assert found[0].token_ids == found[1].token_ids
+    np.testing.assert_allclose(found[1].actions, found[0].actions, atol=2e-2)
+
+
+def _every_shape(monkeypatch) -> None:
+    """Let the double take shapes that the kernels do not take."""
+    from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+
+    monkeypatch.setattr(FusedShape, "unsupported", lambda shape: None)
+
+
+class TestWhenTheEngineDecodes:
+    """The reason is in the log with `auto`, and in the error with `fused`."""
+
+    pytestmark = on_host
+
+    def assert_reason(self, caplog, reason, engine, device="cpu", error=EngineError, **options):
+        with pytest.raises(error, match=f"^fused decoding is not available: {reason}$"):
+            LLMInferenceRuntime(engine, device, decode="fused", **options)
+        with caplog.at_level(logging.INFO, loading.__name__):
+            LLMInferenceRuntime(engine, device, **options).close()
+        assert [record.getMessage() for record in caplog.records if record.name == loading.__name__] == [
+            f"the engine decodes: {reason}".replace("\\", "")
+        ]
+
+    def test_on_a_cpu(self, caplog, llama):
+        self.assert_reason(caplog, "it needs the device 'cuda', not 'cpu'", llama)
+
+    def test_on_a_gpu_older_than_sm_80(self, monkeypatch, caplog, llama):
+        class OldGpu(CpuDevice):
+            name, arch, description = "cuda", "sm_75", "Tesla T4 (sm_75)"
+
+        reason = r"it needs a GPU of sm_80 or later, not Tesla T4 \(sm_75\)"
+        self.assert_reason(caplog, reason, llama, OldGpu())
+
+    def test_in_fp32(self, decoders, caplog, tiny_engine):
+        self.assert_reason(caplog, "the engine has fp32, the kernels take fp16 and bf16", tiny_engine)
+
+    def test_without_a_description_of_the_weights(self, decoders, caplog, llama, tmp_path):
+        shutil.copytree(llama, tmp_path / "engine")
+        (tmp_path / "engine" / FUSED_FILE).unlink()
+        config = EngineConfig.load(llama)
+        files = tuple(entry for entry in config.files if entry.path != FUSED_FILE)
+        dataclasses.replace(config, files=files).save(tmp_path / "engine")
+        reason = "the engine has no llm/fused.json: export it again"
+        self.assert_reason(caplog, reason, tmp_path / "engine")
+
+    def test_with_a_shape_that_the_kernels_do_not_take(self, decoders, caplog, tmp_path):
+        engine = export_decoder(tmp_path, "llama", {"head_dim": 16})
+        reason = r"the kernels do not take this model: head_dim is 16, not one of \(64, 96, 128, 256\)"
+        self.assert_reason(caplog, reason, engine)
+
+    def test_with_kernels_that_cannot_be_compiled(self, caplog, llama):
+        def fail(*arguments):
+            raise EngineError("cannot compile the CUDA kernels for 'sm_90': no NVRTC")
+
+        with fused_on_host(fail):
+            self.assert_reason(caplog, "cannot compile the CUDA kernels for 'sm_90': no NVRTC", llama)
+
+    def test_with_drafting(self, decoders, caplog, llama):
+        reason = "drafting is on, and the fused kernels do not verify trees"
+        self.assert_reason(caplog, reason, llama, drafting="lookup")
+
+    def test_with_another_decode_backend(self, decoders, caplog, llama):
+        self.assert_reason(
+            caplog, "decode_backend is 'onnxruntime'", llama, decode_backend="onnxruntime"
+        )
+
+    def test_if_asked_to_without_a_word(self, decoders, caplog, llama):
+        with caplog.at_level(logging.INFO), LLMInferenceRuntime(llama, decode="engine") as runtime:
+            assert runtime.fused_rows == 0
+        assert not decoders
+        assert not [record for record in caplog.records if record.name == loading.__name__]
+
+
+def test_an_unknown_value_is_refused(llama):
+    with pytest.raises(ValueError, match="decode must be one of auto, engine, fused, got 'gpu'"):
+        LLMInferenceRuntime(llama, decode="gpu")
+
+
+def test_a_weights_file_that_is_too_short_is_refused(decoders, llama, device, tmp_path):
+    shutil.copytree(llama, tmp_path / "engine")
+    data, config = tmp_path / "engine" / "llm" / "model.onnx.data", EngineConfig.load(llama)
+    data.write_bytes(data.read_bytes()[:1000])
+    files = tuple(
+        dataclasses.replace(entry, size=1000) if entry.path.endswith(".data") else entry
+        for entry in config.files
+    )
+    dataclasses.replace(config, files=files).save(tmp_path / "engine")
+    with pytest.raises(ValueError, match=r"has 1000 bytes, but model.layers.0.* ends at .*export"):
+        LLMInferenceRuntime(tmp_path / "engine", device, decode="fused")
+
+
+class TestChoice:
+    """`auto` measures both and takes the faster one for each batch size."""
+
+    pytestmark = on_host
+
+    def choose(self, engine, caplog, monkeypatch, times):
+        """Load an engine whose steps take these seconds: (rows, fused) -> seconds."""
+        monkeypatch.setattr(choice, "_time", self.timed(times))
+        caplog.clear()
+        with caplog.at_level(logging.INFO, choice.__name__), LLMInferenceRuntime(engine) as runtime:
+            line = [record.getMessage() for record in caplog.records if record.name == choice.__name__]
+            cache = runtime.pipeline.runner.kv_cache
+            assert not runtime.pipeline.device.download(cache._slots).any()
+            assert not runtime.pipeline.device.download(cache._lengths).any()
+            return runtime.fused_rows, line
+
+    def timed(self, times):
+        turns = iter(times)
+
+        def time(device, step):
+            step()
+            return next(turns) * 1e-3
+
+        return time
+
+    def test_the_kernels_decode_batches_up_to_the_first_that_the_engine_decodes_faster(
+        self, decoders, llama, caplog, monkeypatch
+    ):
+        rows, line = self.choose(llama, caplog, monkeypatch, [2.0, 1.0, 2.1, 1.5, 2.2, 2.3])
+        assert rows == 2
+        assert line == [
+            "the fused kernels decode batches of up to 2 (ms per step of 500 tokens of context, "
+            "batch 1: 1.000 fused, 2.000 engine, batch 2: 1.500 fused, 2.100 engine, "
+            "batch 3: 2.300 fused, 2.200 engine)"
+        ]
+
+    def test_the_engine_decodes_if_it_is_faster_with_one_row(self, decoders, llama, caplog, monkeypatch):
+        rows, line = self.choose(llama, caplog, monkeypatch, [1.0, 2.0])
+        assert rows == 0
+        assert line[0].startswith("the engine decodes (ms per step")
+
+    @pytest.mark.parametrize(
+        ("factors", "problem"),
+        [
+            ([np.nan] * 9, "differ from the engine's by nan, of"),
+            ([3.0] * 9, "differ from the engine's by"),
+            ([1.0, 1.01, 1.0], "differ from run to run"),
+        ],
+    )
+    def test_kernels_with_wrong_logits_are_not_used(
+        self, decoders, llama, caplog, monkeypatch, factors, problem
+    ):
+        run, factors = HostFusedDecoder._run, iter(factors)
+
+        def run_wrong(decoder, tensors):
+            run(decoder, tensors)
+            tensors["logits"].array[...] *= next(factors)
+
+        monkeypatch.setattr(HostFusedDecoder, "_run", run_wrong)
+        rows, line = self.choose(llama, caplog, monkeypatch, [2.0, 1.0])
+        assert rows == 0
+        assert line[0].startswith(
+            f"the engine decodes: with 1 rows the logits of the fused kernels {problem}"
+        )
+
+    def test_kernels_that_fail_are_not_used(self, decoders, llama, caplog, monkeypatch):
+        def fail(decoder, tensors):
+            raise EngineError("launching the kernel qkv: out of registers")
+
+        monkeypatch.setattr(HostFusedDecoder, "_run", fail)
+        rows, line = self.choose(llama, caplog, monkeypatch, [2.0, 1.0])
+        assert rows == 0
+        expected = "the engine decodes: the fused kernels failed: launching the kernel qkv: out of registers"
+        assert line == [expected]
