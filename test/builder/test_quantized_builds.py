@@ -61,7 +61,8 @@ def test_the_builder_makes_a_plan_of_rounded_weights_with_lora_inputs(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "parts"), [(INT4, ""), (INT4, "zeros"), (INT4, "order"), (INT8, ""), (INT8, "zeros"), (FLOAT8, "")]
+    ("kind", "parts"),
+    [(INT4, ""), (INT4, "zeros"), (INT4, "order"), (INT8, ""), (INT8, "zeros"), (FLOAT8, "")],
 )
 def test_a_plan_keeps_the_weights_in_their_bits(tmp_path, library, kind, parts):
     rng = np.random.default_rng(0)
