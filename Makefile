@@ -11,8 +11,9 @@ INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 
 # Two workers, each with whole test modules. On two cores that nearly halves the time: test/runtime takes 55 s of
 # processor time with one worker and with two, the parity tests of test/parity 52 s and 69 s, as both import PyTorch.
+# test/conftest.py puts long modules first.
 # A crash, or native code that hangs, ends the run: no module is started again.
-PARALLEL := -n 2 --dist loadfile --max-worker-restart 0
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Tests with targets of their own are left out of the others.
 INCLUDED := not parity and not tensorrt_build
 ON_DOUBLE := test/engine test/runtime test/diffusion test/multimodal --device tensorrt-double
@@ -33,7 +34,7 @@ test-fast: venv ## tests of every part, in about a minute
 
 # One module, so its tests are spread: each worker begins with half of them, in order, and exports each graph once.
 test-tensorrt: venv ## parse and build every graph with NVIDIA's builder, which needs no GPU; a table of the plans
-	$(BIN)/python -m pytest -m tensorrt_build $(PARALLEL) --dist worksteal test/builder/test_tensorrt_builds.py test/builder/test_hybrid_builds.py
+	$(BIN)/python -m pytest -m tensorrt_build $(PARALLEL) --dist worksteal test/builder/test_tensorrt_builds.py test/builder/test_hybrid_builds.py test/builder/test_quantized_builds.py
 
 parity: venv $(STAMPS)/parity ## compare the engines with transformers and PyTorch
 	$(BIN)/pip check

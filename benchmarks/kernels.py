@@ -36,6 +36,7 @@ from edgellm_ros.cli.arguments import DEVICES
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import (
+    DraftInputs,
     DraftTable,
     DraftTree,
     Kernels,
@@ -203,16 +204,22 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
     table, tree = DraftTable.zeros(device, batch, TOP_K, LEVELS), DraftTree.zeros(device, batch, NODES)
     first, further = draft_logits(1), draft_logits(TOP_K)
     token_of_logit = put(rng.permutation(VOCABULARY)[:DRAFT_VOCABULARY])
-    tokens, parent_rows, last_tokens = whole(batch, TOP_K), whole(batch, TOP_K), whole(batch)
-    trees.add_candidates(first, token_of_logit, table, 1)
-    for level in range(1, LEVELS):
-        trees.select_nodes(table, level, tokens, parent_rows)
-        trees.add_candidates(further, token_of_logit, table, level + 1)
+    last_tokens, newest = whole(batch), whole(batch, 1)
     lengths, counts = put(rng.integers(0, CAPACITY - NODES, batch)), whole(batch)
     deltas, frequencies = device.zeros((batch,), np.float32), device.zeros((FREQUENCIES,), np.float32)
     rope = RopeTable(*(device.zeros((POSITIONS, FREQUENCIES), np.float32) for _ in range(2)), frequencies)
+    embedding = device.zeros((VOCABULARY, HIDDEN), HALF)
+    level_embeds, level_states, parents = (device.zeros((batch, TOP_K, HIDDEN), HALF) for _ in range(3))
+    level_cos, level_sin = (device.zeros((batch, TOP_K, FREQUENCIES), np.float32) for _ in range(2))
+    level_mask = device.zeros((batch, 1, TOP_K, CAPACITY), np.bool_)
+    level_inputs = DraftInputs(level_embeds, level_cos, level_sin, level_mask, None, whole(batch))
+    trees.add_candidates(first, token_of_logit, table, 1)
+    for level in range(1, LEVELS):
+        trees.begin_level(
+            *(table, level, level_states, newest, embedding, rope, lengths, deltas, parents, level_inputs)
+        )
+        trees.add_candidates(further, token_of_logit, table, level + 1)
     cos, sin = (device.zeros((batch, NODES, FREQUENCIES), np.float32) for _ in range(2))
-    draft_mask = device.zeros((batch, 1, TOP_K, CAPACITY), np.bool_)
     tree_mask = device.zeros((batch, 1, NODES, CAPACITY), np.bool_)
     cache = device.zeros((2 * LAYERS, batch, HEADS, CAPACITY, HEAD_SIZE), HALF)
     path = put(np.broadcast_to(3 * np.arange(LEVELS + 1), (batch, LEVELS + 1)))
@@ -222,8 +229,10 @@ def tree_calls(device: Device, kernels: Kernels, trees: TreeKernels, batch: int)
     found = {
         "add_candidates, 1 row": bind(trees.add_candidates, first, token_of_logit, table, 1),
         "add_candidates, 10 rows": bind(trees.add_candidates, further, token_of_logit, table, LEVELS),
-        "select_nodes": bind(trees.select_nodes, table, LEVELS - 1, tokens, parent_rows),
-        "draft_mask": bind(trees.draft_mask, table, LEVELS - 1, lengths, draft_mask),
+        "begin_level": bind(
+            *(trees.begin_level, table, LEVELS - 1, level_states, newest, embedding),
+            *(rope, lengths, deltas, parents, level_inputs),
+        ),
         "select_tree": bind(trees.select_tree, table, last_tokens, tree),
         "tree_mask": bind(trees.tree_mask, tree, lengths, tree_mask),
         "tree_rope_rows": bind(trees.tree_rope_rows, rope, lengths, deltas, tree.depths, cos, sin),

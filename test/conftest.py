@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,27 @@ def pytest_collection_modifyitems(config, items) -> None:
         others = [item for item in items if not {"device", "runtime_device"} & set(item.fixturenames)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        start_long_modules_first(items)
     for item in items:
         for mark in item.iter_markers("only_on"):
             if on_device.chosen not in mark.args:
                 reason = f"on {' and '.join(mark.args)} only: {mark.kwargs['reason']}"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def start_long_modules_first(items: list[pytest.Item]) -> None:
+    """Sort by module: longest time limit first, then most tests, so that no worker ends long after the others.
+
+    pytest-xdist itself (without --no-loadscope-reorder) looks at the numbers of tests only.
+    """
+    limits: Counter[Path] = Counter()
+    counts = Counter(item.path for item in items)
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits[item.path], mark.args[0] if mark else 0)
+    places = {path: place for place, path in enumerate(counts)}
+    items.sort(key=lambda item: (-limits[item.path], -counts[item.path], places[item.path]))
 
 
 @pytest.fixture(scope="session")

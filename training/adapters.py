@@ -57,7 +57,7 @@ def train_adapter(
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step, progress)
         batch, _, _ = samples[index].sample(args.batch, spoken)
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             heard, typed, flow, _ = losses(batch)
         optimizer.zero_grad(set_to_none=True)
         (args.spoken * heard + (1 - args.spoken) * typed + flow).backward()

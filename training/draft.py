@@ -43,7 +43,7 @@ from training.hearing import LogMel
 from training.lora import adapter_rank, load_adapter, put_adapters
 from training.policy import ANSWER_WINDOW, Batch, Policy
 from training.speech import CLIP_CHUNK, CLIP_FIELDS, clip_writers
-from training.stream import SampleStream
+from training.stream import CHUNK, SampleStream, slots_for
 from training.styles import PLAIN, STYLES, Style
 from training.train import Samples, Schedule
 
@@ -93,14 +93,16 @@ class Workers:
     clips: SampleStream
 
     @classmethod
-    def start(cls, count: int, speakers: float, tokenizer: Tokenizer, seed: int) -> Workers:
-        """Start about `count` workers, before any threads exist; a share `speakers` makes recordings."""
+    def start(cls, args: argparse.Namespace, tokenizer: Tokenizer) -> Workers:
+        """Start about --workers workers, before any threads exist; a share --speakers makes recordings."""
         styles: dict[str, Style | None] = {BASE: None, **STYLES}
-        speaking = max(1, round(count * speakers))
-        drawing = max(1, (count - speaking) // len(styles))
-        clips = SampleStream(CLIP_FIELDS, clip_writers(tokenizer), speaking, CLIP_CHUNK, slots=64, seed=seed)
+        speaking = max(1, round(args.workers * args.speakers))
+        drawing = max(1, (args.workers - speaking) // len(styles))
+        seed = args.seed
+        said, drawn = slots_for(args.clips, 64, CLIP_CHUNK), slots_for(args.capacity, 96)
+        clips = SampleStream(CLIP_FIELDS, clip_writers(tokenizer), speaking, CLIP_CHUNK, said, seed)
         streams = {
-            name: SampleStream(FIELDS, situation_writers(tokenizer, style), drawing, slots=96, seed=seed + i)
+            name: SampleStream(FIELDS, situation_writers(tokenizer, style), drawing, CHUNK, drawn, seed + i)
             for i, (name, style) in enumerate(styles.items())
         }
         return cls(streams, clips)
@@ -281,7 +283,7 @@ def main() -> None:
     args = arguments()
     out, begin = args.out or args.checkpoint / "draft", time.monotonic()
     tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
-    workers = None if args.score else Workers.start(args.workers, args.speakers, tokenizer, args.seed)
+    workers = None if args.score else Workers.start(args, tokenizer)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")

@@ -16,11 +16,20 @@ import numpy as np
 
 Fields = dict[str, tuple[tuple[int, ...], type]]  # shape of one row and dtype, by name
 Chunk = dict[str, np.ndarray]
+CHUNK = 32  # samples
 
 
 def new_chunk(fields: Fields, size: int) -> Chunk:
     """Make a chunk of zeros with rows of every field."""
     return {name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in fields.items()}
+
+
+def slots_for(capacity: int, most: int, chunk: int = CHUNK) -> int:
+    """Return the number of slots for a buffer of `capacity` samples.
+
+    At most `most`. A slot that the buffer cannot hold would be filled with samples that are never used.
+    """
+    return max(2, min(most, capacity // chunk))
 
 
 class SampleStream:
@@ -35,7 +44,7 @@ class SampleStream:
         fields: Fields,
         make_writer: Callable[[int], Callable[[Chunk, int], None]],
         workers: int,
-        chunk: int = 32,
+        chunk: int = CHUNK,
         slots: int = 192,
         seed: int = 0,
     ):

@@ -35,10 +35,11 @@ CONTROL_TOKENS = (
 )
 
 
-def corpus(seed: int, count: int = 6000) -> list[str]:
+def corpus(seed: int, count: int) -> list[str]:
     """Return the sentences to train the tokenizer on.
 
-    These are commands, answers in every style, role names and system prompts.
+    These are commands and answers of `count` situations, answers in every style, role names and system
+    prompts.
     """
     cases = list(itertools.islice(situations(seed, "train"), count))
     sentences = [*(s.command.text for s in cases), *(s.answer for s in cases)]

@@ -39,7 +39,7 @@ from training.policy import Batch, Policy
 from training.ranks import Ranks
 from training.spec import ACTION_SPACE, HISTORY
 from training.speech import CLIP_CHUNK, CLIP_FIELDS, clip_writers
-from training.stream import Chunk, SampleStream
+from training.stream import Chunk, SampleStream, slots_for
 from training.styles import Style
 from training.tokenizer import PAD, corpus, train_tokenizer
 from training.transfer import to_device
@@ -140,8 +140,9 @@ def start_workers(
     speakers = max(1, round(args.workers * args.speakers))
     drawers = max(1, args.workers - speakers)
     seed = ranks.seed(args.seed)
-    clips = SampleStream(CLIP_FIELDS, clip_writers(tokenizer), speakers, CLIP_CHUNK, slots=64, seed=seed)
-    return SampleStream(FIELDS, situation_writers(tokenizer, style), drawers, seed=seed), clips
+    said, drawn = slots_for(args.clips, 64, CLIP_CHUNK), slots_for(args.capacity, 192)
+    clips = SampleStream(CLIP_FIELDS, clip_writers(tokenizer), speakers, CLIP_CHUNK, said, seed)
+    return SampleStream(FIELDS, situation_writers(tokenizer, style), drawers, slots=drawn, seed=seed), clips
 
 
 def samples_of(
@@ -244,6 +245,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--capacity", type=int, default=360_000, help="situations on the device")
     parser.add_argument("--clips", type=int, default=50_000, help="sounds on the device")
     parser.add_argument("--first", type=int, default=16_384, help="situations to wait for before training")
+    parser.add_argument(
+        "--corpus",
+        type=int,
+        default=6000,
+        help="situations whose sentences the tokenizer is trained on (default: %(default)s)",
+    )
     parser.add_argument("--workers", type=int, help="worker processes per GPU (default: all cores)")
     parser.add_argument("--speakers", type=float, default=0.2, help="share of the workers that make sounds")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
@@ -258,7 +265,7 @@ def main() -> None:
     args, ranks = arguments(), Ranks.here()
     args.workers = args.workers or max(2, (os.cpu_count() or 2) // ranks.count - 1)
     begin = time.monotonic()
-    tokenizer = train_tokenizer(corpus(args.seed), TEXT_VOCABULARY, HISTORY["num_tokens"])
+    tokenizer = train_tokenizer(corpus(args.seed, args.corpus), TEXT_VOCABULARY, HISTORY["num_tokens"])
     streams = start_workers(args, ranks, tokenizer)
     device = ranks.connect()
     samples = samples_of(args, ranks, streams, tokenizer, device)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edgellm_ros.builder.quantization.layouts import Layout
+from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
 from edgellm_ros.builder.safetensors_file import FLOATS, StoredTensor, read_header
-from edgellm_ros.builder.strips import rows_per_strip
+from edgellm_ros.builder.strips import rows_per_strip, strips
 from edgellm_ros.engine_directory.schema import read_json
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,10 +39,14 @@ class Weights:
 
     The tensors are in `model.safetensors`, or in the shards that `model.safetensors.index.json` lists. The
     constructor reads only the headers; `read` loads one tensor.
+
+    layout: how quantised layers are stored. `matrix` has their weights as they are, `read` as floats.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, layout: Layout | None = None) -> None:
         self.directory = directory
+        self._layout = layout
+        self._matrices: dict[str, QuantizedMatrix | None] = {}
         index = directory / INDEX
         weight_map = _weight_map(index) if index.is_file() else {}
         self.where = index if weight_map else directory / FILE  # the file that lists all tensors
@@ -54,7 +60,7 @@ class Weights:
             self._tensors[name] = headers[file][name]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or self._quantized(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -72,7 +78,38 @@ class Weights:
     @property
     def parameters(self) -> int:
         """Return the number of values of all tensors."""
-        return sum(prod(tensor.shape) for tensor in self._tensors.values())
+        if self._layout is None:
+            return sum(prod(tensor.shape) for tensor in self._tensors.values())
+        modules = {name: name.rpartition(".")[0] for name in self._tensors}
+        found = {module: self.matrix(module) for module in modules.values()}
+        values = sum(matrix.fan_in * matrix.fan_out for matrix in found.values() if matrix is not None)
+        return values + sum(
+            prod(tensor.shape)
+            for name, tensor in self._tensors.items()
+            if found[modules[name]] is None or name.endswith(".bias")
+        )
+
+    def quantize(self, layout: Layout) -> None:
+        """Give the layers of a checkpoint that is not quantised the weights of `layout` from here on."""
+        if self._layout is not None:
+            raise ValueError(f"{self.directory}: the checkpoint is quantised already")
+        self._layout = layout
+        self._matrices.clear()
+        if not self.is_quantized:
+            raise ValueError(f"{self.where}: no layer can be quantised: the inputs of none fill a group")
+
+    def matrix(self, module: str) -> QuantizedMatrix | None:
+        """Return the weight of a quantised layer; None if the layer is not quantised or missing."""
+        if self._layout is None:
+            return None
+        if module not in self._matrices:
+            self._matrices[module] = self._layout.matrix(self._tensors, module)
+        return self._matrices[module]
+
+    @property
+    def is_quantized(self) -> bool:
+        """Tell whether any layer is quantised."""
+        return any(self.matrix(name.rpartition(".")[0]) is not None for name in self._tensors)
 
     def has_module(self, name: str) -> bool:
         """Tell whether the checkpoint has any tensor of the module `name`."""
@@ -98,27 +135,36 @@ class Weights:
 
         ValueError if the tensor is missing or holds no floats.
         """
-        return self._floats(name).shape
+        matrix = self._quantized(name)
+        return self._floats(name).shape if matrix is None else (matrix.fan_out, matrix.fan_in)
 
     def require(self, name: str, shape: Sequence[int]) -> None:
         """Raise ValueError unless a tensor has this shape."""
-        tensor = self._floats(name)
-        if tensor.shape != tuple(shape):
+        found = self.shape(name)
+        if found != tuple(shape):
+            file = self._tensors[name].file if name in self._tensors else self.where
             raise ValueError(
-                f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, but by the config it is "
-                f"{list(shape)}"
+                f"{file}: tensor {name!r} has shape {list(found)}, but by the config it is {list(shape)}"
             )
 
     def read(self, name: str) -> np.ndarray:
-        """Read one tensor in its stored type."""
-        return self._floats(name).read()
+        """Read one tensor in its stored type, the weight of a quantised layer in fp32."""
+        matrix = self._quantized(name)
+        return self._floats(name).read() if matrix is None else matrix.dequantized().T
 
     def read_strips(self, name: str, dtype: np.dtype) -> Iterator[np.ndarray]:
         """Read the rows of a matrix in strips, converted to a type."""
+        if self._quantized(name) is not None:
+            yield from strips(self.read(name), dtype)
+            return
         tensor = self._floats(name)
         rows = rows_per_strip(tensor.shape, dtype)
         for start in range(0, tensor.shape[0], rows):
             yield tensor.read(start, start + rows).astype(dtype, copy=False)
+
+    def _quantized(self, name: str) -> QuantizedMatrix | None:
+        module, _, tensor = name.rpartition(".")
+        return self.matrix(module) if tensor == "weight" else None
 
     def _floats(self, name: str) -> StoredTensor:
         tensor = self._tensors.get(name)

@@ -20,7 +20,8 @@ class CudaStep:
     """Values that all layers share: positions, lengths and the layout of tokens.
 
     `rope`: cos, sin and position ids; empty without RoPE. `last_row` and `longest` are lengths in the form of
-    GroupQueryAttention, `write_index` in that of TensorScatter. `tree`: the step takes a mask too.
+    GroupQueryAttention, `write_index` in that of TensorScatter. `tree`: the step takes a mask too. `flat`:
+    whether the layout of the layers is flat (`TokenLayout`).
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class CudaStep:
         capacity: int,
         rope: bool = True,
         tree: bool = False,
+        flat: bool = True,
     ) -> None:
         self.graph, self.runner = graph, runner
         self.embeds = graph.input(names.INPUTS_EMBEDS, graph.dtype, ["B", "S", runner.hidden_size])
         with graph.scope("tokens"):
-            self.tokens = TokenLayout(graph, graph.op("Shape", self.embeds, start=0, end=2))
+            sizes = graph.op("Shape", self.embeds, start=0, end=2) if flat else None
+            self.tokens = TokenLayout(graph, sizes)
         self.rope: tuple[ir.Value, ...] = ()
         if rope:
             position_ids = graph.input(names.POSITION_IDS, INT64, ["B", "S"])

@@ -49,7 +49,7 @@ def build_cuda_decoder(
     says. With `options.only_chains` too it is `llm/verify.chain.cuda.onnx`, for chains: without a mask it
     runs the faster kernels of the graph without `fusion`.
     """
-    graph = ModelBuilder("llm", weights, options.precision, options.lora)
+    graph = ModelBuilder("llm", weights, options.precision, options.lora, onnxruntime=True)
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
@@ -192,7 +192,8 @@ def fused_attention(
     """Add attention over the cache in half precision, with RoPE if the step has it.
 
     qkv: queries, keys and values [B,S,heads*D] each, or one tensor with all three; norms: scales [D] of the
-    norms of queries and keys, if there are any. Returns [B*S,heads*D] and the updated cache.
+    norms of queries and keys, if there are any. Returns [B*S,heads*D], or [B,S,heads*D] if the step's layout
+    is batched, and the updated cache.
     """
     graph, runner = step.graph, step.runner
     inputs: list[ir.Value | None] = [*qkv, *[None] * (3 - len(qkv)), *cache, step.last_row, step.longest]
@@ -217,7 +218,8 @@ def fused_attention(
         scale=runner.head_dim**-0.5,
         **options,
     )
-    return graph.reshape(attended, [-1, runner.num_attention_heads * runner.head_dim]), (keys, values)
+    width = runner.num_attention_heads * runner.head_dim
+    return step.tokens.flatten(attended, width), (keys, values)
 
 
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ---------------------+

@@ -85,7 +85,9 @@ def render_check(report: ExportReport) -> str:
         ("family", report.family),
         *model_rows(report.config, report.adapters),
     ]
-    rows += [(part.name, f"{part.nodes} nodes, opset {part.opset}") for part in report.parts]
+    rows += [
+        (part.name, f"{part.nodes} nodes, opset {part.opset}{part.quantized_text}") for part in report.parts
+    ]
     disk = report.disk
     space = [("needed", disk.needed), ("free", disk.free)]
     sections = [

@@ -27,10 +27,11 @@ from edgellm_ros.builder.flow_expert import build_expert
 from edgellm_ros.builder.graph import DTYPES, GraphBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
+from edgellm_ros.builder.quantization.layouts import find_layout
+from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_layers
 from edgellm_ros.builder.safetensors_file import TensorFile
 from edgellm_ros.builder.strips import strips
 from edgellm_ros.builder.tensorrt_operators import check_operators
-from edgellm_ros.builder.unsupported import refuse_quantised
 from edgellm_ros.builder.vocabulary import (
     VOCAB_MAP,
     generation_defaults,
@@ -74,6 +75,8 @@ class ExportOptions:
     with_draft: bool = True  # whether a draft head is exported
     max_draft_tree_size: int = 64
     max_verify_tree_size: int = 64
+    quantize: str | None = None  # "int4" or "int8": round the layers of the language model
+    group_size: int = 64  # inputs that share a scale, with `quantize`
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
@@ -116,6 +119,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     # 2. Parts of the checkpoint.
     section = read_section(checkpoint / "config.json")
     family, weights, model = _read_model(checkpoint, section)
+    if options.quantize is not None:
+        weights.quantize(_rounded(options, model))
     limit = model.llm.max_position_embeddings
     if limits.max_kv_cache_capacity > limit:
         raise ValueError(
@@ -203,7 +208,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     for part, variant in (*variants.items(), *chains.items()):
-        variant.share_weights(parts[part], Path(graph_path(part)).name)
+        # Zero points of quantised weights are in graphs for CUDA only.
+        variant.share_weights(parts[part], Path(graph_path(part)).name, own=weights.is_quantized)
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     graphs |= {cuda_variant(graph_path(part)): variant for part, variant in variants.items()}
     graphs |= {cuda_variant(graph_path(part), CHAIN): variant for part, variant in chains.items()}
@@ -226,13 +232,20 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
 
 
 def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
-    refuse_quantised(section)
+    layout = find_layout(section)
     try:
         family = find_family(section)
-        weights = Weights(checkpoint)
+        weights = Weights(checkpoint, layout)
+        if layout is not None and not weights.is_quantized:
+            raise ValueError(f"{weights.where}: no layer is quantised, but the config says that some are")
         return family, weights, family.read(checkpoint, section, weights)
     except MixtureOfExpertsError as error:
         raise ValueError(f"{error}{_size(checkpoint)}") from None
+
+
+def _rounded(options: ExportOptions, model: Model) -> RoundedLayout:
+    layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
+    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype)
 
 
 def _size(checkpoint: Path) -> str:

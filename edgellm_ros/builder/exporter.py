@@ -38,6 +38,8 @@ def export(
     with_draft: bool = True,
     max_draft_tree_size: int = 64,
     max_verify_tree_size: int = 64,
+    quantize: str | None = None,
+    group_size: int = 64,
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
@@ -60,6 +62,10 @@ def export(
     is one, unless `with_draft` is false. max_draft_tree_size: most drafted tokens of a sequence that the head
     keeps in its KV cache; max_verify_tree_size: most tokens that the model verifies in one run.
 
+    quantize: "int4" or "int8" rounds the weights of the language model's layers to nearest, in groups of
+    `group_size` inputs (32, 64 or 128) that share a scale. Embeddings, LM head, encoders, action expert and
+    draft head keep `precision`. The weights of a checkpoint that is quantised stay as they are.
+
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming
     file, key and value, for a checkpoint that is incomplete or not supported.
@@ -77,6 +83,8 @@ def export(
         with_draft,
         max_draft_tree_size,
         max_verify_tree_size,
+        quantize,
+        group_size,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))
 
@@ -105,7 +113,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE)
-    endings = (".onnx", ".*.onnx", ".onnx.data")
+    endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     for pattern in (*graphs, "*/*.plan*", *optional):
         for path in engine.glob(pattern):

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.safetensors_file import as_bytes
-from edgellm_ros.builder.strips import strips
+from edgellm_ros.builder.strips import pack_pairs, strips
 
 OPSET = 24  # the first with TensorScatter; Attention, RotaryEmbedding and RMSNormalization came with 23
 IR_VERSION = 12  # the one that came with opset 24
@@ -49,12 +49,12 @@ class Weight(ir.LazyTensor):
         self._read = read
 
     def strips(self) -> Iterator[np.ndarray]:
-        """Yield the weight's rows in its type."""
-        return strips(self._read(), np.dtype(self.dtype.numpy()))
+        """Yield the weight's rows in its type; values of 4 bits as int8."""
+        return strips(self._read(), np.dtype(np.int8 if self.dtype.bitwidth == 4 else self.dtype.numpy()))
 
     def _load(self) -> ir.Tensor:
         array = np.concatenate(list(self.strips())) if len(self.shape) else next(self.strips())
-        return ir.Tensor(array, dtype=self.dtype, name=self.name)
+        return ir.Tensor(array.astype(self.dtype.numpy(), copy=False), dtype=self.dtype, name=self.name)
 
 
 class GraphBuilder:
@@ -215,6 +215,7 @@ class GraphBuilder:
             for tensor in self._external():
                 written = 0
                 for block in tensor.strips() if isinstance(tensor, Weight) else [tensor.numpy()]:
+                    block = pack_pairs(block) if tensor.dtype.bitwidth == 4 else block
                     digest.update(as_bytes(block))
                     written += file.write(as_bytes(block))
                 if written != tensor.nbytes:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
 from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows
+from edgellm_ros.builder.quantization.matrix import QUANTIZED
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
@@ -68,8 +69,14 @@ class PartReport:
     inputs: tuple[BindingReport, ...]
     outputs: tuple[BindingReport, ...]
     weight_bytes: int  # without those of `llm/model.onnx` that the graph shares
+    quantized_bytes: dict[str, int]  # of these, by type: "int4", "int8", "float8e4m3fn"
     variants: tuple[str, ...]  # graphs for other devices with the same weights
     plans: tuple[PlanReport, ...]
+
+    @property
+    def quantized_text(self) -> str:
+        """Tell how many bytes of weights are quantised, to follow other words; "" if none are."""
+        return "".join(f", {size / 2**20:.3f} MiB of {kind}" for kind, size in self.quantized_bytes.items())
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,7 @@ def render(report: EngineReport) -> str:
     sections = [table(rows), "memory\n" + table(memory)]
     for part in report.parts:
         title = f"{graph_path(part.name)}: opset {part.opset}, {part.nodes} nodes"
+        title += part.quantized_text
         beside = "".join(f"\n  variant {variant}" for variant in part.variants)
         beside += "".join(map(_plan_lines, part.plans))
         bindings = _binding_rows("in", part.inputs) + _binding_rows("out", part.outputs)
@@ -234,6 +242,11 @@ def part_report(
 ) -> PartReport:
     """Describe one graph; variants: names of its variants' files; shared: weights of another graph."""
     nodes = list(graph)
+    weights = [
+        value.const_value
+        for initializer, value in graph.initializers.items()
+        if value.const_value and initializer not in shared
+    ]
     return PartReport(
         name=name,
         opset=graph.opset_imports[""],
@@ -241,11 +254,12 @@ def part_report(
         operators=tuple(sorted({node.op_type for node in nodes})),
         inputs=tuple(_binding(value) for value in graph.inputs),
         outputs=tuple(_binding(value) for value in graph.outputs),
-        weight_bytes=sum(
-            value.const_value.nbytes
-            for initializer, value in graph.initializers.items()
-            if value.const_value and initializer not in shared
-        ),
+        weight_bytes=sum(weight.nbytes for weight in weights),
+        quantized_bytes={
+            str(kind).lower(): sum(weight.nbytes for weight in weights if weight.dtype == kind)
+            for kind in QUANTIZED
+            if any(weight.dtype == kind for weight in weights)
+        },
         variants=variants,
         plans=plans,
     )

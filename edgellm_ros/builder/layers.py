@@ -12,6 +12,8 @@ import onnx_ir as ir
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import FLOAT, Dim, GraphBuilder
 from edgellm_ros.builder.lora import TARGETS, add_lora_inputs
+from edgellm_ros.builder.quantization.matrix import QuantizedMatrix, join
+from edgellm_ros.builder.quantization.product import quantized_product
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.lora_inputs import engine_module
 
@@ -22,13 +24,17 @@ class ModelBuilder(GraphBuilder):
     """Writes the graph of one model from the weights of one checkpoint.
 
     `module` enters a module: tensors and nodes get its name as prefix. Layer methods take a child's name.
-    With `lora`, the linear layers in `lora.TARGETS` get LoRA inputs.
+    With `lora`, the linear layers in `lora.TARGETS` get LoRA inputs. onnxruntime: the graph is for ONNX
+    Runtime alone.
     """
 
-    def __init__(self, name: str, weights: Weights, precision: str, lora: bool = False) -> None:
+    def __init__(
+        self, name: str, weights: Weights, precision: str, lora: bool = False, onnxruntime: bool = False
+    ) -> None:
         super().__init__(name, precision)
         self.weights = weights
         self.lora = lora
+        self.onnxruntime = onnxruntime
         self._prefix: list[str] = []
 
     @contextmanager
@@ -61,9 +67,7 @@ class ModelBuilder(GraphBuilder):
         With LoRA inputs, x must be 2-D.
         """
         with self.scope(name):
-            full = self.full_name(f"{name}.weight")
-            matrix = self.weight(full, (fan_in, fan_out), self._matrix(full, fan_in, fan_out))
-            y = self.op("MatMul", x, matrix)
+            y = self._products(name, {name: fan_out}, x, fan_in)
             if bias:
                 y = self.op("Add", y, self.tensor(f"{name}.bias", fan_out))
             return self._with_lora({name: fan_out}, x, y, fan_in)
@@ -86,17 +90,49 @@ class ModelBuilder(GraphBuilder):
         self, name: str, parts: Mapping[str, int], x: ir.Value, fan_in: int, bias: bool = False
     ) -> ir.Value:
         """Add `linears` without the split: [..., fan_in] -> [..., sum of fan_outs]."""
-        weights = {part: self.full_name(f"{part}.weight") for part in parts}
-        reads = [self._matrix(full, fan_in, parts[part]) for part, full in weights.items()]
         with self.scope(name):
-            matrix = self.weight(
-                self.full_name(f"{name}.weight"),
-                (fan_in, sum(parts.values())),
-                lambda: np.concatenate([read() for read in reads], axis=1),
-            )
-            y = self.op("MatMul", x, matrix)
+            y = self._products(name, parts, x, fan_in)
             y = self.op("Add", y, self._joined_biases(name, parts)) if bias else y
             return self._with_lora(parts, x, y, fan_in)
+
+    def _products(self, name: str, parts: Mapping[str, int], x: ir.Value, fan_in: int) -> ir.Value:
+        """Add x times the weights of layers (name -> fan_out), side by side.
+
+        Neighbours whose weights are stored alike are one product; `name` names it if it has all of them.
+        """
+        runs: list[tuple[dict[str, int], QuantizedMatrix | None]] = []
+        for part, fan_out in parts.items():
+            matrix = self._quantized(part, fan_in, fan_out)
+            before, last = runs[-1] if runs else ({}, None)
+            joined = join([last, matrix]) if last is not None and matrix is not None else None
+            if runs and (joined is not None or (last is None and matrix is None)):
+                runs[-1] = ({**before, part: fan_out}, joined)
+            else:
+                runs.append(({part: fan_out}, matrix))
+        results = []
+        for run, matrix in runs:
+            full = self.full_name(name if len(runs) == 1 else "-".join(run))
+            if matrix is None:
+                results.append(self.op("MatMul", x, self._joined_matrix(full, run, fan_in)))
+            else:
+                results.append(quantized_product(self, full, x, matrix, self.onnxruntime))
+        return results[0] if len(results) == 1 else self.op("Concat", *results, axis=-1)
+
+    def _joined_matrix(self, name: str, parts: Mapping[str, int], fan_in: int) -> ir.Value:
+        """Add the weights of layers side by side as one weight, [fan_in, sum of fan_outs]."""
+        reads = [self._matrix(self.full_name(f"{part}.weight"), fan_in, size) for part, size in parts.items()]
+
+        def read() -> np.ndarray:
+            return reads[0]() if len(reads) == 1 else np.concatenate([each() for each in reads], axis=1)
+
+        return self.weight(f"{name}.weight", (fan_in, sum(parts.values())), read)
+
+    def _quantized(self, name: str, fan_in: int, fan_out: int) -> QuantizedMatrix | None:
+        """Return the weight of a quantised layer; None if the layer is not quantised."""
+        matrix = self.weights.matrix(self.full_name(name))
+        if matrix is not None:
+            self.weights.require(self.full_name(f"{name}.weight"), (fan_out, fan_in))
+        return matrix
 
     def _matrix(self, full: str, fan_in: int, fan_out: int) -> Callable[[], np.ndarray]:
         """Make a function that reads a weight as MatMul takes it, [fan_in, fan_out].

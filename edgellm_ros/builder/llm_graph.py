@@ -120,13 +120,14 @@ def llm_outputs(
     logits: ir.Value,
     presents: Sequence[Cache],
     hidden_states: Mapping[int, ir.Value],
+    logits_type: ir.DataType = FLOAT,
 ) -> None:
     """Add the outputs of a language model.
 
-    logits [B,N,V] fp32; presents: updated caches of each layer [B,Hkv,C,D]; hidden_states: layer from 1 ->
+    logits [B,N,V]; presents: updated caches of each layer [B,Hkv,C,D]; hidden_states: layer from 1 ->
     [B,S,H].
     """
-    graph.output(logits, names.LOGITS, FLOAT, ["B", "N", head.output_vocab_size])
+    graph.output(logits, names.LOGITS, logits_type, ["B", "N", head.output_vocab_size])
     for i, (key, value) in enumerate(presents):
         shape: list[Dim] = ["B", config.num_key_value_heads, capacity, config.head_dim]
         graph.output(key, names.present_key(i), graph.dtype, shape)

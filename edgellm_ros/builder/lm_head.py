@@ -55,7 +55,11 @@ class LMHead:
         return (matrix if self.vocab_map is None else matrix[self.vocab_map]).T
 
     def logits(self, graph: ModelBuilder, x: ir.Value, share_embedding: bool = False) -> ir.Value:
-        """Add the LM head: x [B,N,H] to logits [B,N,V] in fp32.
+        """Add the LM head: x [B,N,H] to logits [B,N,V] in fp32."""
+        return graph.to_fp32(self.product(graph, x, share_embedding))
+
+    def product(self, graph: ModelBuilder, x: ir.Value, share_embedding: bool = False) -> ir.Value:
+        """Add the LM head: x [B,N,H] to logits [B,N,V] of the graph's type.
 
         `share_embedding`: if the matrix is the embedding table, the graph takes the table [V,H] that the
         runtime holds as its input `embedding`.
@@ -64,12 +68,12 @@ class LMHead:
         with graph.scope("lm_head"):
             if self.as_input:
                 matrix = graph.input(names.LM_HEAD, graph.dtype, self.shape)
-                return graph.to_fp32(_product_with_input(graph, x, matrix, self.shape[0]))
+                return _product_with_input(graph, x, matrix, self.shape[0])
             if share_embedding and self.is_embedding and self.vocab_map is None:
                 table = graph.input(names.EMBEDDING, graph.dtype, self.shape[::-1])
-                return graph.to_fp32(_product_with_table(graph, x, table, self.shape[0]))
+                return _product_with_table(graph, x, table, self.shape[0])
             matrix = graph.weight(self.tensor, self.shape, self.read)
-            return graph.to_fp32(graph.op("MatMul", x, matrix))
+            return graph.op("MatMul", x, matrix)
 
 
 # x [B,N,H] -- [H,B,N] -- [H,B*N] -- Gemm (transA) matrix [H,V] -- [B*N,V] -- [B,N,V] -->

@@ -27,7 +27,11 @@ FLOATS = {
     "F32": np.dtype(np.float32),
 }
 INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
-DTYPES: dict[str, np.dtype[Any]] = {**FLOATS, **INTEGERS}
+QUANTIZED: dict[str, np.dtype[Any]] = {
+    "I8": np.dtype(np.int8),
+    "F8_E4M3": np.dtype(ir.DataType.FLOAT8E4M3FN.numpy()),
+}
+DTYPES: dict[str, np.dtype[Any]] = {**FLOATS, **INTEGERS, **QUANTIZED}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000  # bytes, as in the safetensors library
 LFS_POINTER = b"version https://git-lfs"

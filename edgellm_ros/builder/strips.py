@@ -22,16 +22,16 @@ def strips(array: np.ndarray, dtype: np.dtype) -> Iterator[np.ndarray]:
         return
     rows = rows_per_strip(array.shape, dtype)
     for start in range(0, len(array), rows):
-        yield _row_major(array[start : start + rows].astype(dtype, copy=False))
+        yield row_major(array[start : start + rows].astype(dtype, copy=False))
 
 
 def rows_per_strip(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """Return the number of rows of a strip."""
+    """Return the number of rows of a strip: even, so that pairs of 4-bit values are in one strip."""
     row = int(np.prod(shape[1:])) * dtype.itemsize
-    return max(MIN_ROWS, STRIP_BYTES // max(row, 1))
+    return max(MIN_ROWS, STRIP_BYTES // max(row, 1) // 2 * 2)
 
 
-def _row_major(array: np.ndarray) -> np.ndarray:
+def row_major(array: np.ndarray) -> np.ndarray:
     """Return the array in row-major order: itself, or a copy of a transposed matrix.
 
     The copy is made in strips that fit the CPU's cache: 3 to 5 times as fast as NumPy's own order.
@@ -43,3 +43,11 @@ def _row_major(array: np.ndarray) -> np.ndarray:
         columns = slice(start, start + TRANSPOSED_COLUMNS)
         copy[:, columns] = array[:, columns]
     return copy
+
+
+def pack_pairs(values: np.ndarray) -> np.ndarray:
+    """Pack 4-bit values as ONNX stores them: two in a byte, the first in the lower half."""
+    flat = values.reshape(-1).view(np.uint8) & 15
+    if flat.size % 2:
+        flat = np.append(flat, np.uint8(0))
+    return flat[0::2] | (flat[1::2] << 4)

@@ -58,6 +58,7 @@ SUPPORTED = _table(
     ),
     (ANY | {Type.UINT8}, "Cast"),
     (BOOL, "And Not Or Xor"),
+    (FLOATS, "DequantizeLinear"),
 )
 # Numbers of dimensions of the data; any number up to 8 for operators that are not listed.
 RANKS = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
+from edgellm_ros.builder.quantization.matrix import QUANTIZED
 from edgellm_ros.builder.value_types import Values
 
 LARGEST_K = 3839
@@ -156,6 +157,14 @@ def _constant(node: ir.Node, values: Values) -> Iterator[str]:
             yield f"{name} is not supported"
 
 
+def _dequantize_linear(node: ir.Node, values: Values) -> Iterator[str]:
+    kind = values.type(node.inputs[0])
+    if kind not in (None, *QUANTIZED):
+        yield f"x is {kind.name}, supported are {', '.join(each.name for each in QUANTIZED)}"
+    if _has(node, 2):
+        yield "zero points are not supported"
+
+
 RULES: dict[str, Callable[[ir.Node, Values], Iterator[str]]] = {
     "Attention": _attention,
     "TensorScatter": _tensor_scatter,
@@ -171,4 +180,5 @@ RULES: dict[str, Callable[[ir.Node, Values], Iterator[str]]] = {
     "MaxPool": _pooling,
     "AveragePool": _pooling,
     "Constant": _constant,
+    "DequantizeLinear": _dequantize_linear,
 }

@@ -64,6 +64,8 @@ class Values:
     def _result_rank(self, node: ir.Node) -> int | None:
         ranks = [self.rank(value) for value in node.inputs]
         first = ranks[0] if ranks else None
+        if node.op_type == "DequantizeLinear":
+            return first
         operand = node.inputs[1] if len(node.inputs) > 1 else None
         if node.op_type in ("Reshape", "Expand"):
             return None if operand is None else self._length(operand)
@@ -105,5 +107,5 @@ class Values:
 
 def data_input(node: ir.Node) -> ir.Value | None:
     """Return the input whose type is the operator's type."""
-    index = {"Where": 1, "OneHot": 2}.get(node.op_type, 0)
+    index = {"Where": 1, "OneHot": 2, "DequantizeLinear": 1}.get(node.op_type, 0)
     return node.inputs[index] if len(node.inputs) > index else None

@@ -8,10 +8,14 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.cli import arguments
 
+if TYPE_CHECKING:
+    from edgellm_ros.cli.quantization_cost import QuantizationCost
+
+QUANTIZE, GROUP_SIZES = ("int4", "int8"), (32, 64, 128)  # as in builder.quantization.rounding
 PRECISIONS = ("fp32", "fp16", "bf16")  # as in runtime.config, which `edgellm --help` does not import
 
 
@@ -96,6 +100,25 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
             metavar="N",
             help=f"most {text} (default: %(default)s)",
         )
+    parser.add_argument(
+        "--quantize",
+        choices=QUANTIZE,
+        help="round the weights of the language model's layers to nearest, and report what that cost in "
+        "logits (default: keep the checkpoint's)",
+    )
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        default=64,
+        help="inputs that share a scale, with --quantize (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="text file with a prompt in each line for the report of --quantize (default: a few of its own)",
+    )
+    parser.add_argument("--no-report", action="store_true", help="with --quantize: skip the report")
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -120,6 +143,8 @@ def run(args: argparse.Namespace) -> int:
         "with_draft": not args.no_draft,
         "max_draft_tree_size": args.max_draft_tree_size,
         "max_verify_tree_size": args.max_verify_tree_size,
+        "quantize": args.quantize,
+        "group_size": args.group_size,
     }
     if args.check:
         return _check(args, options)
@@ -131,6 +156,9 @@ def run(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from edgellm_ros.builder.exporter import export
 
+    reports = args.quantize and not args.no_report
+    if reports and args.precision == "bf16":
+        raise ValueError("--quantize: the report runs on the CPU, which bf16 does not; --no-report skips it")
     start = time.perf_counter()
     config = export(args.checkpoint, args.engine_dir, **options)
     seconds = time.perf_counter() - start
@@ -139,10 +167,27 @@ def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
         f"{args.engine_dir}: {len(config.files)} files, {size / 1e6:.1f} MB, in {seconds:.1f} s",
         file=sys.stderr,
     )
+    cost = _cost(args, options) if reports else None
     if args.json:
         files = {entry.path: entry.size for entry in config.files}
-        arguments.print_json({"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files})
+        report = {"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files}
+        arguments.print_json(report | ({"quantization": dataclasses.asdict(cost)} if cost else {}))
     return 0
+
+
+def _cost(args: argparse.Namespace, options: dict[str, Any]) -> QuantizationCost:
+    """Compare the engine with one of the same checkpoint that is not quantised."""
+    from edgellm_ros.cli.quantization_cost import PROMPTS, measure_cost
+
+    prompts = PROMPTS
+    if args.prompts:
+        lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
+        prompts = tuple(line for line in lines if line.strip())
+        if not prompts:
+            raise ValueError(f"{args.prompts}: expected a prompt in each line, found none")
+    cost = measure_cost(args.checkpoint, args.engine_dir, {**options, "quantize": None}, prompts)
+    print(cost, file=sys.stderr)
+    return cost
 
 
 def _check(args: argparse.Namespace, options: dict[str, Any]) -> int:

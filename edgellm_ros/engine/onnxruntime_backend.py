@@ -43,10 +43,11 @@ class OnnxRuntimeBackend:
     - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits for
       any number of queries; a single query (decode) is computed differently and differs in the last bits.
 
-    This does not hold for MatMul of two activations, where a single row and the number of threads and
-    matrices change the order of summation: engines with such products (the action head) are run with shapes
-    that depend on one request alone. On a GPU the shape of a product selects the kernel, so other sequences
-    of a batch may change the last bits.
+    This does not hold for quantised weights, of which a single row is computed differently from several. Nor
+    does it for MatMul of two activations, where a single row and the number of threads and matrices change
+    the order of summation: engines with such products (the action head) are run with shapes that depend on
+    one request alone. On a GPU the shape of a product selects the kernel, so other sequences of a batch may
+    change the last bits.
     """
 
     supports_empty_tensors = True

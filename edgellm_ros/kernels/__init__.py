@@ -16,10 +16,11 @@ from edgellm_ros.kernels.protocol import (
     SequenceCache,
     StopState,
 )
-from edgellm_ros.kernels.tree_protocol import ChainInputs, DraftTable, DraftTree, TreeKernels
+from edgellm_ros.kernels.tree_protocol import ChainInputs, DraftInputs, DraftTable, DraftTree, TreeKernels
 
 __all__ = [
     "ChainInputs",
+    "DraftInputs",
     "DraftTable",
     "DraftTree",
     "Kernels",

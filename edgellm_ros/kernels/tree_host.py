@@ -10,6 +10,7 @@ from edgellm_ros.kernels.host import most_likely, sample_row, write_rope
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
     ChainInputs,
+    DraftInputs,
     DraftTable,
     DraftTree,
     check_candidates,
@@ -28,17 +29,18 @@ class HostTreeKernels:
     ) -> None:
         check_candidates(table, level, logits.shape[1], logits.shape[2])
         batch, count, _ = logits.shape
+        all_values = logits.array.astype(np.float32, copy=False)
         top_k, start = table.top_k, entries(table.top_k, level - 1)
         if level == 1:
             table.tokens.array[:, 0], table.scores.array[:, 0], table.parents.array[:, 0] = -1, 0, -1
             parents = np.zeros((batch, 1), np.int64)
         else:
             parents = table.nodes.array[:, level - 2]
-        log_masses = _log_masses(logits.array)
+        log_masses = _log_masses(all_values)
         for row, node in np.ndindex(batch, count):
             parent = parents[row, node]
             above = np.float64(table.scores.array[row, parent])
-            values, log_mass = logits.array[row, node], log_masses[row, node]
+            values, log_mass = all_values[row, node], log_masses[row, node]
             if np.isfinite(log_mass):
                 ids = most_likely(values, top_k)
                 own = values[ids].astype(np.float64) - float(values[ids[0]]) - log_mass
@@ -52,26 +54,67 @@ class HostTreeKernels:
             table.scores.array[row, place] = scores
             table.parents.array[row, place] = parent
 
-    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
-        check_level(table, level)
-        start, stop = entries(table.top_k, level - 1), entries(table.top_k, level)
-        order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, : table.top_k]
-        table.nodes.array[:, level - 1] = start + order
-        tokens.array[...] = np.take_along_axis(table.tokens.array[:, start:stop], order, axis=-1)
-        parent_rows.array[...] = order // table.top_k
+    def begin_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        newest: Tensor,
+        out: DraftInputs,
+    ) -> None:
+        count = tokens.shape[1]
+        newest.array[:, 0] = np.clip(counts.array - 1, 0, count - 1)
+        np.take(embedding.array, tokens.array, axis=0, out=out.embeds.array, mode="clip")
+        slots = lengths.array[:, None] + np.arange(count)
+        write_rope(rope, slots.astype(np.float32) + deltas.array[:, None], out.cos, out.sin)
+        if out.filled is not None:
+            out.filled.array[...] = lengths.array + count
+        if out.mask is not None:
+            out.mask.array[:, 0] = np.arange(out.mask.shape[3]) <= slots[..., None]
 
-    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
+    def begin_level(
+        self,
+        table: DraftTable,
+        level: int,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        parents: Tensor,
+        out: DraftInputs,
+    ) -> None:
         check_level(table, level)
         top_k, own = table.top_k, np.arange(table.top_k)
+        start, stop = entries(top_k, level - 1), entries(top_k, level)
+        order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, :top_k]
+        table.nodes.array[:, level - 1] = start + order
+        tokens = np.take_along_axis(table.tokens.array[:, start:stop], order, axis=-1)
+        np.take(embedding.array, tokens, axis=0, out=out.embeds.array, mode="clip")
+        places = np.broadcast_to(newest.array, order.shape) if level == 1 else order // top_k
+        for rows, above, taken in zip(states.array, places, parents.array, strict=True):
+            np.take(rows, above, axis=0, out=taken, mode="clip")
+        positions = (lengths.array + level - 1).astype(np.float32) + deltas.array
+        write_rope(rope, np.repeat(positions[:, None], top_k, axis=1), out.cos, out.sin)
+        if out.write_index is not None:
+            out.write_index.array[...] = lengths.array + (level - 1) * top_k
+        if out.filled is not None:
+            out.filled.array[...] = lengths.array + level * top_k
+        if out.mask is None:
+            return
         for row, length in enumerate(lengths.array.tolist()):
-            mask, places = out.array[row, 0], own
+            mask, above = out.mask.array[row, 0], own
             mask[:, :length], mask[:, length:] = True, False
-            for above in range(level, 0, -1):
-                slots = length + (above - 1) * top_k + places
+            for upper in range(level, 0, -1):
+                slots = length + (upper - 1) * top_k + above
                 inside = slots < mask.shape[1]
                 mask[own[inside], slots[inside]] = True
-                nodes = table.nodes.array[row, above - 1, places]
-                places = (nodes - entries(top_k, above - 1)) // top_k
+                nodes = table.nodes.array[row, upper - 1, above]
+                above = (nodes - entries(top_k, upper - 1)) // top_k
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
         check_tree_size(table, tree)

@@ -6,9 +6,9 @@ runs on, T entries of a table of candidates, M nodes of a tree, D most tokens of
 and token ids are int64, scores are float32. As in `Kernels`, the caller provides the output tensors, a kernel
 waits for nothing, and the result of a row never depends on the other rows of the batch.
 
-A round of decoding: `add_candidates`, and `select_nodes`, `draft_mask` and a run of the draft before each
-further level; `select_tree`; `tree_mask`, `tree_rope_rows` and a run of the base model on the tree;
-`sample_path`; `Kernels.count_tokens`; `move_cache_rows`, `take_rows` and `Kernels.commit_rows`.
+A round of decoding: `begin_accepted` and a run of the draft; `add_candidates`, and `begin_level` and a run of
+the draft before each further level; `select_tree`; `tree_mask`, `tree_rope_rows` and a run of the base model
+on the tree; `sample_path`; `Kernels.count_tokens`; `move_cache_rows`, `take_rows` and `Kernels.commit_rows`.
 """
 
 from __future__ import annotations
@@ -107,6 +107,21 @@ class DraftTree:
         return DraftTree(**{name: tensor.rows(start, stop) for name, tensor in vars(self).items()})
 
 
+@dataclass(frozen=True)
+class DraftInputs:
+    """What a run of the draft on S tokens takes beside states.
+
+    C is the capacity of the draft's cache. None: the draft does not have the input.
+    """
+
+    embeds: Tensor  # [B,S,H] of the tokens
+    cos: Tensor  # [B,S,D/2] f32
+    sin: Tensor  # [B,S,D/2] f32
+    mask: Tensor | None  # [B,1,S,C] bool
+    write_index: Tensor | None  # [B] i64: slot of the first token
+    filled: Tensor | None  # [B] i64: KV rows with those of the run
+
+
 def entries(top_k: int, levels: int) -> int:
     """Return T, the number of entries of a table with so many levels; 1 for none."""
     return 1 + (top_k + (levels - 1) * top_k * top_k if levels else 0)
@@ -120,8 +135,8 @@ class TreeKernels(Protocol):
     ) -> None:
         """Write the candidates of a level: tokens, scores and parents of the table.
 
-        logits [B,R,Vd] f32 of the draft. Level 1 has R = 1: the K most likely tokens become the candidates of
-        the root; entry 0 is written too. Level r > 1 has R = K: row k gives the candidates of
+        logits [B,R,Vd] f32 or f16 of the draft. Level 1 has R = 1: the K most likely tokens become the
+        candidates of the root; entry 0 is written too. Level r > 1 has R = K: row k gives the candidates of
         nodes[:, r - 2, k]. A candidate's score is its parent's plus its log-probability, a log-softmax over
         all Vd logits. Equally likely tokens rank by logit index. token_of_logit [Vd] i64 gives the token ids,
         None if they are the indices. The candidates of a row that is not finite have score -inf. ValueError
@@ -129,22 +144,49 @@ class TreeKernels(Protocol):
         """
         ...
 
-    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
-        """Select the level's K candidates of the highest scores, which the draft runs on next.
+    def begin_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        newest: Tensor,
+        out: DraftInputs,
+    ) -> None:
+        """Write the inputs of the draft's run on accepted tokens [B,S]; those after counts[b] are padding.
 
-        1 <= level < N. Writes nodes[:, level - 1] in falling order of scores (the lower entry first among
-        equals), tokens [B,K] of these nodes, and parent_rows [B,K]: the row of the draft's run before, that
-        on the nodes of level - 1, where the node's parent is. For level 1 the parent is the newest token, and
-        parent_rows is 0.
+        Token s is in slot lengths[b] + s, at position lengths[b] + s + deltas[b], deltas [B] f32. It attends
+        to the lengths[b] committed KV rows, to the tokens before it, and to itself. embedding [V,H]: a token
+        outside takes the nearest row. newest [B,1] gets the index of the last of counts[b] tokens, 0 if there
+        is none. out.write_index is not written: it is `lengths`.
         """
         ...
 
-    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
-        """Write out [B,1,K,C] bool: the attention mask of the draft's run on the nodes of a level.
+    def begin_level(
+        self,
+        table: DraftTable,
+        level: int,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        parents: Tensor,
+        out: DraftInputs,
+    ) -> None:
+        """Select the level's K candidates of the highest scores; write the inputs of the draft's run on them.
 
-        Node k of level r is in slot lengths[b] + (r - 1) * K + k of the draft's cache, which has the capacity
-        C. A node attends to the lengths[b] committed KV rows, to its ancestors below the root (the root's row
-        is the last committed one), and to itself.
+        1 <= level < N. Writes nodes[:, level - 1] in falling order of scores, the lower entry first among
+        equals, and parents [B,K,H], the states of their parents. embedding [V,H] has a row for each token.
+        states [B,S,H] are those of the run before: row newest[b,0] is that of the newest token, for level 1;
+        later rows are those of nodes[:, level - 2], and S = K. A row outside of a tensor takes the nearest.
+
+        Node k is in slot lengths[b] + (level - 1) * K + k of the draft's cache, at position lengths[b] +
+        level - 1 + deltas[b], deltas [B] f32. It attends to the lengths[b] committed KV rows, to its
+        ancestors below the root (the root's row is the last committed one), and to itself.
         """
         ...
 

@@ -106,6 +106,20 @@ def test_attention_in_half_precision_takes_one_bias_for_all_layers_of_a_window(e
     assert "local_window_size" not in {attribute.name for node in fused for attribute in node.attribute}
 
 
+def test_a_level_of_a_draft_ends_without_copies(engine):
+    """A Reshape before a bound output is a copy, and a Cast a kernel of its own."""
+    name, folder = engine
+    graph = onnx.load(folder / "draft" / "model.cuda.onnx", load_external_data=False).graph
+    makers = {output: node.op_type for node in graph.node for output in node.output}
+    assert makers["next_hidden_states"] == "SkipSimplifiedLayerNormalization"
+    assert makers["logits"] == "MatMul"
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    half = "fp16" in name
+    assert types["logits"] == (onnx.TensorProto.FLOAT16 if half else onnx.TensorProto.FLOAT)
+    reshapes = [node for node in graph.node if node.op_type == "Reshape"]
+    assert not (half and reshapes)
+
+
 def test_the_graphs_of_a_folder_share_their_weights(engine):
     _, folder = engine
     for part, own in (("llm", "verify.onnx.data"), ("draft", "model.onnx.data")):

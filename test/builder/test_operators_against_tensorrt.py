@@ -50,7 +50,7 @@ TAKEN_BEYOND_THE_DOCUMENTATION = {
 }
 # Operators that the parser knows and our graphs do not use.
 LEFT_OUT = (
-    "BlackmanWindow CastLike CausalConvWithState DequantizeLinear Dropout GRU GlobalLpPool GridSample "
+    "BlackmanWindow CastLike CausalConvWithState Dropout GRU GlobalLpPool GridSample "
     "HammingWindow HannWindow If LRN LSTM LinearAttention Loop LpPool MeanVarianceNormalization Mish "
     "NonMaxSuppression NonZero QuantizeLinear RNN RandomNormal RandomNormalLike RandomUniform "
     "RandomUniformLike Resize ReverseSequence RoiAlign STFT Scan Scatter Shrink Swish Upsample"

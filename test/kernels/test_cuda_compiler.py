@@ -21,10 +21,12 @@ OTHERS = (
     "resize_width", "resize_height", "cut_patches", "rope_rows", "mrope_rows", "visible_rows", "count_tokens",
     "commit_tokens", "commit_rows", "map_tokens", "euler_step", "sample", "log_probabilities", "fill",
 )  # fmt: skip
-TREES_BY_WIDTH = ("draft_mask", "tree_mask", "move_cache_rows", "take_rows", "put_rows")
+TREES_BY_WIDTH = (
+    "begin_accepted", "begin_level", "tree_mask", "move_cache_rows", "take_rows", "put_rows",
+)  # fmt: skip
 OTHER_TREES = (
-    "add_candidates", "select_nodes", "select_tree", "tree_rope_rows", "sample_path", "find_continuation",
-    "append_history", "advance_states", "advance_windows",
+    "add_candidates", "add_candidates_half", "select_tree", "tree_rope_rows", "sample_path",
+    "find_continuation", "append_history", "advance_states", "advance_windows",
 )  # fmt: skip
 PROGRAMS = [
     pytest.param(compiler.KERNELS, BY_WIDTH, OTHERS, id="steps"),

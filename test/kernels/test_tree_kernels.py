@@ -11,6 +11,7 @@ import pytest
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels import DraftTable, DraftTree, RopeTable, load_tree_kernels
 from fixtures.device_under_test import Side
+from fixtures.draft_levels import begin_accepted, begin_level, rope_table
 from fixtures.random_trees import random_tree
 
 
@@ -35,7 +36,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def draft(side: Side, table: DraftTable, logits_of, token_of_logit=None) -> list[dict[str, np.ndarray]]:
-    """Fill a table level by level; return tokens and parent rows of the nodes of each level but the last.
+    """Fill a table level by level; return the inputs of the draft's run on each level but the last.
 
     logits_of(level): logits [B,R,Vd] of the draft.
     """
@@ -45,9 +46,7 @@ def draft(side: Side, table: DraftTable, logits_of, token_of_logit=None) -> list
     for level in range(1, table.levels + 1):
         side.trees.add_candidates(side.tensor(logits_of(level), np.float32), mapping, table, level)
         if level < table.levels:
-            outs = [side.tensor(np.full((batch, table.top_k), 77)) for _ in range(2)]
-            side.trees.select_nodes(table, level, *outs)
-            runs.append(dict(zip(("tokens", "parent_rows"), map(side.read, outs), strict=True)))
+            runs.append(begin_level(side, table, level, np.zeros(batch, np.int64)))
     return runs
 
 
@@ -117,12 +116,13 @@ def test_the_nodes_of_a_level_come_with_the_rows_of_their_parents(side, rng):
     )
     for row in range(2):
         assert nodes[row, 0].tolist() == [1, 2, 3]
-        assert runs[0]["parent_rows"][row].tolist() == [0, 0, 0]
+        assert runs[0]["states"][row].tolist() == [[0] * 4] * 3
         level = range(4, 13)
         assert nodes[row, 1].tolist() == sorted(level, key=lambda entry: -scores[row, entry])[:3]
         for place, entry in enumerate(nodes[row, 1]):
-            assert nodes[row, 0, runs[1]["parent_rows"][row, place]] == parents[row, entry]
-            assert runs[1]["tokens"][row, place] == tokens[row, entry]
+            [parent_row] = {*runs[1]["states"][row, place].astype(int)}
+            assert nodes[row, 0, parent_row] == parents[row, entry]
+            assert {*runs[1]["embeds"][row, place]} == {tokens[row, entry]}
 
 
 def test_scores_are_sums_of_log_probabilities_of_mapped_tokens(side, rng):
@@ -184,9 +184,8 @@ def test_logits_that_do_not_fit_the_level_are_refused(side, shape, level, messag
 
 def test_a_run_on_the_last_level_is_refused(side):
     table = DraftTable.zeros(side.device, 1, 4, 3)
-    outs = [side.tensor(np.zeros((1, 4), np.int64)) for _ in range(2)]
     with pytest.raises(ValueError, match="a run of the draft on level 3 of 3"):
-        side.trees.select_nodes(table, 3, *outs)
+        begin_level(side, table, 3, [0])
 
 
 def test_a_tree_larger_than_its_table_is_refused(side):
@@ -349,8 +348,7 @@ def test_a_node_of_the_draft_sees_the_committed_rows_its_ancestors_and_itself(si
     draft(side, table, random_logits(rng, 2, top_k, 40))
     parents, nodes = side.read(table.parents), side.read(table.nodes)
     for level in (1, 2, 3):
-        out = side.tensor(np.ones((2, 1, top_k, capacity), bool))
-        side.trees.draft_mask(table, level, side.tensor(lengths), out)
+        found = begin_level(side, table, level, lengths, capacity)
         for row, length in enumerate(lengths):
             slots = {
                 int(entry): length + depth * top_k + place
@@ -363,7 +361,72 @@ def test_a_node_of_the_draft_sees_the_committed_rows_its_ancestors_and_itself(si
                 while entry > 0:
                     expected[slots[entry]] = True
                     entry = int(parents[row, entry])
-                np.testing.assert_array_equal(side.read(out)[row, 0, place], expected)
+                np.testing.assert_array_equal(found["mask"][row, 0, place], expected)
+
+
+def test_the_first_level_continues_the_state_of_the_newest_token(side, rng):
+    table = DraftTable.zeros(side.device, 3, 2, 2)
+    draft(side, table, random_logits(rng, 3, 2, 40))
+    found = begin_level(side, table, 1, [0, 0, 0], newest=[[3], [0], [9]])
+    assert found["states"][:, :, 0].tolist() == [[3, 3], [0, 0], [4, 4]]
+
+
+def test_the_nodes_of_a_level_follow_the_committed_rows(side, rng):
+    table, rope, lengths = DraftTable.zeros(side.device, 2, 3, 4), rope_table(side), [5, 20]
+    draft(side, table, random_logits(rng, 2, 3, 40))
+    for level in (1, 2, 3):
+        found = begin_level(side, table, level, lengths, rope=rope, deltas=[0, -4])
+        positions = np.array([5, 16]) + level - 1
+        for name in ("cos", "sin"):
+            expected = np.repeat(side.read(getattr(rope, name))[positions][:, None], 3, axis=1)
+            np.testing.assert_array_equal(found[name], expected)
+        assert found["write_index"].tolist() == [length + 3 * (level - 1) for length in lengths]
+        assert found["filled"].tolist() == [length + 3 * level for length in lengths]
+
+
+def test_inputs_that_an_engine_lacks_are_left_out(side, rng):
+    table = DraftTable.zeros(side.device, 1, 2, 2)
+    draft(side, table, random_logits(rng, 1, 2, 40))
+    everything = begin_level(side, table, 1, [3])
+    for name in ("mask", "write_index", "filled"):
+        found = begin_level(side, table, 1, [3], lacks=(name,))
+        assert found.keys() == everything.keys() - {name}
+        for other, values in found.items():
+            np.testing.assert_array_equal(values, everything[other])
+
+
+def test_accepted_tokens_follow_the_committed_rows(side):
+    rope, lengths = rope_table(side), [5, 20]
+    found = begin_accepted(side, [[7, 8, -1], [9, 2000, 3]], [2, 3], lengths, 40, rope=rope, deltas=[0, -4])
+    assert found["embeds"][..., 0].tolist() == [[7, 8, 0], [9, 999, 3]]
+    for row, first in enumerate((5, 16)):
+        for name in ("cos", "sin"):
+            expected = side.read(getattr(rope, name))[first : first + 3]
+            np.testing.assert_array_equal(found[name][row], expected)
+        slots = lengths[row] + np.arange(3)
+        np.testing.assert_array_equal(found["mask"][row, 0], np.arange(40) <= slots[:, None])
+    assert found["filled"].tolist() == [8, 23]
+
+
+def test_the_newest_accepted_token_is_the_last_that_counts(side):
+    found = begin_accepted(side, np.zeros((4, 3), np.int64), [0, 1, 3, 4], [1, 2, 3, 4])
+    assert found["newest"].tolist() == [[0], [0], [2], [2]]
+
+
+def test_inputs_that_an_engine_lacks_are_left_out_for_accepted_tokens(side):
+    everything = begin_accepted(side, [[1, 2]], [2], [3])
+    for name in ("mask", "filled"):
+        found = begin_accepted(side, [[1, 2]], [2], [3], lacks=(name,))
+        assert found.keys() == everything.keys() - {name}
+        for other, values in found.items():
+            np.testing.assert_array_equal(values, everything[other])
+
+
+def test_a_candidate_without_a_token_has_the_first_embedding(side):
+    logits = {1: np.full((1, 1, 9), np.nan), 2: np.zeros((1, 2, 9))}
+    table = DraftTable.zeros(side.device, 1, 2, 2)
+    runs = draft(side, table, logits.__getitem__)
+    assert runs[0]["embeds"].tolist() == [[[0] * 4] * 2]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=str)

@@ -13,6 +13,7 @@ from edgellm_ros.kernels import DraftTable, DraftTree, RopeTable
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.kernels.tree_protocol import entries
 from fixtures.device_under_test import Side, host_side
+from fixtures.draft_levels import begin_accepted, begin_level
 from fixtures.random_trees import random_tree
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,17 @@ def test_the_same_candidates_are_added_where_many_are_equally_likely(cuda_side, 
     assert_same_candidates(cuda_side, levels)
 
 
+def test_logits_in_half_precision_have_the_candidates_of_the_same_values(cuda_side, rng):
+    levels = [rng.standard_normal((2, rows, 9000)).astype(np.float16) * 3 for rows in (1, 4, 4)]
+    levels[1][0, 1, ::2] *= np.float16(2**-20)  # subnormal numbers
+    levels[2][:, :2, 100] = 65504, -65504
+    levels[2][0, 2, 5], levels[2][1, 3, 7] = np.inf, np.nan
+    for side in (host_side(), cuda_side):
+        expected = candidates(side, [logits.astype(np.float32) for logits in levels])
+        for ours, theirs in zip(candidates(side, levels), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_have_no_candidates_on_both_sides(cuda_side, rng, value):
     levels = [rng.standard_normal((3, rows, 9000)).astype(np.float32) for rows in (1, 4, 4)]
@@ -90,6 +102,20 @@ def test_other_rows_have_no_influence_on_a_row(cuda_side, rng):
         alone = candidates(cuda_side, [logits[row : row + 1] for logits in levels])
         for ours, theirs in zip(alone, together, strict=True):
             np.testing.assert_array_equal(ours[0], theirs[row])
+
+
+@pytest.mark.parametrize(
+    ("capacity", "size", "dtype"), [(64, 16, np.float16), (61, 16, np.float32), (40, 3, np.float16)]
+)
+def test_accepted_tokens(agree, rng, capacity, size, dtype):
+    tokens, counts, lengths = rng.integers(-2, 1100, (3, 7)), [0, 3, 8], rng.integers(0, capacity, 3)
+    deltas = rng.integers(-9, 9, 3) / 4
+
+    def run(place: Side):
+        found = begin_accepted(place, tokens, counts, lengths, capacity, size, dtype=dtype, deltas=deltas)
+        return map(place.tensor, found.values())
+
+    agree(run)
 
 
 def random_table(rng, batch: int, top_k: int, levels: int, distinct: int) -> list[np.ndarray]:
@@ -119,17 +145,20 @@ TABLES = [(1, 10, 6), (4, 8, 3), (2, 1, 5), (3, 3, 1), (1, 32, 3), (1, 9, 12)]
 def test_nodes_and_trees(agree, rng, batch, top_k, levels, distinct):
     arrays = random_table(rng, batch, top_k, levels, distinct)
     lengths, last_tokens = rng.integers(0, 30, (2, batch))
+    newest, deltas = rng.integers(-1, 7, (batch, 1)), rng.integers(-9, 9, batch) / 4
+    shapes = {1: (64, 16, np.float16), 4: (61, 16, np.float32), 1000: (40, 3, np.float16)}
+    capacity, values, dtype = shapes[distinct]
     count = arrays[1].shape[1]
 
     def run(place: Side):
-        table = DraftTable(*(place.tensor(values) for values in arrays))
+        table = DraftTable(*map(place.tensor, arrays))
         outs = []
         for level in range(1, levels):
             place.device.upload(table.nodes, np.where(np.arange(levels - 1)[:, None] < level, arrays[3], 0))
-            outs += [place.tensor(np.full((batch, top_k), 77)) for _ in range(2)]
-            place.trees.select_nodes(table, level, *outs[-2:])
-            outs.append(place.tensor(np.ones((batch, 1, top_k, 64), bool)))
-            place.trees.draft_mask(table, level, place.tensor(lengths), outs[-1])
+            found = begin_level(
+                place, table, level, lengths, capacity, values, dtype, deltas=deltas, newest=newest
+            )
+            outs += map(place.tensor, found.values())
         for size in {1, min(2, count), min(60, count), min(count, 255)}:
             tree = DraftTree(*(place.tensor(np.full((batch, size), 77)) for _ in range(3)))
             place.trees.select_tree(table, place.tensor(last_tokens), tree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def tokenizer_file(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def compare(tokenizer_file, tiny_engine, tmp_path):
+@pytest.fixture(scope="module")
+def compare(tokenizer_file, tiny_engine, tmp_path_factory):
     """`compare(template, conversation, variables, text_only, last)`: assert that both make the same ids.
 
     `last`: an unfinished message that is continued. A template that refuses a conversation must refuse it in
@@ -80,16 +81,21 @@ def compare(tokenizer_file, tiny_engine, tmp_path):
     tokenizer = Tokenizer(tokenizer_file)
     config = EngineConfig.load(tiny_engine)
     config = dataclasses.replace(config, llm=dataclasses.replace(config.llm, vocab_size=tokenizer.size))
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps(SPECIAL_TOKENS))
+
+    @functools.cache  # a long template takes Jinja 50 ms to compile
+    def builder_of(template: str, text_only: bool) -> PromptBuilder:
+        folder = tmp_path_factory.mktemp("template")
+        (folder / "special_tokens_map.json").write_text(json.dumps(SPECIAL_TOKENS))
+        (folder / "t.jinja").write_text(template)
+        parts = {"vision": None, "audio": None, "action": None} if text_only else {}
+        engine = dataclasses.replace(config, **parts)
+        return PromptBuilder(tokenizer, ChatTemplate(folder / "t.jinja"), engine)
 
     def run(
         template: str, conversation: list[dict], variables: dict, text_only: bool, last: dict | None = None
     ) -> list[int] | None:
         conversation = [*conversation, *([last] if last else [])]
-        (tmp_path / "t.jinja").write_text(template)
-        parts = {"vision": None, "audio": None, "action": None} if text_only else {}
-        engine = dataclasses.replace(config, **parts)
-        builder = PromptBuilder(tokenizer, ChatTemplate(tmp_path / "t.jinja"), engine)
+        builder = builder_of(template, text_only)
         fields = {name: variables[name] for name in ("tools", "enable_thinking") if name in variables}
         further = {name: value for name, value in variables.items() if name not in fields}
         request = LLMGenerationRequest(

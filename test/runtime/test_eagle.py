@@ -181,6 +181,29 @@ def test_candidates_after_vanilla_steps(drafting, plain, reference, drafts):
         assert_scores(draft, *recorded)
 
 
+def test_in_a_pause_the_head_runs_on_many_tokens_at_once(drafting, plain, reference, drafts):
+    one = request(**TALKING, max_tokens=100)
+    answer = plain.handle_request(one).token_ids
+    draft_by_script(drafting, TREE.drafting_step, 10, right=0.0).answers = lambda request: answer
+    kinds = iter([True, *[False] * 80, *[True] * 99])
+    eagle, sizes = drafting.pipeline.drafter.drafter.drafter, []
+    execute = eagle._head.execute_accepted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            eagle._head,
+            "execute_accepted",
+            lambda embeds, *rest: sizes.append(embeds.shape[1]) or execute(embeds, *rest),
+        )
+        patch.setattr(drafting.pipeline.method, "_is_worth_it", lambda: next(kinds))
+        drafting.handle_request(one)
+    width = TREE.tokens_per_round
+    assert len(answer) == 100
+    assert sizes[:4] == [width, 64, 32, width], "a round; 80 tokens in two runs; the next round"
+    recorded = reference(one)
+    for draft in drafts:
+        assert_scores(draft, *recorded)
+
+
 def test_nan_of_an_earlier_sequence_does_not_stay(drafting, plain, drafts):
     pipeline, one = drafting.pipeline, request(**TALKING, max_tokens=5)
     cache = pipeline.drafter.kv_cache

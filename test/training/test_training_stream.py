@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.stream import SampleStream
+from training.stream import SampleStream, slots_for
 
 FIELDS = {"value": ((2,), np.int32)}
 
@@ -75,3 +75,8 @@ def test_at_most_the_given_number_of_chunks_is_taken():
         assert len(list(stream.take(wait=True, most=most))) <= most
     assert len(list(stream.take(wait=True, most=1))) == 1
     stream.close()
+
+
+@pytest.mark.parametrize(("capacity", "count"), [(3_200, 96), (256, 8), (40, 2)])
+def test_no_more_chunks_wait_than_the_buffer_holds(capacity, count):
+    assert slots_for(capacity, most=96, chunk=32) == count

@@ -9,7 +9,7 @@ from edgellm_ros.builder.cuda_step import CudaStep
 from edgellm_ros.builder.decoder_cuda import add_norm, attention
 from edgellm_ros.builder.draft.head import DraftHead
 from edgellm_ros.builder.draft.layout import MODULE
-from edgellm_ros.builder.graph import INT64
+from edgellm_ros.builder.graph import DTYPES, FLOAT, INT64
 from edgellm_ros.builder.layers import Cache, ModelBuilder
 from edgellm_ros.builder.llm_graph import llm_outputs
 from edgellm_ros.builder.lm_head import LMHead
@@ -23,18 +23,21 @@ def build_cuda_draft(
 
     It has the inputs and outputs of `build_draft`, except for those that `build_cuda_decoder` has in other
     forms; it takes attention_mask as `llm/verify.cuda.onnx` does.
+
+    The logits are of the graph's type in fp32 and fp16. The tokens are [B,S,H] between the layers: a Reshape
+    before the output next_hidden_states would be a copy in each level of a draft, as a Cast of the logits is.
     """
     graph = ModelBuilder("draft", head.weights, precision)
     decoder, runner = head.decoder, head.decoder.runner
     hidden, epsilon = runner.hidden_size, decoder.epsilon
-    step = CudaStep(graph, runner, capacity, tree=not only_chains)
+    step = CudaStep(graph, runner, capacity, tree=not only_chains, flat=False)
     last_token_ids = graph.input(names.LAST_TOKEN_IDS, INT64, ["B", "N"])
     layers = range(runner.num_hidden_layers)
     caches = graph.caches(layers, runner.num_key_value_heads, capacity, runner.head_dim)
     states = graph.input(names.HIDDEN_STATES, graph.dtype, ["B", "S", hidden])
 
     presents: list[Cache] = []
-    embeds, x = step.tokens.flatten(step.embeds, hidden), step.tokens.flatten(states, hidden)
+    embeds, x = step.embeds, states
     update: ir.Value | None = None
     with graph.module(MODULE, nodes=""):
         for i in layers:
@@ -53,8 +56,11 @@ def build_cuda_draft(
                 inner, bias = decoder.intermediate_size, decoder.mlp_bias
                 update = graph.swiglu("mlp", normed, hidden, inner, bias)
         x, normed = add_norm(graph, "norm", x, update, hidden, epsilon)
-    following = step.tokens.unflatten(normed if head.feeds_back_normed_state else x, hidden)
-    last = graph.rows(step.tokens.unflatten(normed, hidden), last_token_ids, hidden)
+    last = graph.rows(normed, last_token_ids, hidden)
+    following = normed if head.feeds_back_normed_state else x
     graph.output(following, names.NEXT_HIDDEN_STATES, graph.dtype, ["B", "S", hidden])
-    llm_outputs(graph, runner, capacity, lm_head, lm_head.logits(graph, last), presents, {})
+    logits, logits_type = lm_head.product(graph, last), graph.dtype
+    if graph.dtype == DTYPES["bf16"]:  # NumPy has no such type
+        logits, logits_type = graph.to_fp32(logits), FLOAT
+    llm_outputs(graph, runner, capacity, lm_head, logits, presents, {}, logits_type)
     return graph

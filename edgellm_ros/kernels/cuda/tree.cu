@@ -18,7 +18,6 @@ struct TopShared {
 static_assert(TOP_SHARE % THREADS == 0, "each thread has as many values");
 static_assert(MOST_CANDIDATES <= 32, "the first warp writes the candidates");
 static_assert(MOST_CANDIDATES <= WARPS, "so many warps have a maximum that reaches the least of the top");
-static_assert(MOST_CANDIDATES * MOST_CANDIDATES <= TOP_SHARE, "all candidates of a level are values of a block");
 static_assert(MOST_CANDIDATES * ((1 << 19) / TOP_SHARE) <= TOP_SHARE, "the tops of all blocks are values of one");
 
 // Writes the `wanted` greatest of shared.reaching [count] to shared.top in falling order.
@@ -68,25 +67,35 @@ __device__ inline i64 level_start(i64 level, i64 top_k) {
   return level == 1 ? 1 : 1 + top_k + (level - 2) * top_k * top_k;
 }
 
+// Returns the value of a logit; half precision comes as its bits.
+__device__ inline float value_of(float logit) { return logit; }
+
+__device__ inline float value_of(unsigned short bits) {
+  const u32 sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
+  const bool is_finite = magnitude < 0x0f800000u;
+  const float scaled = __uint_as_float(magnitude) * 5.192296858534828e33f;  // 2^112: exact, also if subnormal
+  return __uint_as_float(sign | (is_finite ? __float_as_uint(scaled) : 0x7f800000u | magnitude));
+}
+
 // logits [rows, vocab]; tables [batch, entries]; nodes [batch, levels - 1, K]. gridDim.x blocks of TOP_SHARE logits for
 // each of gridDim.y rows; the last block of a row to finish combines what they found. arrived [rows]: zero before and
 // after a launch; work [rows, gridDim.x, 1 + K]: mass and most likely tokens of each block.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    add_candidates(const float* all_logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores,
-                   i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels,
-                   i64 level, u32* arrived, u64* work) {
+template <class Logit>
+__device__ void add_candidates_of(const Logit* all_logits, i64 vocab, const i64* token_of_logit, i64* tokens,
+                                  float* scores, i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k,
+                                  i64 entries, i64 levels, i64 level, u32* arrived, u64* work) {
   __shared__ TopShared shared;
   const int thread = threadIdx.x, blocks = gridDim.x, wanted = (int)top_k;
   const i64 row = blockIdx.y, sequence = row / nodes_per_sequence, node = row % nodes_per_sequence;
   const Ranks ranks(vocab);
-  const float* logits = all_logits + row * vocab;
+  const Logit* logits = all_logits + row * vocab;
   const i64 parent = level == 1 ? 0 : nodes[(sequence * (levels - 1) + level - 2) * top_k + node];
   const double above = level == 1 ? 0.0 : (double)scores[sequence * entries + parent];
   u64 values[TOP_VALUES];
 #pragma unroll
   for (int i = 0; i < TOP_VALUES; ++i) {
     const i64 id = (i64)blockIdx.x * TOP_SHARE + i * THREADS + thread;
-    const float logit = id < vocab ? logits[id] : 0.0f;
+    const float logit = id < vocab ? value_of(logits[id]) : 0.0f;
     values[i] = id >= vocab ? 0 : fabsf(logit) <= LARGEST_FLOAT ? ranks.rank(logit, id) : NOT_FINITE;
   }
   find_top(shared, values, wanted);
@@ -162,26 +171,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// One block per sequence. tokens, parent_rows [batch, K].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    select_nodes(const i64* table_tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels,
-                 i64 level, i64* tokens, i64* parent_rows) {
-  __shared__ TopShared shared;
-  const i64 sequence = blockIdx.x, start = level_start(level, top_k), count = level_start(level + 1, top_k) - start;
-  const Ranks ranks(entries);
-  u64 values[TOP_VALUES];
-#pragma unroll
-  for (int i = 0; i < TOP_VALUES; ++i) {
-    const i64 place = i * THREADS + threadIdx.x, entry = start + place;
-    values[i] = place < count ? ranks.rank(scores[sequence * entries + entry], entry) : 0;
-  }
-  find_top(shared, values, (int)top_k);
-  if (threadIdx.x < top_k) {
-    const i64 entry = ranks.id(shared.top[threadIdx.x]), out = sequence * top_k + threadIdx.x;
-    nodes[(sequence * (levels - 1) + level - 1) * top_k + threadIdx.x] = entry;
-    tokens[out] = table_tokens[sequence * entries + entry];
-    parent_rows[out] = (entry - start) / top_k;
-  }
+    add_candidates(const float* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores, i64* parents,
+                   const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels, i64 level,
+                   u32* arrived, u64* work) {
+  add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
+                    levels, level, arrived, work);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_candidates_half(const unsigned short* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores,
+                        i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels,
+                        i64 level, u32* arrived, u64* work) {
+  add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
+                    levels, level, arrived, work);
 }
 
 // Writes a row of a mask: the first `committed` of `units` * sizeof(Unit) columns, and those of `slots` [count] in
@@ -199,23 +202,82 @@ __device__ void mask_row(Unit* out, i64 units, i64 committed, const i64* slots, 
     if (slots[i] >= 0 && slots[i] < units * width) ((unsigned char*)out)[slots[i]] = 1;
 }
 
-// out [batch, 1, K, capacity] bool; one block per row of it. nodes [batch, levels - 1, K].
+// One block for each of tokens [batch, count]. embedding [vocab, row_units]; embeds [batch, count, row_units]; cos, sin
+// [batch, count, frequencies]; mask [batch, 1, count, mask_units]; counts, lengths, deltas, newest, filled [batch]. mask, with
+// 0 units, and filled may be null.
 template <class Unit>
-__device__ void draft_mask(Unit* out, const i64* nodes, const i64* lengths, i64 top_k, i64 levels, i64 level,
-                           i64 units) {
-  __shared__ i64 slots[MOST_TREE_NODES];
-  __shared__ int count;
-  const i64 row = blockIdx.x, sequence = row / top_k, committed = lengths[sequence];
-  if (threadIdx.x == 0) {
-    i64 node = row % top_k;
-    count = 0;
-    for (i64 above = level; above > 0; --above) {
-      slots[count++] = committed + (above - 1) * top_k + node;
-      const i64 entry = nodes[(sequence * (levels - 1) + above - 1) * top_k + node];
-      node = clamp((entry - level_start(above, top_k)) / top_k, 0, top_k - 1);
-    }
+__device__ void begin_accepted(const i64* tokens, const i64* counts, i64 count, const Unit* embedding, i64 vocab,
+                               i64 row_units, const float* cos_table, const float* sin_table, const float* radians,
+                               i64 positions, i64 frequencies, const i64* lengths, const float* deltas, i64* newest,
+                               Unit* embeds, float* cos, float* sin, Unit* mask, i64 mask_units, i64* filled) {
+  const i64 row = blockIdx.x, sequence = row / count, slot = lengths[sequence] + row % count;
+  if (threadIdx.x == 0 && row % count == 0) {
+    newest[sequence] = clamp(counts[sequence] - 1, 0, count - 1);
+    if (filled) filled[sequence] = slot + count;
   }
-  mask_row(out + row * units, units, committed, slots, count);
+  const Unit* embedding_row = embedding + clamp(tokens[row], 0, vocab - 1) * row_units;
+  for (i64 unit = threadIdx.x; unit < row_units; unit += blockDim.x) embeds[row * row_units + unit] = embedding_row[unit];
+  const float position = (float)slot + deltas[sequence];
+  for (i64 i = threadIdx.x; i < frequencies; i += blockDim.x)
+    write_angle(cos + row * frequencies + i, sin + row * frequencies + i, cos_table, sin_table, radians, position, i,
+                positions, frequencies);
+  mask_row(mask + row * mask_units, mask_units, slot + 1, nullptr, 0);
+}
+
+// One block for each of batch * K nodes of a level. table [batch, entries]; nodes [batch, levels - 1, K]; embedding
+// [vocab, row_units], states [batch, state_rows, row_units], embeds and parents [batch, K, row_units]; cos, sin [batch, K,
+// frequencies]; mask [batch, 1, K, mask_units]; newest, write_index, filled [batch]. mask, with 0 units, write_index and
+// filled may be null.
+template <class Unit>
+__device__ void begin_level(const i64* tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels,
+                            i64 level, const Unit* states, i64 state_rows, const i64* newest, const Unit* embedding,
+                            i64 vocab, i64 row_units, const float* cos_table, const float* sin_table,
+                            const float* radians, i64 positions, i64 frequencies, const i64* lengths,
+                            const float* deltas, Unit* embeds, Unit* parents, float* cos, float* sin, Unit* mask,
+                            i64 mask_units, i64* write_index, i64* filled) {
+  __shared__ u64 values[MOST_CANDIDATES * MOST_CANDIDATES];
+  __shared__ i64 slots[MOST_TREE_NODES];
+  __shared__ int slot_count;
+  __shared__ i64 own_entry;
+  const i64 row = blockIdx.x, sequence = row / top_k, own = row % top_k, committed = lengths[sequence];
+  const i64 start = level_start(level, top_k), count = level_start(level + 1, top_k) - start;
+  const Ranks ranks(entries);
+  for (i64 i = threadIdx.x; i < count; i += blockDim.x)
+    values[i] = ranks.rank(scores[sequence * entries + start + i], start + i);
+  __syncthreads();
+  for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
+    i64 place = 0;
+    for (i64 other = 0; other < count; ++other) place += values[other] > values[i];
+    if (place == own) own_entry = start + i;
+  }
+  __syncthreads();
+  const i64 entry = own_entry, parent = (entry - start) / top_k;
+  if (threadIdx.x == 0) {
+    nodes[(sequence * (levels - 1) + level - 1) * top_k + own] = entry;
+    slots[0] = committed + (level - 1) * top_k + own;
+    i64 node = parent;
+    for (i64 above = level - 1; above > 0; --above) {
+      slots[level - above] = committed + (above - 1) * top_k + node;
+      const i64 upper = nodes[(sequence * (levels - 1) + above - 1) * top_k + node];
+      node = clamp((upper - level_start(above, top_k)) / top_k, 0, top_k - 1);
+    }
+    slot_count = (int)level;
+    if (own == 0 && write_index) write_index[sequence] = committed + (level - 1) * top_k;
+    if (own == 0 && filled) filled[sequence] = committed + level * top_k;
+  }
+  const i64 token = clamp(tokens[sequence * entries + entry], 0, vocab - 1);
+  const i64 state = clamp(level == 1 ? newest[sequence] : parent, 0, state_rows - 1);
+  const Unit* embedding_row = embedding + token * row_units;
+  const Unit* state_row = states + (sequence * state_rows + state) * row_units;
+  for (i64 unit = threadIdx.x; unit < row_units; unit += blockDim.x) {
+    embeds[row * row_units + unit] = embedding_row[unit];
+    parents[row * row_units + unit] = state_row[unit];
+  }
+  const float position = (float)(committed + level - 1) + deltas[sequence];
+  for (i64 i = threadIdx.x; i < frequencies; i += blockDim.x)
+    write_angle(cos + row * frequencies + i, sin + row * frequencies + i, cos_table, sin_table, radians, position, i,
+                positions, frequencies);
+  mask_row(mask + row * mask_units, mask_units, committed, slots, slot_count);
 }
 
 // out [batch, 1, size, capacity] bool; one block per row of it. parents [batch, size].
@@ -281,9 +343,23 @@ __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 pl
 }
 
 #define TREE_KERNELS(width, Unit)                                                                                   \
-  extern "C" __global__ void draft_mask_##width(Unit* out, const i64* nodes, const i64* lengths, i64 top_k,         \
-                                                i64 levels, i64 level, i64 units) {                                 \
-    draft_mask(out, nodes, lengths, top_k, levels, level, units);                                                   \
+  extern "C" __global__ void begin_accepted_##width(                                                                \
+      const i64* tokens, const i64* counts, i64 count, const Unit* embedding, i64 vocab, i64 row_units,             \
+      const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,         \
+      const i64* lengths, const float* deltas, i64* newest, Unit* embeds, float* cos, float* sin, Unit* mask,       \
+      i64 mask_units, i64* filled) {                                                                                \
+    begin_accepted(tokens, counts, count, embedding, vocab, row_units, cos_table, sin_table, radians, positions,    \
+                   frequencies, lengths, deltas, newest, embeds, cos, sin, mask, mask_units, filled);               \
+  }                                                                                                                 \
+  extern "C" __global__ void begin_level_##width(                                                                   \
+      const i64* tokens, const float* scores, i64* nodes, i64 top_k, i64 entries, i64 levels, i64 level,            \
+      const Unit* states, i64 state_rows, const i64* newest, const Unit* embedding, i64 vocab, i64 row_units,       \
+      const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,         \
+      const i64* lengths, const float* deltas, Unit* embeds, Unit* parents, float* cos, float* sin, Unit* mask,     \
+      i64 mask_units, i64* write_index, i64* filled) {                                                              \
+    begin_level(tokens, scores, nodes, top_k, entries, levels, level, states, state_rows, newest, embedding, vocab, \
+                row_units, cos_table, sin_table, radians, positions, frequencies, lengths, deltas, embeds, parents, \
+                cos, sin, mask, mask_units, write_index, filled);                                                   \
   }                                                                                                                 \
   extern "C" __global__ void tree_mask_##width(Unit* out, const i64* parents, const i64* lengths, i64 size,         \
                                                i64 units) {                                                         \

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.launches import (
     CudaLaunches,
@@ -23,6 +25,7 @@ from edgellm_ros.kernels.tree_protocol import (
     MOST_TABLE_ENTRIES,
     MOST_TREE_NODES,
     ChainInputs,
+    DraftInputs,
     DraftTable,
     DraftTree,
     check_candidates,
@@ -32,6 +35,8 @@ from edgellm_ros.kernels.tree_protocol import (
 )
 
 MASK_THREADS = 128
+LEVEL_THREADS = 256
+HALF = np.dtype(np.float16)
 
 
 class CudaTreeKernels(CudaLaunches):
@@ -42,39 +47,71 @@ class CudaTreeKernels(CudaLaunches):
     ) -> None:
         batch, count, vocab = logits.shape
         check_candidates(table, level, count, vocab)
-        check_logits(logits, vocab)
+        is_half = logits.dtype == HALF
+        if not is_half:
+            check_logits(logits, vocab)
         _check_table(table)
         rows, blocks = batch * count, -(-vocab // TOP_SHARE)
         if not rows:
             return
         self._program.launch(
-            "add_candidates", (blocks, rows), SAMPLE_THREADS,
+            "add_candidates_half" if is_half else "add_candidates", (blocks, rows), SAMPLE_THREADS,
             logits.pointer, vocab, _address(token_of_logit), table.tokens.pointer, table.scores.pointer,
             table.parents.pointer, table.nodes.pointer, count, table.top_k, table.scores.shape[1],
             table.levels, level, self._zeroed_scratch("arrived", 4 * rows),
             self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
         )  # fmt: skip
 
-    def select_nodes(self, table: DraftTable, level: int, tokens: Tensor, parent_rows: Tensor) -> None:
-        check_level(table, level)
-        _check_table(table)
-        if tokens.shape[0]:
+    def begin_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        newest: Tensor,
+        out: DraftInputs,
+    ) -> None:
+        check_float32(rope.cos, rope.sin, rope.frequencies, deltas, out.cos, out.sin)
+        batch, count = tokens.shape
+        width, row, capacity = _widths(embedding, out)
+        if tokens.size:
             self._program.launch(
-                "select_nodes", (tokens.shape[0],), SAMPLE_THREADS,
-                table.tokens.pointer, table.scores.pointer, table.nodes.pointer, table.top_k,
-                table.scores.shape[1], table.levels, level, tokens.pointer, parent_rows.pointer,
+                f"begin_accepted_{width}", (batch * count,), LEVEL_THREADS,
+                tokens.pointer, counts.pointer, count, embedding.pointer, embedding.shape[0], row // width,
+                rope.cos.pointer, rope.sin.pointer, rope.frequencies.pointer, *rope.cos.shape,
+                lengths.pointer, deltas.pointer, newest.pointer, out.embeds.pointer, out.cos.pointer,
+                out.sin.pointer, _address(out.mask), capacity // width, _address(out.filled),
             )  # fmt: skip
 
-    def draft_mask(self, table: DraftTable, level: int, lengths: Tensor, out: Tensor) -> None:
+    def begin_level(
+        self,
+        table: DraftTable,
+        level: int,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        rope: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        parents: Tensor,
+        out: DraftInputs,
+    ) -> None:
         check_level(table, level)
         _check_table(table)
-        batch, _, top_k, capacity = out.shape
-        width = widest_unit(capacity, out)
-        if out.size:
+        check_float32(rope.cos, rope.sin, rope.frequencies, deltas, out.cos, out.sin)
+        batch, top_k, _ = out.embeds.shape
+        width, row, capacity = _widths(embedding, out, states, parents)
+        if batch:
             self._program.launch(
-                f"draft_mask_{width}", (batch * top_k,), MASK_THREADS,
-                out.pointer, table.nodes.pointer, lengths.pointer, top_k, table.levels, level,
-                capacity // width,
+                f"begin_level_{width}", (batch * top_k,), LEVEL_THREADS,
+                table.tokens.pointer, table.scores.pointer, table.nodes.pointer, top_k, table.scores.shape[1],
+                table.levels, level, states.pointer, states.shape[1], newest.pointer, embedding.pointer,
+                embedding.shape[0], row // width, rope.cos.pointer, rope.sin.pointer,
+                rope.frequencies.pointer, *rope.cos.shape, lengths.pointer, deltas.pointer,
+                out.embeds.pointer, parents.pointer, out.cos.pointer, out.sin.pointer, _address(out.mask),
+                capacity // width, _address(out.write_index), _address(out.filled),
             )  # fmt: skip
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
@@ -208,6 +245,16 @@ class CudaTreeKernels(CudaLaunches):
 def _address(tensor: Tensor | None) -> int:
     """Return a tensor's address; 0 for None."""
     return 0 if tensor is None else tensor.pointer
+
+
+def _widths(embedding: Tensor, out: DraftInputs, *states: Tensor) -> tuple[int, int, int]:
+    """Return the unit of moves, and the bytes of a row of states and of the mask, 0 without a mask."""
+    row, capacity = row_bytes(embedding), 0
+    width = widest_unit(row, embedding, out.embeds, *states)
+    if out.mask is not None:
+        capacity = out.mask.shape[3]
+        width = min(width, widest_unit(capacity, out.mask))
+    return width, row, capacity
 
 
 def _check_table(table: DraftTable) -> None:

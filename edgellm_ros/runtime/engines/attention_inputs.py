@@ -23,7 +23,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import RopeConfig
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
-from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, RopeTable, TreeKernels
+from edgellm_ros.kernels import DraftInputs, DraftTree, Kernels, RopeTable, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 
 
@@ -149,24 +149,11 @@ class AttentionInputs:
             inputs[names.KV_WRITE_INDEX] = self._write_index.rows(0, len(rows))
         return inputs
 
-    def for_level(
-        self, rows: range, table: DraftTable, level: int, depths: Tensor, kernels: TreeKernels
-    ) -> dict[str, Tensor]:
-        """Write and return the inputs for a draft's run on the nodes of a level.
-
-        depths [B,K]: of the rows that the nodes continue. The nodes' KV rows are behind those of the levels
-        before, which are not committed.
-        """
-        nodes = depths.shape[1]
-        inputs, lengths = self.level_inputs(rows, nodes), self._cache.lengths(rows)
-        self._write_depths(rows, depths, kernels)
-        if self._has_mask:
-            kernels.draft_mask(table, level, lengths, inputs[names.ATTENTION_MASK])
-        if self._has_write_index:
-            self._kernels.visible_rows(lengths, (level - 1) * nodes, inputs[names.KV_WRITE_INDEX])
-        if self._has_lengths:
-            self._kernels.visible_rows(lengths, level * nodes, inputs[names.KV_LENGTH])
-        return inputs
+    def draft_inputs(self, inputs: Mapping[str, Tensor], embeds: Tensor) -> DraftInputs:
+        """Return what `TreeKernels` writes for a draft's run with `inputs` and these embeddings [B,S,H]."""
+        cos, sin = self._angles(*embeds.shape[:2])
+        optional = (names.ATTENTION_MASK, names.KV_WRITE_INDEX, names.KV_LENGTH)
+        return DraftInputs(embeds, cos, sin, *map(inputs.get, optional))
 
     def _write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
         """Write the rotary rows of tokens at depths [B,S] behind each row's committed tokens."""

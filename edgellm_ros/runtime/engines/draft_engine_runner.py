@@ -33,7 +33,7 @@ DRAFT_PROFILE = 1
 
 
 class DraftEngineRunner:
-    """A draft head on a device; most tokens of a level: `top_k`, of a draft: `levels`."""
+    """A draft head on a device; most tokens of a level: `top_k`."""
 
     def __init__(
         self,
@@ -44,7 +44,6 @@ class DraftEngineRunner:
         kernels: Kernels,
         tree_kernels: TreeKernels,
         top_k: int,
-        levels: int,
         tokens_per_round: int,
     ) -> None:
         self.dtype = executor.dtype(names.INPUTS_EMBEDS)
@@ -69,16 +68,15 @@ class DraftEngineRunner:
             dtype=executor.dtype(names.key_cache(0)),
         )
         tokens = max(config.max_supported_input_length, top_k, tokens_per_round)
-        table = make_rope_table(draft.rope, capacity, device)
+        self._rope_table = make_rope_table(draft.rope, capacity, device)
         self._inputs = AttentionInputs(
-            executor.bindings, draft.rope, device, kernels, self.kv_cache, table, tokens
+            executor.bindings, draft.rope, device, kernels, self.kv_cache, self._rope_table, tokens
         )
         self._next_states = device.empty((batch * tokens, draft.hidden_size), self.dtype)
-        self._logits = device.empty((batch * top_k, draft.vocab_size), np.float32)
+        self._logits = device.empty((batch * top_k, draft.vocab_size), executor.dtype(names.LOGITS))
         self._first = device.zeros((batch, 1), np.int64)
         self._new_rows = device.empty((batch,), np.int64)  # of prompts
         self._nodes = on_device(device, np.tile(np.arange(top_k), (batch, 1)))
-        self._depths = [on_device(device, np.full((batch, top_k), depth)) for depth in range(levels)]
 
     def execute_prompts(
         self, embeds: Tensor, states: Tensor, positions: np.ndarray, counts: Sequence[int], rows: range
@@ -94,30 +92,55 @@ class DraftEngineRunner:
         self._device.upload(new, np.asarray(counts, np.int64))
         self.kv_cache.commit_rows(rows, new)
 
-    def execute_accepted(self, embeds: Tensor, states: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def execute_accepted(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        states: Tensor,
+        embedding: Tensor,
+        embeds: Tensor,
+        newest: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Write the KV rows of accepted tokens behind the committed ones.
 
-        embeds, states [B,S,H] of the first B rows; last [B,1]: index of each row's newest token, the others
-        after it are padding. Returns logits [B,1,V] of the newest tokens and the next states [B,S,H].
+        tokens [B,S] of the first B rows, states [B,S,H] before them; those after counts[b] are padding.
+        embeds [B,S,H] and newest [B,1]: see `TreeKernels.begin_accepted`, which writes them. Returns logits
+        [B,1,V] of the newest tokens and the next states [B,S,H].
         """
-        batch, tokens, _ = embeds.shape
+        batch, count = tokens.shape
         rows = range(batch)
-        inputs = self._inputs.inputs(rows, tokens)
-        self._inputs.for_continuation(inputs, rows, tokens)
-        return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, last)
+        inputs = self._inputs.inputs(rows, count)
+        lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
+        out = self._inputs.draft_inputs(inputs, embeds)
+        self._tree_kernels.begin_accepted(
+            tokens, counts, embedding, self._rope_table, lengths, deltas, newest, out
+        )
+        return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, newest)
 
     def execute_level(
-        self, embeds: Tensor, states: Tensor, table: DraftTable, level: int
+        self,
+        table: DraftTable,
+        level: int,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        embeds: Tensor,
+        parents: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Run the nodes of a level; return logits [B,K,V] and the next states [B,K,H].
+        """Select the nodes of a level and run them; return logits [B,K,V] and the next states [B,K,H].
 
-        embeds [B,K,H] of the tokens, states [B,K,H] of their parents.
+        states [B,S,H] of the run before, newest [B,1], embedding [V,H]: see `TreeKernels.begin_level`.
+        embeds, parents [B,K,H]: get the embeddings of the nodes' tokens and the states of their parents.
         """
-        batch = embeds.shape[0]
+        batch, nodes, _ = embeds.shape
         rows = range(batch)
-        depths = self._depths[level - 1].rows(0, batch)
-        inputs = self._inputs.for_level(rows, table, level, depths, self._tree_kernels)
-        return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, self._nodes.rows(0, batch))
+        inputs = self._inputs.level_inputs(rows, nodes)
+        lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
+        out = self._inputs.draft_inputs(inputs, embeds)
+        self._tree_kernels.begin_level(
+            table, level, states, newest, embedding, self._rope_table, lengths, deltas, parents, out
+        )
+        return self._run(DRAFT_PROFILE, inputs, rows, embeds, parents, self._nodes.rows(0, batch))
 
     def bind_accepted(self, embeds: Tensor, states: Tensor, last: Tensor) -> list[BoundRun]:
         """Bind the tensors of `execute_accepted`; return the runs of the engine."""

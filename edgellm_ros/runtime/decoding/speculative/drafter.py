@@ -22,7 +22,7 @@ class Drafter(RowState, Protocol):
 
     A round is `propose`, and `accepted` after the base model's run on the tree. A round may be recorded as a
     graph: these calls take no input from the host, and they are not made when the graph is replayed. What the
-    host knows of the drafter's state is changed by `drafted`, which follows every round.
+    host knows of the drafter's state is changed by `resume` before every round and by `drafted` after it.
     """
 
     name: str
@@ -52,6 +52,10 @@ class Drafter(RowState, Protocol):
 
     def propose(self, tree: DraftTree) -> None:
         """Write a tree [B,M] for each row; node 0 is the newest token."""
+        ...
+
+    def resume(self, batch: int) -> None:
+        """Prepare the first rows for a round, recorded or not."""
         ...
 
     def drafted(self) -> None:

@@ -4,11 +4,12 @@
 The head's input at row p is (state of token p, token p + 1). For committed tokens the states are the base
 model's, fused by the base's graph; below the newest token they are the head's own.
 
-  pending   tokens whose head rows are due: those of the last step, with the base's states
+  pending   tokens whose head rows are due: those of the last round, with the base's states
   propose   pending -> head -> candidates of level 1 -> best K -> head -> candidates of level 2 -> ... -> tree
 
-The newest token is always pending, so each draft begins with the head's run on it. Vanilla steps add one
-pending token each; when there is no room for another one, the head runs on all but the newest.
+The newest token is always pending, so each draft begins with the head's run on it. The tokens of vanilla
+steps wait: the head runs on them when there are many, or before the next round, so that a pause of drafting
+costs little.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.decoding.speculative.pending_tokens import PendingTokens
 from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 
@@ -32,6 +34,7 @@ from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 class EagleDrafter:
     """Owns the pending tokens and the tensors of a draft.
 
+    - most_waiting: number of tokens of vanilla steps after which the head runs on them
     - embedding [V,Hd]: the head's own table; None = the base's
     - token_of_logit [Vd] int64: None = logit i is that of token i
     """
@@ -49,6 +52,7 @@ class EagleDrafter:
         embedder: InputEmbedder,
         sampling: SamplingRows,
         max_prompt: int,
+        most_waiting: int,
         embedding: Tensor | None = None,
         token_of_logit: Tensor | None = None,
     ) -> None:
@@ -58,9 +62,9 @@ class EagleDrafter:
         self._base = base
         self._head = head
         self.kv_cache = head.kv_cache
-        self._embedder = embedder
         self._sampling = sampling
         self._embedding = embedding
+        self._token_table = embedder.table if embedding is None else embedding
         self._token_of_logit = token_of_logit
         batch, size, dtype = head.kv_cache.max_batch_size, head.hidden_size, head.dtype
         self._no_rows = device.zeros((1, size), dtype)  # encoder rows of a table of its own
@@ -69,25 +73,15 @@ class EagleDrafter:
             config.drafting_top_k,
             config.tokens_per_round,
         )
-        # the pending tokens of each row: the first counts[b], which is at most `_most_pending`
-        self._tokens = device.zeros((batch, self._width), np.int64)
-        self._states = device.zeros((batch, self._width, size), dtype)
-        self._counts = device.zeros((batch,), np.int64)
-        self._most_pending = 0
-        self._zeros = device.zeros((batch, 1), np.int64)
-        # index of the newest pending token
-        self._before = device.zeros((batch,), np.int64)
-        self._indices = device.empty((batch, self._width, 1), np.int64)
-        device.upload(self._indices, np.tile(np.arange(self._width)[:, None], (batch, 1, 1)))
-        self._last = device.zeros((batch, 1), np.int64)
+        parts = device, kernels, tree_kernels, batch
+        self._pending = PendingTokens(*parts, self._width, size, dtype)
+        self._waiting = PendingTokens(*parts, max(most_waiting, self._width), size, dtype)
+        self._last = device.zeros((batch, 1), np.int64)  # of prompts
         # a draft
         self._table = DraftTable.zeros(device, batch, self._top_k, self._levels)
-        self._node_tokens = device.zeros((batch, self._top_k), np.int64)
-        self._parent_rows = device.zeros((batch, self._top_k), np.int64)
         self._newest = device.zeros((batch, 1, size), dtype)
-        self._newest_token = device.zeros((batch, 1), np.int64)
         self._parents = device.zeros((batch, self._top_k, size), dtype)
-        tokens = max(max_prompt, self._top_k, self._width)
+        tokens = max(max_prompt, self._top_k, self._waiting.width)
         self._embeds = device.zeros((batch * tokens, size), dtype)
         self._prompt_ids = device.zeros((batch * max_prompt,), np.int64)
         # what runs on parts of prompts have made: hybrids save states between the runs
@@ -105,8 +99,8 @@ class EagleDrafter:
     def move(self, source: int, target: int) -> None:
         """Copy a row's pending tokens and head rows to another row."""
         self.kv_cache.move(source, target)
-        for tensor in (self._tokens, self._states, self._counts):
-            self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
+        self._pending.move(source, target)
+        self._waiting.move(source, target)
 
     def close(self, row: int) -> None:
         """End a row."""
@@ -146,48 +140,44 @@ class EagleDrafter:
         last, newest = self._last.rows(0, batch), self._newest.rows(0, batch)
         self._device.upload(last, np.array(new, np.int64)[:, None] - 1)
         self._tree_kernels.take_rows(states, last, newest)
-        first, pending = self._zeros.rows(0, batch), self._states.rows(rows.start, rows.stop)
-        self._tree_kernels.put_rows(newest, first, pending)
+        if not rows.start:
+            self._pending.most = self._waiting.most = 0
+        self._in_use().begin_states(rows, newest)
 
     def started(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Make the last tokens of prompts pending, with the first tokens of the answers [B,1]."""
-        batch = len(rows)
-        pending = self._tokens.rows(rows.start, rows.stop).view(batch, self._width, 1)
-        self._tree_kernels.put_rows(tokens.view(batch, 1, 1), self._zeros.rows(0, batch), pending)
-        self._kernels.visible_rows(counts, 0, self._counts.rows(rows.start, rows.stop))
-        self._most_pending = max(self._most_pending, 1) if rows.start else 1
+        self._in_use().begin(rows, tokens, counts)
 
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Make tokens pending, with the states of the nodes before them."""
         batch, width = tokens.shape
-        size = self._head.hidden_size
         if width > 1:  # a round: `propose` has taken all pending tokens
             states = self._base.fused_hidden_states(batch, self._nodes)
-            self._tree_kernels.take_rows(states, path, self._states.rows(0, batch))
-            # copies as kernels: a graph of kernels only is launched faster
-            places, pending = self._indices.view(batch, width), self._tokens.view(batch, width, 1)
-            self._tree_kernels.take_rows(tokens.view(batch, width, 1), places, pending)
-            self._kernels.visible_rows(counts, 0, self._counts.rows(0, batch))
+            self._pending.replace(tokens, states, path, counts)
             return
-        if self._most_pending == self._width:
+        waiting = self._waiting
+        if not waiting.most:
+            waiting.move_from(self._pending, batch)
+        if waiting.most == waiting.width:
             self._keep_newest(batch)
-        pending = self._counts.rows(0, batch)
-        place, all_tokens = pending.view(batch, 1), self._tokens.rows(0, batch).view(batch, self._width, 1)
-        states = self._base.fused_hidden_states(batch, 1).view(batch, 1, size)
-        self._tree_kernels.put_rows(tokens.view(batch, 1, 1), place, all_tokens)
-        self._tree_kernels.put_rows(states, place, self._states.rows(0, batch))
-        self._kernels.commit_rows(pending, counts)
-        self._most_pending += 1
+        waiting.append(tokens, self._base.fused_hidden_states(batch, 1), counts)
+
+    def resume(self, batch: int) -> None:
+        """Make the tokens of vanilla steps pending; the head runs on those that a round has no room for."""
+        if self._waiting.most:
+            if self._waiting.most > self._width:
+                self._keep_newest(batch)
+            self._pending.move_from(self._waiting, batch)
 
     def drafted(self) -> None:
         """Expect the most pending tokens: only the device knows how many there are."""
-        self._most_pending = self._width
+        self._pending.most = self._width
 
     def bind(self, batch: int) -> list[BoundRun]:
         """Bind the head to the tensors of a round."""
-        size, states = self._head.hidden_size, self._states.rows(0, batch)
-        accepted = self._embeds.view(batch, self._width, size), states, self._last.rows(0, batch)
-        runs = self._head.bind_accepted(*accepted)
+        size, pending = self._head.hidden_size, self._pending
+        embeds = self._embeds.view(batch, self._width, size)
+        runs = self._head.bind_accepted(embeds, pending.states.rows(0, batch), pending.newest(batch))
         if self._levels > 1:
             embeds = self._embeds.view(batch, self._top_k, size)
             runs += self._head.bind_level(embeds, self._parents.rows(0, batch))
@@ -196,48 +186,44 @@ class EagleDrafter:
     def propose(self, tree: DraftTree) -> None:
         """Draft a tree for each row from its pending tokens."""
         batch, self._nodes = tree.tokens.shape
-        logits, states = self._run_pending(batch)
-        self.kv_cache.commit_rows(range(batch), self._counts.rows(0, batch))
-        newest, table = self._newest.rows(0, batch), self._table.rows(0, batch)
-        self._tree_kernels.take_rows(states, self._last.rows(0, batch), newest)
+        logits, states = self._run(self._pending, batch, self._width)
+        self.kv_cache.commit_rows(range(batch), self._pending.counts.rows(0, batch))
+        table, newest = self._table.rows(0, batch), self._pending.newest(batch)
         self._tree_kernels.add_candidates(logits, self._token_of_logit, table, 1)
-        states = newest
-        tokens, parent_rows = self._node_tokens.rows(0, batch), self._parent_rows.rows(0, batch)
+        embeds = self._embeds.view(batch, self._top_k, self._head.hidden_size)
         parents = self._parents.rows(0, batch)
         for level in range(1, self._levels):
-            self._tree_kernels.select_nodes(table, level, tokens, parent_rows)
-            self._tree_kernels.take_rows(states, parent_rows, parents)
-            logits, states = self._head.execute_level(self._embed(tokens), parents, table, level)
+            logits, states = self._head.execute_level(
+                table, level, states, newest, self._token_table, embeds, parents
+            )
             self._tree_kernels.add_candidates(logits, self._token_of_logit, table, level + 1)
         self._tree_kernels.select_tree(table, self._sampling.last_tokens(range(batch)), tree)
 
-    def _run_pending(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Run the head on the pending tokens; return logits of the newest and the states of all.
+    def _in_use(self) -> PendingTokens:
+        return self._waiting if self._waiting.most else self._pending
 
-        Their rows are written, not committed. `_last` gets the index of the newest.
+    def _run(self, pending: PendingTokens, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Run the head on pending tokens, at most `tokens` of each row.
+
+        Returns the logits of the newest and the states of all. Their rows are written, not committed.
         """
-        before, last = self._before.rows(0, batch), self._last.rows(0, batch)
-        self._kernels.visible_rows(self._counts.rows(0, batch), -1, before)
-        # a finished sequence may have no pending token: take_rows makes its index 0
-        indices = self._indices.rows(0, batch)
-        self._tree_kernels.take_rows(indices, before.view(batch, 1), last.view(batch, 1, 1))
-        embeds = self._embed(self._tokens.rows(0, batch))
-        return self._head.execute_accepted(embeds, self._states.rows(0, batch), last)
+        shape = (batch, tokens, self._head.hidden_size)
+        return self._head.execute_accepted(
+            pending.tokens.view(batch, tokens),
+            pending.counts.rows(0, batch),
+            pending.states.view(*shape),
+            self._token_table,
+            self._embeds.view(*shape),
+            pending.newest(batch),
+        )
 
     def _keep_newest(self, batch: int) -> None:
-        """Commit the head's rows of all pending tokens but the newest, which stays pending."""
-        self._run_pending(batch)
-        last = self._last.rows(0, batch)
-        self.kv_cache.commit_rows(range(batch), last.view(batch))
-        newest, token = self._newest.rows(0, batch), self._newest_token.rows(0, batch)
-        tokens = self._tokens.rows(0, batch).view(batch, self._width, 1)
-        self._tree_kernels.take_rows(self._states.rows(0, batch), last, newest)
-        self._tree_kernels.take_rows(tokens, last, token.view(batch, 1, 1))
-        first = self._zeros.rows(0, batch)
-        self._tree_kernels.put_rows(newest, first, self._states.rows(0, batch))
-        self._tree_kernels.put_rows(token.view(batch, 1, 1), first, tokens)
-        self._kernels.visible_rows(first.view(batch), 1, self._counts.rows(0, batch))
-        self._most_pending = 1
+        """Commit the head's rows of all waiting tokens but the newest, which goes on waiting."""
+        waiting = self._waiting
+        tokens = min(1 << (waiting.most - 1).bit_length(), waiting.width) if batch == 1 else waiting.width
+        self._run(waiting, batch, tokens)
+        self.kv_cache.commit_rows(range(batch), waiting.newest(batch).view(batch))
+        waiting.keep_newest(batch)
 
     def _gather(
         self, sequences: Sequence[GenerationSequence], embeds: Tensor, states: Tensor, part: Sequence[range]
@@ -282,13 +268,4 @@ class EagleDrafter:
                 known[index, : len(following)] = following
             self._device.upload(ids, known)
             self._kernels.embed(ids, self._embedding, self._no_rows, out)
-        return out
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [B,S,Hd] of tokens [B,S]."""
-        out = self._embeds.view(*tokens.shape, self._head.hidden_size)
-        if self._embedding is None:
-            self._embedder.embed_into(tokens, out)
-        else:
-            self._kernels.embed(tokens, self._embedding, self._no_rows, out)
         return out

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fallback: decides, from what rounds and vanilla steps cost and yield, whether to draft.
 
-  trial      8 rounds are measured, 2 if the last trial failed, and 3 vanilla steps unless their time is known
-  drafting   as long as a round yields more tokens than vanilla steps yield in its time
-  pause      vanilla steps, four times as many with each trial that fails; then the next trial
+A round gains or loses: the time that vanilla steps would take for its tokens, less its own. There is an
+allowance of time that rounds may lose. What rounds gain and lose is added to it, and a share of the time that
+vanilla steps would have taken so far. A round is allowed if the allowance covers the loss of a round whose
+guesses are all wrong:
 
-Times are known from earlier batches of the same size. The number of tokens of a round depends on the text, so
-it is measured again for every prompt.
+  steps       | good rounds         | bad rounds | vanilla steps | a round | vanilla steps | ...
+  allowance   | stays at its limit  | falls      | grows slowly  | falls   | grows slowly  |
+
+So over the life of a runtime rounds lose at most this share, whatever a round costs, but for the first ones
+of each batch size, whose cost is not known. The limit of the allowance is what a few bad rounds lose, so a
+text that cannot be guessed stops drafting soon, and an unlucky round in a good text does not.
 """
 
 from __future__ import annotations
@@ -14,14 +19,33 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import fmean, median
+from statistics import median
 
-TRIAL, SHORT_TRIAL = 8, 2  # rounds
-PROBE = 3  # vanilla steps
+SHARE = 0.04  # of the time of vanilla steps that rounds may lose
+RESERVE = 8  # bad rounds that the largest allowance covers
+UNKNOWN = 2  # rounds until the cost of a round is known
+PROBE = 3  # vanilla steps until their cost is known
 REFRESH = 1024  # rounds until vanilla steps are measured again
-FIRST_PAUSE, LONGEST_PAUSE = 32, 2048  # vanilla steps
-LONGER = 4  # times as long as the pause before
-MEASUREMENTS = 9  # of which the median counts: the first step of a kind also binds tensors
+MEASUREMENTS = 9  # of which the median counts
+
+
+class StepTimes:
+    """Seconds of the steps of one kind and batch size."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._seconds: deque[float] = deque(maxlen=MEASUREMENTS)
+
+    def add(self, seconds: float) -> None:
+        """Measure a step; the first one of a kind also binds tensors, so its time does not count."""
+        self.steps += 1
+        if self.steps > 1:
+            self._seconds.append(seconds)
+
+    @property
+    def cost(self) -> float | None:
+        """Seconds of a step; None = not known."""
+        return median(self._seconds) if self._seconds else None
 
 
 class Fallback:
@@ -29,56 +53,58 @@ class Fallback:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._seconds: dict[tuple[int, bool], deque[float]] = {}  # of steps, by batch size and kind
-        self._last = 0.0
-        self._batch = 0
+        self._times: dict[tuple[int, bool], StepTimes] = {}  # by batch size and kind
+        self._allowance = 0.0
         self._until_refresh = REFRESH
-        self._trial = TRIAL
-        self.new_text()
-
-    def new_text(self) -> None:
-        """Begin a trial: a prompt has joined the batch."""
-        self._tokens: deque[float] = deque(maxlen=2 * TRIAL)  # of rounds, for each sequence on average
-        self._vanilla_left = 0  # of a probe or a pause
-        self._pause = FIRST_PAUSE
+        self._probe = 0  # vanilla steps that are left of a probe
+        self.begin(0)
 
     def begin(self, batch: int) -> None:
-        """Begin to measure steps of so many sequences."""
-        self._batch = batch
+        """Begin to measure steps of so many sequences; no step is queued."""
+        self._vanilla = self._times.setdefault((batch, False), StepTimes())
+        self._round = self._times.setdefault((batch, True), StepTimes())
+        self._queued_rounds = 0
+        self._uncharged: list[float] = []  # tokens of rounds that were delivered before their cost was known
         self._last = self._clock()
 
     def drafts(self) -> bool:
         """Return whether the next step is a round of drafting; called once for each step."""
-        if not self._vanilla_left:
-            self._vanilla_left = self._next_vanilla_steps()
-        if self._vanilla_left:
-            self._vanilla_left -= 1
+        if self._probe:
+            self._probe -= 1
             return False
+        if self._vanilla.cost is None or self._until_refresh <= 0:
+            self._until_refresh = REFRESH
+            self._probe = PROBE - 1
+            return False
+        if not self._allows_a_round():
+            return False
+        self._queued_rounds += 1
         self._until_refresh -= 1
         return True
 
     def delivered(self, drafted: bool, tokens: float) -> None:
         """Measure a step that has been delivered; tokens: of each sequence, on average."""
         now = self._clock()
-        times = self._seconds.setdefault((self._batch, drafted), deque(maxlen=MEASUREMENTS))
-        times.append(now - self._last)
+        (self._round if drafted else self._vanilla).add(now - self._last)
         self._last = now
         if drafted:
-            self._tokens.append(tokens)
+            self._queued_rounds -= 1
+            self._uncharged.append(tokens)
+        vanilla, cost = self._vanilla.cost, self._round.cost
+        if vanilla is None:
+            return
+        if not drafted:
+            self._allowance += SHARE * vanilla
+        elif cost is not None:
+            for yielded in self._uncharged:
+                self._allowance += (1 + SHARE) * yielded * vanilla - cost
+            self._uncharged.clear()
+        if cost is not None:
+            self._allowance = min(self._allowance, RESERVE * max(cost - vanilla, 0.0))
 
-    def _next_vanilla_steps(self) -> int:
-        """Return how many vanilla steps to do before the next round."""
-        if len(self._tokens) < self._trial:
-            return 0
-        vanilla = self._seconds.get((self._batch, False), ())
-        if len(vanilla) < PROBE or self._until_refresh <= 0:
-            self._until_refresh = REFRESH
-            return PROBE
-        drafted = self._seconds.get((self._batch, True))
-        if not drafted or fmean(self._tokens) * median(vanilla) > median(drafted):
-            self._trial, self._pause = TRIAL, FIRST_PAUSE
-            return 0
-        self._trial = SHORT_TRIAL
-        steps, self._pause = self._pause, min(LONGER * self._pause, LONGEST_PAUSE)
-        self._tokens.clear()
-        return steps
+    def _allows_a_round(self) -> bool:
+        """Return whether the allowance covers another round, if all queued ones lose."""
+        vanilla, cost = self._vanilla.cost, self._round.cost
+        if vanilla is None or cost is None:
+            return self._queued_rounds + len(self._uncharged) < UNKNOWN and self._allowance >= 0
+        return self._allowance >= (1 + self._queued_rounds) * (cost - vanilla)

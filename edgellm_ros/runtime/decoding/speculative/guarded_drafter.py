@@ -63,11 +63,15 @@ class GuardedDrafter:
         """Take note of prompts; see `Drafter`."""
         self._try(lambda: self.drafter.prefilled(sequences, rows, embeds, part))
 
+    def resume(self, batch: int) -> None:
+        """Prepare a round; see `Drafter`. DraftingError after a failure."""
+        self._try(lambda: self.drafter.resume(batch))
+        self._check()
+
     def propose(self, tree: DraftTree) -> None:
         """Write a tree; see `Drafter`. DraftingError after a failure."""
         self._try(lambda: self.drafter.propose(tree))
-        if self.failed:
-            raise DraftingError(f"drafting ({self.name}) has failed")
+        self._check()
 
     def drafted(self) -> None:
         """Take note of a round; see `Drafter`."""
@@ -84,6 +88,10 @@ class GuardedDrafter:
     def accepted(self, tokens: Tensor, path: Tensor, counts: Tensor) -> None:
         """Take note of committed tokens; see `Drafter`."""
         self._try(lambda: self.drafter.accepted(tokens, path, counts))
+
+    def _check(self) -> None:
+        if self.failed:
+            raise DraftingError(f"drafting ({self.name}) has failed")
 
     def _try(self, call: Callable[[], None]) -> None:
         if self.failed:

@@ -23,6 +23,8 @@ from edgellm_ros.runtime.decoding.speculative.prompt_lookup import PromptLookup
 from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 
+MOST_WAITING = 64  # tokens of vanilla steps on which a draft head runs at once
+
 
 def load_drafter(
     root: Path,
@@ -53,7 +55,6 @@ def load_drafter(
         kernels,
         tree_kernels,
         drafting.drafting_top_k,
-        drafting.drafting_step,
         drafting.tokens_per_round,
     )
     embedding = token_of_logit = None
@@ -76,6 +77,7 @@ def load_drafter(
         embedder,
         sampling,
         config.max_supported_input_length,
+        min(MOST_WAITING, draft.max_draft_tree_size, config.max_supported_input_length),
         embedding,
         token_of_logit,
     )

@@ -75,6 +75,9 @@ class PromptLookup:
         history, lengths = self._history.rows(0, batch), self._cache.lengths(range(batch))
         self._kernels.find_continuation(history, lengths, MOST_NGRAM, LEAST_NGRAM, tree)
 
+    def resume(self, batch: int) -> None:
+        """Do nothing: every step appends its tokens."""
+
     def drafted(self) -> None:
         """Do nothing: all state is on the device."""
 

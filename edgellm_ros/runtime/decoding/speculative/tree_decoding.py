@@ -78,8 +78,6 @@ class TreeDecoding:
 
     def prefilled(self, rows: range) -> None:
         """Give the first tokens of admitted rows to the drafter."""
-        if self._fallback is not None:
-            self._fallback.new_text()
         tokens, counts = self._sampling.tokens(len(rows), 1), self._sampling.counts(len(rows))
         self._drafter.started(rows, tokens, counts)
 
@@ -134,6 +132,7 @@ class TreeDecoding:
 
     def _round(self, size: int) -> StepResult:
         """Queue a round with trees of this size. DraftingError if there is no draft."""
+        self._drafter.resume(len(self._adapters))
         if size == self._sizes[0]:
             step = self._largest
             self.recorded.queue()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A linear layer's weight in 4 or 8 bits, whatever the layout of its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+INT4, INT8, FLOAT8 = ir.DataType.INT4, ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN
+QUANTIZED = (INT4, INT8, FLOAT8)
+Read = Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedMatrix:
+    """A matrix [K,N] in 4 or 8 bits, with a scale for each group of rows in each column.
+
+    With q = k // group, the weight of input order[k] is (values[k, n] - zeros[q, n]) * scales[q, n].
+    Integers are signed: unsigned ones are stored with half their range subtracted, as are their zero points.
+    Large arrays are read when the graph is written.
+    """
+
+    fan_in: int  # K
+    fan_out: int  # N
+    dtype: ir.DataType  # INT4, INT8 or FLOAT8E4M3FN
+    group: int  # rows that share a scale; divides K
+    values: Read  # [K,N], of `dtype` or of int8
+    scales: Read  # [K/group,N] fp32
+    zeros: np.ndarray | None = None  # [K/group,N] int8; None = 0
+    order: np.ndarray | None = None  # [K]: the input that each row multiplies; None = 0, 1, 2, ...
+
+    def __post_init__(self) -> None:
+        if self.group < 1 or self.fan_in % self.group:
+            raise ValueError(f"a group must divide the {self.fan_in} inputs, got {self.group}")
+
+    @property
+    def groups(self) -> int:
+        """Return the number of groups of a column."""
+        return self.fan_in // self.group
+
+    def dequantized(self) -> np.ndarray:
+        """Compute the weight [K,N] in fp32, rows in the order of the inputs."""
+        values = self.values().astype(np.float32).reshape(self.groups, self.group, self.fan_out)
+        if self.zeros is not None:
+            values = values - self.zeros[:, None].astype(np.float32)
+        rows = (values * self.scales()[:, None]).reshape(self.fan_in, self.fan_out)
+        if self.order is None:
+            return rows
+        weight = np.empty_like(rows)
+        weight[self.order] = rows
+        return weight
+
+    def in_groups_of(self, group: int) -> QuantizedMatrix:
+        """Return the same matrix with smaller groups; `group` divides the present one."""
+        times, scales = self.group // group, self.scales
+        if times == 1:
+            return self
+        zeros = None if self.zeros is None else np.repeat(self.zeros, times, axis=0)
+        return QuantizedMatrix(
+            self.fan_in,
+            self.fan_out,
+            self.dtype,
+            group,
+            self.values,
+            lambda: np.repeat(scales(), times, axis=0),
+            zeros,
+            self.order,
+        )
+
+
+def join(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
+    """Join matrices that multiply the same inputs, side by side; None if they differ in layout."""
+    first = parts[0]
+    for part in parts[1:]:
+        if (part.fan_in, part.dtype, part.group) != (first.fan_in, first.dtype, first.group):
+            return None
+        if not _equal(part.order, first.order):
+            return None
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        none = np.zeros((first.groups, 1), np.int8)
+        given = [none.repeat(part.fan_out, 1) if part.zeros is None else part.zeros for part in parts]
+        zeros = np.concatenate(given, axis=1)
+    return QuantizedMatrix(
+        first.fan_in,
+        sum(part.fan_out for part in parts),
+        first.dtype,
+        first.group,
+        lambda: np.concatenate([part.values() for part in parts], axis=1),
+        lambda: np.concatenate([part.scales() for part in parts], axis=1),
+        zeros,
+        first.order,
+    )
+
+
+def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)

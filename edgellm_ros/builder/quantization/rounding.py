@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantises the layers of a checkpoint that is not quantised: round to nearest, with groups of inputs.
+
+The scale of a group is its largest magnitude over 7 (4 bits) or 127 (8 bits), so that no value is cut off.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm_ros.builder.quantization.matrix import INT4, INT8, QuantizedMatrix
+from edgellm_ros.builder.quantization.tensors import Stored, floats
+from edgellm_ros.builder.safetensors_file import FLOATS, StoredTensor
+
+TYPES = {"int4": (INT4, 7), "int8": (INT8, 127)}
+GROUP_SIZES = (32, 64, 128)
+SMALLEST_GROUP = 16
+# The decays of a gated delta net: small matrices, whose errors add up over all tokens.
+KEPT = ("in_proj_a", "in_proj_b")
+
+
+class RoundedLayout:
+    """Rounds the layers of a language model; its embeddings, LM head and encoders stay as they are."""
+
+    def __init__(self, kind: str, group: int, layers: str, dtype: np.dtype) -> None:
+        """Make a layout.
+
+        kind: one of TYPES; group: one of GROUP_SIZES; layers: module of the decoder's layers, such as
+        "model.layers"; dtype: of the scales in the graph.
+        """
+        if kind not in TYPES:
+            raise ValueError(f"quantize must be one of {', '.join(TYPES)}, got {kind!r}")
+        if group not in GROUP_SIZES:
+            raise ValueError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, got {group}")
+        self._dtype, self._top = TYPES[kind]
+        self._group, self._layers, self._scale_type = group, f"{layers}.", dtype
+
+    def matrix(self, tensors: Stored, module: str) -> QuantizedMatrix | None:
+        """Return the rounded weight of a layer; None if the layer stays as it is."""
+        weight = tensors.get(f"{module}.weight")
+        if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or 0 in weight.shape:
+            return None
+        if not module.startswith(self._layers) or module.endswith(KEPT):
+            return None
+        fan_out, fan_in = weight.shape
+        group = min(self._group, fan_in & -fan_in) if fan_in % self._group else self._group
+        if group < SMALLEST_GROUP:
+            return None
+        return QuantizedMatrix(
+            fan_in,
+            fan_out,
+            self._dtype,
+            group,
+            lambda: self._round(weight, group)[0],
+            lambda: self._round(weight, group)[1],
+        )
+
+    def _round(self, weight: StoredTensor, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """Compute values [K,N] and scales [K/group,N]."""
+        fan_out, fan_in = weight.shape
+        blocks = floats(weight).reshape(fan_out, fan_in // group, group)
+        scales = np.abs(blocks).max(-1) / self._top
+        scales = np.maximum(scales, np.finfo(np.float16).tiny).astype(self._scale_type).astype(np.float32)
+        values = np.rint(blocks / scales[:, :, None])
+        np.clip(values, -self._top - 1, self._top, out=values)
+        return values.astype(np.int8).reshape(fan_out, fan_in).T, scales.T
+
+
+def decoder_layers(embedding: str) -> str:
+    """Return the module of a decoder's layers by the name of its embedding table."""
+    return f"{embedding.rsplit('.', 2)[0]}.layers"

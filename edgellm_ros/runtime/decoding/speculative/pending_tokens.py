@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PendingTokens: committed tokens whose rows of a draft head are due, with the states before them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm_ros.engine.device import Device, on_device
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import Kernels, TreeKernels
+
+
+class PendingTokens:
+    """The first counts[b] of each row are pending.
+
+    - tokens [B,W] int64, states [B,W,H], counts [B] int64; W = width
+    - most: upper bound of the counts that the host knows; 0 = the rows are not in use
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Kernels,
+        tree_kernels: TreeKernels,
+        batch: int,
+        width: int,
+        size: int,
+        dtype: np.dtype,
+    ) -> None:
+        self._device = device
+        self._kernels = kernels
+        self._tree_kernels = tree_kernels
+        self.width = width
+        self.tokens = device.zeros((batch, width), np.int64)
+        self.states = device.zeros((batch, width, size), dtype)
+        self.counts = device.zeros((batch,), np.int64)
+        self.most = 0
+        self._kept_token = device.zeros((batch, 1, 1), np.int64)
+        self._kept_state = device.zeros((batch, 1, size), dtype)
+        self._places = on_device(device, np.tile(np.arange(width), (batch, 1)))
+        self._first = device.zeros((batch, 1), np.int64)
+        self._newest = device.zeros((batch, 1), np.int64)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row to another row."""
+        for tensor in (self.tokens, self.states, self.counts):
+            self._device.copy(tensor.rows(target, target + 1), tensor.rows(source, source + 1))
+
+    def begin_states(self, rows: range, states: Tensor) -> None:
+        """Write the states [b,1,H] of the first tokens of these rows."""
+        target = self.states.rows(rows.start, rows.stop)
+        self._tree_kernels.put_rows(states, self._first.rows(0, len(rows)), target)
+
+    def begin(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
+        """Write the first tokens [b,1] of these rows."""
+        target, batch = self._tokens(rows), len(rows)
+        self._tree_kernels.put_rows(tokens.view(batch, 1, 1), self._first.rows(0, batch), target)
+        self._kernels.visible_rows(counts, 0, self.counts.rows(rows.start, rows.stop))
+        self.most = max(self.most, 1)
+
+    def replace(self, tokens: Tensor, states: Tensor, path: Tensor, counts: Tensor) -> None:
+        """Make the first counts[b] of tokens [b,W] the pending ones, with the states path [b,W] of states."""
+        batch, width = path.shape
+        self._tree_kernels.take_rows(states, path, self.states.rows(0, batch))
+        # copies as kernels: a graph of kernels only is launched faster
+        source, places = tokens.view(batch, width, 1), self._places.rows(0, batch)
+        self._tree_kernels.take_rows(source, places, self._tokens(range(batch)))
+        self._kernels.visible_rows(counts, 0, self.counts.rows(0, batch))
+
+    def append(self, tokens: Tensor, states: Tensor, counts: Tensor) -> None:
+        """Append a token [b,1] with its state [b,1,H] to each of the first rows with counts[b] = 1."""
+        batch = tokens.shape[0]
+        pending = self.counts.rows(0, batch)
+        place = pending.view(batch, 1)
+        self._tree_kernels.put_rows(tokens.view(batch, 1, 1), place, self._tokens(range(batch)))
+        self._tree_kernels.put_rows(states, place, self.states.rows(0, batch))
+        self._kernels.commit_rows(pending, counts)
+        self.most += 1
+
+    def move_from(self, other: PendingTokens, batch: int) -> None:
+        """Take over the pending tokens of the first rows, which must be as few as fit."""
+        narrow = self if self.width < other.width else other
+        places, rows = narrow._places.rows(0, batch), range(batch)
+        copy = self._tree_kernels.take_rows if narrow is self else self._tree_kernels.put_rows
+        copy(other._tokens(rows), places, self._tokens(rows))
+        copy(other.states.rows(0, batch), places, self.states.rows(0, batch))
+        self._kernels.visible_rows(other.counts.rows(0, batch), 0, self.counts.rows(0, batch))
+        self.most, other.most = min(self.width, other.most), 0
+
+    def newest(self, batch: int) -> Tensor:
+        """Return the memory of the index of the newest pending token of the first rows [b,1].
+
+        `TreeKernels.begin_accepted` writes it.
+        """
+        return self._newest.rows(0, batch)
+
+    def keep_newest(self, batch: int) -> None:
+        """Keep the token of index `newest` only."""
+        index, first = self.newest(batch), self._first.rows(0, batch)
+        token, state = self._kept_token.rows(0, batch), self._kept_state.rows(0, batch)
+        for source, kept in ((self._tokens(range(batch)), token), (self.states.rows(0, batch), state)):
+            self._tree_kernels.take_rows(source, index, kept)
+            self._tree_kernels.put_rows(kept, first, source)
+        self._kernels.visible_rows(first.view(batch), 1, self.counts.rows(0, batch))
+        self.most = 1
+
+    def _tokens(self, rows: range) -> Tensor:
+        return self.tokens.rows(rows.start, rows.stop).view(len(rows), self.width, 1)
