@@ -20,13 +20,13 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 
 # on a GPU, for the shared memory of the kernels
 MOST_CANDIDATES = 32  # limit of K
 MOST_TABLE_ENTRIES = 8192  # limit of T
 MOST_TREE_NODES = 256  # limit of M and N
+MOST_CHAIN_TOKENS = 8  # of a verification with recurrent layers; CHAIN_TOKENS of the graphs
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class DraftTable:
 class ChainInputs:
     """What the tokens of a verification change the states of recurrent layers by.
 
-    Each tensor has room for [L,B,CHAIN_TOKENS,width]. A run of `tokens` tokens of b sequences has written
-    [b,tokens,width] to the beginning of each layer. All are float32.
+    Each tensor has room for [L,B,MOST_CHAIN_TOKENS,width]. A run of `tokens` tokens of b sequences has
+    written [b,tokens,width] to the beginning of each layer. All are float32.
     """
 
     conv_inputs: Tensor  # width: channels of the convolution
@@ -333,5 +333,5 @@ def check_tree_size(table: DraftTable, tree: DraftTree) -> None:
 
 def check_chain(tokens: int) -> None:
     """Raise ValueError for a run of more tokens than `ChainInputs` has room for."""
-    if not 1 <= tokens <= CHAIN_TOKENS:
-        raise ValueError(f"a chain of {tokens} tokens, expected 1 to {CHAIN_TOKENS}")
+    if not 1 <= tokens <= MOST_CHAIN_TOKENS:
+        raise ValueError(f"a chain of {tokens} tokens, expected 1 to {MOST_CHAIN_TOKENS}")

@@ -8,6 +8,7 @@ import pytest
 
 from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels import ChainInputs
+from edgellm_ros.kernels.tree_protocol import MOST_CHAIN_TOKENS
 from fixtures.device_under_test import Side
 
 LAYERS, BATCH, TOKENS = 2, 4, 7
@@ -108,3 +109,7 @@ def test_a_chain_of_more_tokens_than_there_is_room_for_is_refused(side, tokens):
     windows, inputs = (side.tensor(np.zeros(shape, np.float32)) for shape in ((1, 1, 2, 3), (1, 1, 8, 2)))
     with pytest.raises(ValueError, match=f"a chain of {tokens} tokens, expected 1 to 8"):
         side.trees.advance_windows(windows, inputs, tokens, side.tensor([0], np.int64))
+
+
+def test_the_kernels_take_as_many_tokens_as_the_graphs_output():
+    assert MOST_CHAIN_TOKENS == CHAIN_TOKENS

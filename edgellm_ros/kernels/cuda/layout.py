@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from edgellm_ros.engine_directory.recurrent_config import CHAIN_TOKENS
 from edgellm_ros.kernels.tree_protocol import (  # noqa: F401
     MOST_CANDIDATES,
+    MOST_CHAIN_TOKENS,
     MOST_TABLE_ENTRIES,
     MOST_TREE_NODES,
 )
@@ -18,4 +18,3 @@ MOST_LOGPROBS = 64  # limit of `log_probabilities`, per row
 TOP_SHARE = 4 * SAMPLE_THREADS  # logits per block of `add_candidates`
 SELECT_THREADS = 256  # per block of `select_tree`
 STATE_THREADS = 256  # per block of `advance_states`
-MOST_CHAIN_TOKENS = CHAIN_TOKENS
