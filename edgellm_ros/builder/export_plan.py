@@ -168,11 +168,10 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
     parts: dict[str, GraphBuilder] = {"llm": llm}
     parts |= {part: build(options.precision) for part, build in model.encoders.items()}
-    if expert is not None and expert_weights is not None:
-        parts["action"] = build_expert(
-            expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
-        )
     variants: dict[str, GraphBuilder] = {}
+    if expert is not None and expert_weights is not None:
+        sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
+        parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}

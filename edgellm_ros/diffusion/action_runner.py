@@ -9,18 +9,22 @@ import numpy as np
 
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.config import ActionConfig
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
 from edgellm_ros.kernels.random import normal_noise
+
+ROWS_STEP = 64  # sizes of the part of the cache that a run reads: few sizes, so that few graphs are recorded
 
 
 class ActionRunner:
     """Samples the trajectories of one sequence at a time, all samples in one run.
 
     So the result of a request cannot depend on the other requests of the batch: products of two activations
-    may round differently in another shape (see OnnxRuntimeBackend). The engine reads the KV cache in place.
+    may round differently in another shape (see OnnxRuntimeBackend). The engine reads the filled rows of the
+    KV cache in place; their number is rounded up to a multiple of ROWS_STEP.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class ActionRunner:
         space = config.action_space
         self._trajectory = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
+        capacity = executor.bindings[names.key_cache(config.kv_caches[0])].shape[2]
+        self._row_numbers = on_device(device, np.arange(int(capacity)))
         self._time = device.empty((1,), np.float32)
         self._times = device.empty((self.default_steps,), np.float32)  # of all Euler steps of a request
         rope_shape = (1, space.horizon, rope_table.cos.shape[1])
@@ -68,20 +74,22 @@ class ActionRunner:
             self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin
         )
         keys, values = cache.keys, cache.values
+        rows = min(-(-cache.host_length // ROWS_STEP) * ROWS_STEP, self._row_numbers.shape[0])
         tensors = {
-            "trajectory": trajectory,
-            "time": self._time,
-            "rope_cos": self._rope_cos,
-            "rope_sin": self._rope_sin,
-            "kv_length": cache.length,
-            "velocity": velocity,
-            **{f"key_cache_{i}": keys[i] for i in self._config.kv_caches},
-            **{f"value_cache_{i}": values[i] for i in self._config.kv_caches},
+            names.TRAJECTORY: trajectory,
+            names.TIME: self._time,
+            names.ROPE_COS: self._rope_cos,
+            names.ROPE_SIN: self._rope_sin,
+            names.KV_LENGTH: cache.length,
+            names.CACHE_ROWS: self._row_numbers.rows(0, rows),
+            names.VELOCITY: velocity,
+            **{names.key_cache(i): keys[i] for i in self._config.kv_caches},
+            **{names.value_cache(i): values[i] for i in self._config.kv_caches},
         }
         if steps > self._times.shape[0]:
             self._times = device.empty((steps,), np.float32)
         device.upload(self._times.rows(0, steps), (np.arange(steps) / steps).astype(np.float32))
-        self._executor.prepare(0, {"B": 1, "Bn": samples}, tensors, device.stream)
+        self._executor.prepare(0, {"n": samples, "P": rows}, tensors, device.stream)
         for step in range(steps):
             if not report(step):
                 return None
