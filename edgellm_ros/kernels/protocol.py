@@ -240,6 +240,6 @@ class Kernels(Protocol):
         """
         ...
 
-    def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
-        """Add dt * velocity to x in place."""
+    def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
+        """Add dt * velocity to x in place, and write next_time to time [1] f32."""
         ...
