@@ -31,6 +31,7 @@ from edgellm_ros.builder.safetensors_file import TensorFile
 from edgellm_ros.builder.strips import strips
 from edgellm_ros.builder.tensorrt_operators import check_operators
 from edgellm_ros.builder.unsupported import refuse_quantised
+from edgellm_ros.builder.visible_rows import attend_to_visible_rows
 from edgellm_ros.builder.vocabulary import (
     VOCAB_MAP,
     generation_defaults,
@@ -168,7 +169,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
     parts: dict[str, GraphBuilder] = {"llm": llm}
     parts |= {part: build(options.precision) for part, build in model.encoders.items()}
-    variants: dict[str, GraphBuilder] = {}
+    variants: dict[str, GraphBuilder] = {}  # for CUDA
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
@@ -184,12 +185,17 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
         if model.build_cuda_llm is not None:
             variants[VERIFY] = model.build_cuda_llm(verifying)
+    cpu = {"llm": model.build_llm(llm_options)}
+    if draft is not None:
+        cpu |= {VERIFY: model.build_llm(verifying), DRAFT: build_draft(*arguments)}
+    cpu = {part: graph for part, graph in cpu.items() if attend_to_visible_rows(graph.graph)}
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
-    for part, variant in variants.items():
-        variant.share_weights(parts[part], Path(graph_path(part)).name)
     graphs = {graph_path(part): graph for part, graph in parts.items()}
-    graphs |= {cuda_variant(graph_path(part)): variant for part, variant in variants.items()}
+    for memory, others in (("cuda", variants), ("cpu", cpu)):
+        for part, variant in others.items():
+            variant.share_weights(parts[part], Path(graph_path(part)).name)
+            graphs[variant_path(graph_path(part), memory)] = variant
 
     return ExportPlan(
         family=family.name,
@@ -249,9 +255,9 @@ def _read_draft(
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)
 
 
-def cuda_variant(path: str) -> str:
-    """Return the path of the graph for CUDA that has the weights of the graph at `path`."""
-    return f"{path.removesuffix('.onnx')}.cuda.onnx"
+def variant_path(path: str, memory: str) -> str:
+    """Return the path of the graph for "cpu" or "cuda" that has the weights of the graph at `path`."""
+    return f"{path.removesuffix('.onnx')}.{memory}.onnx"
 
 
 def _draft_files(draft: DraftHead | None, options: ExportOptions) -> Iterator[tuple[str, TensorFile]]:

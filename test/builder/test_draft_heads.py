@@ -357,8 +357,8 @@ def test_an_export_without_a_head_removes_the_files_of_an_earlier_one(engine, tm
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     export(checkpoint, tmp_path, with_draft=False)
     removed = {path.relative_to(tmp_path).as_posix() for path in before if not path.exists()}
-    of_draft = ("d2t.safetensors", "model.onnx", "model.cuda.onnx", "model.onnx.data")
-    of_base = ("verify.onnx", "verify.cuda.onnx", "verify.onnx.data")
+    of_draft = ("d2t.safetensors", "model.onnx", "model.cpu.onnx", "model.cuda.onnx", "model.onnx.data")
+    of_base = ("verify.onnx", "verify.cpu.onnx", "verify.cuda.onnx", "verify.onnx.data")
     assert removed == {f"draft/{name}" for name in of_draft} | {f"llm/{name}" for name in of_base}
 
 

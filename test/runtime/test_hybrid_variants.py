@@ -10,6 +10,7 @@ import pytest
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.cuda_graphs import use_on_cpu
 from fixtures.exported_graphs import knows_lengths
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 
@@ -33,8 +34,7 @@ def engines(request, tmp_path_factory):
     root = tmp_path_factory.mktemp(request.param)
     export(WRITERS[request.param](root / "checkpoint"), root / "mask")
     shutil.copytree(root / "mask", root / "lengths")
-    llm = root / "lengths" / "llm"
-    shutil.copy(llm / "model.cuda.onnx", llm / "model.cpu.onnx")
+    use_on_cpu(root / "lengths", "llm/model")
     return root / "mask", root / "lengths"
 
 

@@ -17,6 +17,7 @@ from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from fixtures.cuda_graphs import use_on_cpu
 from fixtures.exported_graphs import knows_lengths
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_with_drafting, request
@@ -257,8 +258,7 @@ def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):
     """The graphs for CUDA, on the CPU: they run on several tokens of one sequence at a time."""
     engine = tmp_path / "engine"
     shutil.copytree(draft_engine, engine)
-    for graph in (engine / "llm" / "verify", engine / "draft" / "model"):
-        shutil.copy(f"{graph}.cuda.onnx", f"{graph}.cpu.onnx")
+    use_on_cpu(engine, "llm/verify", "draft/model")
     answers, trees = zip(*(answers_and_trees(each) for each in (draft_engine, engine)), strict=True)
     for one, other in zip(*answers, strict=True):
         assert_same_with_drafting(one, other)
