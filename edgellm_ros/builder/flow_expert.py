@@ -161,6 +161,15 @@ def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time:
         return graph.linear("time_mlp.2", raised, hidden, hidden, bias=True)
 
 
+def _join(graph: ModelBuilder, own: ir.Value, cached: ir.Value, heads: int, head_dim: int) -> ir.Value:
+    """Put rows [n,heads,T,D] and rows [n,heads,P,D] behind each other: [n,heads,T+P,D].
+
+    Along the last axis, because ONNX Runtime's CUDA kernel copies sizes from the host along others.
+    """
+    flat = (graph.reshape(rows, [0, heads, -1]) for rows in (own, cached))
+    return graph.reshape(graph.op("Concat", *flat, axis=-1), [0, heads, -1, head_dim])
+
+
 # x -- qkv_proj -- Split --+-- q -- q_norm -- RotaryEmbedding -------------+
 #                          +-- k -- k_norm -- RotaryEmbedding -- Concat -- Attention -- o_proj -->
 #                          |                    cached keys --------+       |   |
@@ -186,13 +195,16 @@ def _attention(
     part = {"rotary_embedding_dim": rotary_dim} if rotary_dim < head_dim else {}
     with graph.module("self_attn", nodes="attn"):
         widths = {name: count * head_dim for name, count in counts.items()}
-        joined = graph.joined_linears("qkv_proj", widths, x, hidden)
-        joined = graph.reshape(joined, [0, steps, heads + 2 * kv_heads, head_dim])
-        q, k, v = graph.split(graph.transpose(joined, 0, 2, 1, 3), list(counts.values()), axis=1)
+        q, k, v = (
+            graph.transpose(graph.reshape(rows, [0, steps, count, head_dim]), 0, 2, 1, 3)
+            for rows, count in zip(
+                graph.linears("qkv_proj", widths, x, hidden), counts.values(), strict=True
+            )
+        )
         q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *cos_sin, **part)
         k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *cos_sin, **part)
         keys, values = (
-            graph.op("Concat", own, cached, axis=2) for own, cached in zip((k, v), cache, strict=True)
+            _join(graph, own, cached, kv_heads, head_dim) for own, cached in zip((k, v), cache, strict=True)
         )
         attended = graph.op("Attention", q, keys, values, *visible, scale=head_dim**-0.5)
         attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, steps, heads * head_dim])
