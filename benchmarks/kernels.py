@@ -149,6 +149,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     logits = put((rng.standard_normal((batch, 1, VOCABULARY)) * 3).astype(np.float32))
     top_ids, top_values = device.zeros((batch, 1, 6), np.int64), device.zeros((batch, 1, 6), np.float32)
     noise, velocity = (device.zeros((batch, 16, 8), np.float32) for _ in range(2))
+    flow_time = device.zeros((1,), np.float32)
     vocab_map = put(np.arange(VOCABULARY))
     image = put(rng.integers(0, 256, (480, 640, 3), np.uint8))
     resized = device.zeros((1, 3, *RESIZED), np.uint8)
@@ -176,7 +177,7 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
         "count_tokens": bind(kernels.count_tokens, tokens, offered, stops, counts),
         "commit_tokens": bind(kernels.commit_tokens, tokens, tokens, counts, committing, last_tokens),
         "commit_rows": bind(kernels.commit_rows, lengths, put(np.zeros(batch, np.int64))),
-        "euler_step": bind(kernels.euler_step, noise, velocity, 0.1),
+        "euler_step": bind(kernels.euler_step, noise, velocity, 0.1, flow_time, 0.2),
         "copy_cache_rows, 256 tokens": bind(kernels.copy_cache_rows, page, (0, 0), cache, (0, 0), PREFIX),
     }
     for name, rules in RULES.items():

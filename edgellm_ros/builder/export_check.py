@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm_ros.builder.adapters import ADAPTER_FILES
-from edgellm_ros.builder.export_plan import ExportOptions, ExportPlan, cuda_variant, plan_export
+from edgellm_ros.builder.export_plan import ExportOptions, ExportPlan, plan_export, variant_path
 from edgellm_ros.builder.inspection import (
     PARTS,
     AdapterReport,
@@ -101,11 +101,8 @@ def render_check(report: ExportReport) -> str:
 
 def _part(plan: ExportPlan, name: str) -> PartReport:
     path = graph_path(name)
-    variants = tuple(
-        Path(variant).name
-        for variant in (cuda_variant(path, CHAIN), cuda_variant(path))
-        if variant in plan.graphs
-    )
+    paths = [variant_path(path, form) for form in ("cpu", f"{CHAIN}.cuda", "cuda")]
+    variants = tuple(Path(variant).name for variant in paths if variant in plan.graphs)
     shared = plan.graphs[graph_path("llm")].graph.initializers if name == VERIFY else ()
     return part_report(name, plan.graphs[path].graph, variants, shared=shared)
 

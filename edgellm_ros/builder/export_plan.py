@@ -32,6 +32,7 @@ from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_lay
 from edgellm_ros.builder.safetensors_file import TensorFile
 from edgellm_ros.builder.strips import strips
 from edgellm_ros.builder.tensorrt_operators import check_operators
+from edgellm_ros.builder.visible_rows import attend_to_visible_rows
 from edgellm_ros.builder.vocabulary import (
     VOCAB_MAP,
     generation_defaults,
@@ -183,11 +184,10 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
     parts: dict[str, GraphBuilder] = {"llm": llm}
     parts |= {part: build(options.precision) for part, build in model.encoders.items()}
+    variants: dict[str, GraphBuilder] = {}  # for CUDA
     if expert is not None and expert_weights is not None:
-        parts["action"] = build_expert(
-            expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
-        )
-    variants: dict[str, GraphBuilder] = {}
+        sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
+        parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
     chains: dict[str, GraphBuilder] = {}
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
@@ -208,14 +208,20 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         arguments = draft, draft_lm_head(draft, head), options.precision, capacity
         parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
         chains[DRAFT] = build_cuda_draft(*arguments, only_chains=True)
+    cpu = {"llm": model.build_llm(llm_options)}
+    if VERIFY in parts:
+        cpu[VERIFY] = model.build_llm(verifying)
+    if draft is not None and config.draft is not None:
+        cpu[DRAFT] = build_draft(*arguments)
+    cpu = {part: graph for part, graph in cpu.items() if attend_to_visible_rows(graph.graph)}
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
-    for part, variant in (*variants.items(), *chains.items()):
-        # Zero points of quantised weights are in graphs for CUDA only.
-        variant.share_weights(parts[part], Path(graph_path(part)).name, own=weights.is_quantized)
     graphs = {graph_path(part): graph for part, graph in parts.items()}
-    graphs |= {cuda_variant(graph_path(part)): variant for part, variant in variants.items()}
-    graphs |= {cuda_variant(graph_path(part), CHAIN): variant for part, variant in chains.items()}
+    for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
+        for part, variant in others.items():
+            # Zero points of quantised weights are in graphs for CUDA only.
+            variant.share_weights(parts[part], Path(graph_path(part)).name, own=weights.is_quantized)
+            graphs[variant_path(graph_path(part), form)] = variant
 
     return ExportPlan(
         family=family.name,
@@ -281,9 +287,12 @@ def _read_draft(
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)
 
 
-def cuda_variant(path: str, *forms: str) -> str:
-    """Return the path of the graph for CUDA, in these forms, that has the weights of the graph at `path`."""
-    return ".".join([path.removesuffix(".onnx"), *forms, "cuda.onnx"])
+def variant_path(path: str, form: str) -> str:
+    """Return the path of a variant of the graph at `path`, whose weights the variant has.
+
+    form: "cpu", "cuda" or "chain.cuda".
+    """
+    return f"{path.removesuffix('.onnx')}.{form}.onnx"
 
 
 def _draft_files(draft: DraftHead | None, options: ExportOptions) -> Iterator[tuple[str, TensorFile]]:

@@ -2,10 +2,9 @@
 """Graph of the action expert: velocity of the flow from noise to a trajectory.
 
 Each layer attends to the KV cache of one of the language model's attention layers, and to the trajectory
-itself. The caches are read in place, never copied or concatenated: scores over the cache and over the
-trajectory are two products, one softmax normalises both, and two products apply the values. All n
-trajectories of a request share its cache and its positions; their queries are stacked, so that the cache is
-read once for all of them.
+itself. Each layer has one Attention, whose keys are those of the trajectory and behind them those of the
+cache: the rows in use lie next to each other, and every runtime has a kernel for this form. Of the cache a
+run reads the first P rows. P is a size of an input, so the runtimes know it before they run.
 
 Source of the method: flow matching (arXiv 2210.02747) with an expert beside a language model, as in pi0
 (arXiv 2410.24164) and Alpamayo-R1 (arXiv 2511.00088).
@@ -14,18 +13,18 @@ Source of the method: flow matching (arXiv 2210.02747) with an expert beside a l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.decoder_cuda import add_norm as cuda_add_norm
 from edgellm_ros.builder.expert_config import ExpertArchitecture
-from edgellm_ros.builder.graph import FLOAT, INT64
+from edgellm_ros.builder.graph import BOOL, FLOAT, INT64, Dim
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import LanguageModelConfig
-
-MASKED = -6e4  # added to a score, makes its share of the softmax exactly 0 in every precision; fits fp16
 
 
 # trajectory -- in_proj --(+)-- layers.0 -- ... -- layers.L-1 -- norm -- out_proj -- velocity
@@ -37,20 +36,26 @@ def build_expert(
     weights: Weights,
     precision: str,
     capacity: int,
+    cuda: bool = False,
 ) -> ModelBuilder:
-    """Build `action/model.onnx`; `llm`: the language model whose KV caches it reads.
+    """Build `action/model.onnx`, or with `cuda` `action/model.cuda.onnx`.
 
-    B requests, n trajectories of each, T steps, A values per step.
+    `llm`: the language model whose KV caches it reads. n trajectories of one sequence, T steps, A values per
+    step.
 
     Inputs:
-    - trajectory [B*n,T,A] fp32: the trajectories of one request lie next to each other
+    - trajectory [n,T,A] fp32
     - time [1] fp32: 0 (noise) to 1 (action)
-    - rope_cos, rope_sin [B,T,R/2] fp32: one row per step, R = the rotated values of a head
-    - kv_length [B] i64: rows of the cache that are filled
-    - key_cache_i, value_cache_i [B,Hkv,C,D], C = `capacity`, in the precision's type: only read; i as in the
-      language model, for the caches that a layer of the expert reads
+    - rope_cos, rope_sin [1,T,R/2] fp32: one row per step, R = the rotated values of a head
+    - kv_length [1] i64: rows of the cache that are filled
+    - cache_rows [P] i64: the numbers 0 .. P-1, P from kv_length to C = `capacity`
+    - key_cache_i, value_cache_i [1,Hkv,C,D] in the precision's type: only read; i as in the language model,
+      for the caches that a layer of the expert reads
 
-    Output: velocity [B*n,T,A] fp32.
+    Output: velocity [n,T,A] fp32.
+
+    The graph for CUDA has lengths in place of a mask, which TensorRT lacks, so that the kernel skips the rows
+    that are not filled, and ONNX Runtime's own operator for a sum and its norm.
     """
     graph = ModelBuilder("action", weights, precision)
     space, hidden, epsilon = architecture.action_space, architecture.hidden_size, architecture.rms_norm_eps
@@ -59,30 +64,81 @@ def build_expert(
         architecture.num_key_value_heads,
         architecture.head_dim,
     )
+    add_norm = cuda_add_norm if cuda else _add_norm
 
-    trajectory = graph.input(names.TRAJECTORY, FLOAT, ["Bn", space.horizon, space.dim])
+    trajectory = graph.input(names.TRAJECTORY, FLOAT, ["n", space.horizon, space.dim])
     time = graph.input(names.TIME, FLOAT, [1])
-    rope = graph.rope_rows(space.horizon, llm.rope.rotary_dim // 2), llm.rope.rotary_dim
-    length = graph.input(names.KV_LENGTH, INT64, ["B"])
+    half = llm.rope.rotary_dim // 2
+    rope = [graph.input(name, FLOAT, [1, space.horizon, half]) for name in (names.ROPE_COS, names.ROPE_SIN)]
+    length = graph.input(names.KV_LENGTH, INT64, [1])
+    rows = graph.input(names.CACHE_ROWS, INT64, ["P"])
     read = architecture.kv_caches(llm)
-    shared = sorted(set(read))
-    caches = dict(zip(shared, graph.caches(shared, kv_heads, capacity, head_dim), strict=True))
+    shape: list[Dim] = [1, kv_heads, capacity, head_dim]
+    caches = {
+        i: [graph.input(name, graph.dtype, shape) for name in (names.key_cache(i), names.value_cache(i))]
+        for i in sorted(set(read))
+    }
 
+    samples = graph.op("Shape", trajectory, start=0, end=1)
+    with graph.scope("rope"):
+        rope = [_repeat(graph, graph.from_fp32(each), samples, 3) for each in rope]
+    with graph.scope("caches"):
+        filled = {
+            i: [_repeat(graph, _first_rows(graph, cache, rows), samples, 4) for cache in pair]
+            for i, pair in caches.items()
+        }
+    visible: list[ir.Value | None] = (
+        [None, None, None, _lengths(graph, length, samples, space.horizon)]
+        if cuda
+        else [_mask(graph, length, rows, space.horizon)]
+    )
     x = graph.linear("in_proj", graph.from_fp32(trajectory), space.dim, hidden, bias=True)
-    x = graph.op("Add", x, _time_embedding(graph, architecture, time))
-    batch, bias = graph.op("Shape", length), _cache_bias(graph, length, capacity)
+    x, update = graph.op("Add", x, _time_embedding(graph, architecture, time)), None
     for i in range(layers):
         with graph.module(f"layers.{i}"):
-            normed = graph.rms_norm("input_layernorm", x, hidden, epsilon)
-            cache = caches[read[i]]
-            found = _attention(graph, architecture, normed, rope, cache, bias, batch, capacity)
-            x = graph.op("Add", x, found)
-            normed = graph.rms_norm("post_attention_layernorm", x, hidden, epsilon)
-            x = graph.op("Add", x, graph.swiglu("mlp", normed, hidden, architecture.intermediate_size))
-    x = graph.rms_norm("norm", x, hidden, epsilon)
-    velocity = graph.to_fp32(graph.linear("out_proj", x, hidden, space.dim, bias=True))
-    graph.output(velocity, names.VELOCITY, FLOAT, ["Bn", space.horizon, space.dim])
+            x, normed = add_norm(graph, "input_layernorm", x, update, hidden, epsilon)
+            rotation, cache = (rope, llm.rope.rotary_dim), filled[read[i]]
+            update = _attention(graph, architecture, normed, rotation, cache, visible)
+            x, normed = add_norm(graph, "post_attention_layernorm", x, update, hidden, epsilon)
+            update = graph.swiglu("mlp", normed, hidden, architecture.intermediate_size)
+    x, normed = add_norm(graph, "norm", x, update, hidden, epsilon)
+    velocity = graph.to_fp32(graph.linear("out_proj", normed, hidden, space.dim, bias=True))
+    graph.output(velocity, names.VELOCITY, FLOAT, ["n", space.horizon, space.dim])
     return graph
+
+
+def _add_norm(
+    graph: ModelBuilder, name: str, x: ir.Value, update: ir.Value | None, size: int, epsilon: float
+) -> tuple[ir.Value, ir.Value]:
+    """Add x + update and its RMSNorm."""
+    x = x if update is None else graph.op("Add", x, update)
+    return x, graph.rms_norm(name, x, size, epsilon)
+
+
+def _repeat(graph: ModelBuilder, x: ir.Value, samples: ir.Value, rank: int) -> ir.Value:
+    """Repeat x [1,...] of this rank for all samples: [n,...]."""
+    ones = graph.constant([1] * (rank - 1))
+    return graph.op("Expand", x, graph.op("Concat", samples, ones, axis=0))
+
+
+def _first_rows(graph: ModelBuilder, cache: ir.Value, rows: ir.Value) -> ir.Value:
+    """Take the first P rows of a cache [1,Hkv,C,D]; rows [P]."""
+    return graph.op("Slice", cache, graph.constant([0]), graph.op("Shape", rows), graph.constant([2]))
+
+
+def _mask(graph: ModelBuilder, length: ir.Value, rows: ir.Value, steps: int) -> ir.Value:
+    """Make the mask [1,1,T,T+P] of keys: true for the trajectory's and for filled rows of the cache."""
+    with graph.scope("mask"):
+        own = graph.constant([True] * steps, BOOL)
+        seen = graph.op("Concat", own, graph.op("Less", rows, length), axis=0)
+        seen = graph.op("Unsqueeze", seen, graph.constant([0, 1, 2]))
+        return graph.op("Expand", seen, graph.constant([1, 1, steps, 1]))
+
+
+def _lengths(graph: ModelBuilder, length: ir.Value, samples: ir.Value, steps: int) -> ir.Value:
+    """Count the keys [n] that each sample attends to, which are the first ones."""
+    with graph.scope("lengths"):
+        return _repeat(graph, graph.op("Add", length, graph.constant([steps])), samples, 1)
 
 
 # time -- Mul 2*pi/period --+-- Sin --+
@@ -105,74 +161,51 @@ def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time:
         return graph.linear("time_mlp.2", raised, hidden, hidden, bias=True)
 
 
-def _cache_bias(graph: ModelBuilder, length: ir.Value, capacity: int) -> ir.Value:
-    """Make a bias of scores [B,1,1,C] from lengths [B].
+def _join(graph: ModelBuilder, own: ir.Value, cached: ir.Value, heads: int, head_dim: int) -> ir.Value:
+    """Put rows [n,heads,T,D] and rows [n,heads,P,D] behind each other: [n,heads,T+P,D].
 
-    It is 0 for filled cache rows and MASKED for the others.
+    Along the last axis, because ONNX Runtime's CUDA kernel copies sizes from the host along others.
     """
-    with graph.scope("cache_bias"):
-        length = graph.op("Unsqueeze", length, graph.constant([1, 2, 3]))
-        filled = graph.op("Less", graph.constant(np.arange(capacity)), length)
-        zero, masked = graph.constant(0.0, graph.dtype), graph.constant(MASKED, graph.dtype)
-        return graph.op("Where", filled, zero, masked)
+    flat = (graph.reshape(rows, [0, heads, -1]) for rows in (own, cached))
+    return graph.reshape(graph.op("Concat", *flat, axis=-1), [0, heads, -1, head_dim])
 
 
-# q [B,Hkv,n*G*T,D] -- MatMul cached keys^T -- Add bias -- [B,Hkv,n,G*T,C] --+
-# q [B,Hkv,n,G*T,D] -- MatMul own keys^T ----------------- [B,Hkv,n,G*T,T] -- Concat -- Softmax -- Split
-#                                                                                                   |  |
-# Add <--+-- MatMul cached values <-- [B,Hkv,n*G*T,C] ----------------------------------------------+  |
-#  |     +-- MatMul own values <----- [B,Hkv,n,G*T,T] -------------------------------------------------+
-#  +-- Transpose [B,n,T,Hkv,G,D] -- Reshape [B*n,T,heads*D] -- o_proj -->
+# x -- qkv_proj -- Split --+-- q -- q_norm -- RotaryEmbedding -------------+
+#                          +-- k -- k_norm -- RotaryEmbedding -- Concat -- Attention -- o_proj -->
+#                          |                    cached keys --------+       |   |
+#                          +-- v ------------------------------- Concat ----+  visible
+#                                              cached values -------+
 def _attention(
     graph: ModelBuilder,
     architecture: ExpertArchitecture,
     x: ir.Value,
-    rope: tuple[tuple[ir.Value, ir.Value], int],
-    cache: tuple[ir.Value, ir.Value],
-    bias: ir.Value,
-    batch: ir.Value,
-    capacity: int,
+    rope: tuple[Sequence[ir.Value], int],
+    cache: Sequence[ir.Value],
+    visible: Sequence[ir.Value | None],
 ) -> ir.Value:
-    """Add attention of all steps to the cache and to each other.
+    """Add attention of all steps to each other and to the cache.
 
-    x [B*n,T,hidden] -> the same shape; rope: cos and sin, and the rotated values of a head. G query heads
-    share a key head. Rows that share keys lie next to each other, so that each product is one MatMul,
-    whatever n is.
+    x [n,T,hidden] -> the same shape; rope: cos and sin [n,T,R/2], and R; cache: keys and values [n,Hkv,P,D];
+    visible: the inputs of Attention behind the values, a mask [1,1,T,T+P] or lengths [n].
     """
     hidden, head_dim, epsilon = architecture.hidden_size, architecture.head_dim, architecture.rms_norm_eps
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
-    group, steps = heads // kv_heads, architecture.action_space.horizon
-    cos_sin, rotary_dim = rope
+    counts = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    steps, (cos_sin, rotary_dim) = architecture.action_space.horizon, rope
     part = {"rotary_embedding_dim": rotary_dim} if rotary_dim < head_dim else {}
     with graph.module("self_attn", nodes="attn"):
-
-        def project(name: str, group: int) -> ir.Value:
-            """Project to [B,Hkv*n*group,T,D]; RoPE treats samples as additional heads."""
-            rows = graph.linear(name, x, hidden, kv_heads * group * head_dim)
-            sizes = graph.constant([-1, steps, kv_heads, group, head_dim])
-            rows = graph.op("Reshape", rows, graph.op("Concat", batch, sizes, axis=0))
-            return graph.reshape(graph.transpose(rows, 0, 3, 1, 4, 2, 5), [0, -1, steps, head_dim])
-
-        q, k, v = project("q_proj", group), project("k_proj", 1), project("v_proj", 1)
+        widths = {name: count * head_dim for name, count in counts.items()}
+        q, k, v = (
+            graph.transpose(graph.reshape(rows, [0, steps, count, head_dim]), 0, 2, 1, 3)
+            for rows, count in zip(
+                graph.linears("qkv_proj", widths, x, hidden), counts.values(), strict=True
+            )
+        )
         q = graph.op("RotaryEmbedding", graph.rms_norm("q_norm", q, head_dim, epsilon), *cos_sin, **part)
         k = graph.op("RotaryEmbedding", graph.rms_norm("k_norm", k, head_dim, epsilon), *cos_sin, **part)
-        q = graph.op("Mul", q, graph.constant(head_dim**-0.5, graph.dtype))
-        k, v = (graph.reshape(rows, [0, kv_heads, -1, steps, head_dim]) for rows in (k, v))
-
-        with graph.scope("cached"):
-            rows = graph.reshape(q, [0, kv_heads, -1, head_dim])
-            scores = graph.op("MatMul", rows, graph.transpose(cache[0], 0, 1, 3, 2))
-            scores = graph.reshape(graph.op("Add", scores, bias), [0, 0, -1, group * steps, capacity])
-        with graph.scope("own"):
-            rows = graph.reshape(q, [0, kv_heads, -1, group * steps, head_dim])
-            own_scores = graph.op("MatMul", rows, graph.transpose(k, 0, 1, 2, 4, 3))
-        share = graph.op("Softmax", graph.op("Concat", scores, own_scores, axis=-1), axis=-1)
-        share, own_share = graph.split(share, [capacity, steps], axis=-1)
-        with graph.scope("cached"):
-            attended = graph.op("MatMul", graph.reshape(share, [0, 0, -1, capacity]), cache[1])
-            attended = graph.reshape(attended, [0, 0, -1, group * steps, head_dim])
-        with graph.scope("own"):
-            attended = graph.op("Add", attended, graph.op("MatMul", own_share, v))
-        attended = graph.reshape(attended, [0, 0, -1, group, steps, head_dim])
-        attended = graph.reshape(graph.transpose(attended, 0, 2, 4, 1, 3, 5), [-1, steps, heads * head_dim])
+        keys, values = (
+            _join(graph, own, cached, kv_heads, head_dim) for own, cached in zip((k, v), cache, strict=True)
+        )
+        attended = graph.op("Attention", q, keys, values, *visible, scale=head_dim**-0.5)
+        attended = graph.reshape(graph.transpose(attended, 0, 2, 1, 3), [0, steps, heads * head_dim])
         return graph.linear("o_proj", attended, heads * head_dim, hidden)

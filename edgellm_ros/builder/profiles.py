@@ -84,8 +84,8 @@ def make_profiles(
         sounds = {"N": Range(1, 1, chunks), "T": up_to(frames), "A": up_to(tokens)}
         profiles["audio"] = [Profile("sounds", sounds, lengths_vary=True)]
     if config.action is not None:  # one request at a time, with all its samples (ActionRunner)
-        samples = {"B": one(1), "Bn": Range(1, 1, builder.max_action_samples)}
-        profiles["action"] = [Profile("trajectories", samples)]
+        samples, rows = Range(1, 1, builder.max_action_samples), up_to(builder.max_kv_cache_capacity)
+        profiles["action"] = [Profile("trajectories", {"n": samples, "P": rows})]
     return profiles
 
 

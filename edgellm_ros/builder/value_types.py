@@ -97,7 +97,10 @@ class Values:
             return value.const_value.size
         maker = value.producer()
         if maker is not None and maker.op_type == "Shape":
-            return self.rank(maker.inputs[0])
+            rank = self.rank(maker.inputs[0])
+            bounds = (maker.attributes.get("start"), maker.attributes.get("end"))
+            start, end = (None if bound is None else bound.as_int() for bound in bounds)
+            return None if rank is None else len(range(rank)[start:end])
         if maker is not None and maker.op_type == "Concat":
             lengths = [self._length(part) for part in maker.inputs]
             known = [length for length in lengths if length is not None]

@@ -9,7 +9,7 @@ Byte model of one decode step: the language model's weights and the whole KV cac
 each read once, and the state of recurrent layers is read and written once; activations and the embedding row
 are left out. The limit is this number of bytes divided by the bandwidth of a large copy on the same device
 (read plus written bytes), measured in the same run. The share can exceed 1 if the model fits into the
-device's cache, if attention reads only the filled rows (the engine for CUDA in half precision), or with
+device's cache, if attention reads only the filled rows (on a CPU, and for CUDA in half precision), or with
 --drafting, where a verification reads the weights once for several tokens.
 
 Conditions

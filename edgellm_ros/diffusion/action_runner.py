@@ -3,24 +3,40 @@
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.config import ActionConfig
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, DeviceGraph, on_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.executor import BoundRun, EngineExecutor
+from edgellm_ros.engine.graph_recorder import GraphRecorder
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
 from edgellm_ros.kernels.random import normal_noise
+
+logger = logging.getLogger(__name__)
+
+STEPS_PER_GRAPH = 20  # most Euler steps of one graph; its memory grows with them
+KEPT_GRAPHS = 16
+ROWS_STEP = 64  # sizes of the part of the cache that a run reads: few sizes, so that few graphs are recorded
 
 
 class ActionRunner:
     """Samples the trajectories of one sequence at a time, all samples in one run.
 
     So the result of a request cannot depend on the other requests of the batch: products of two activations
-    may round differently in another shape (see OnnxRuntimeBackend). The engine reads the KV cache in place.
+    may round differently in another shape (see OnnxRuntimeBackend). The engine reads the filled rows of the
+    KV cache in place; their number is rounded up to a multiple of ROWS_STEP.
+
+    All Euler steps are one graph, if the device supports graphs: it is recorded after their first run with a
+    binding of the engine, and launched with one call from then on.
     """
 
     def __init__(
@@ -43,8 +59,12 @@ class ActionRunner:
         space = config.action_space
         self._trajectory = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
+        capacity = executor.bindings[names.key_cache(config.kv_caches[0])].shape[2]
+        self._row_numbers = on_device(device, np.arange(int(capacity)))
         self._time = device.empty((1,), np.float32)
-        self._times = device.empty((self.default_steps,), np.float32)  # of all Euler steps of a request
+        self._recorder = GraphRecorder()
+        # by binding, steps of the request, first step of the graph; the latest one last
+        self._graphs: OrderedDict[tuple[BoundRun, int, int], DeviceGraph] = OrderedDict()
         rope_shape = (1, space.horizon, rope_table.cos.shape[1])
         self._rope_cos, self._rope_sin = (
             device.empty(rope_shape, np.float32),
@@ -56,9 +76,9 @@ class ActionRunner:
     ) -> np.ndarray | None:
         """Sample normalised actions, float32 [samples, T, A].
 
-        `report(step)` is called before every Euler step; if it returns False, sampling ends and the result is
-        None. The cache must hold the KV rows up to and including the future-start token. Equal caches, seeds
-        and steps give equal bits. EngineError if the result is not finite.
+        `report(step)` is called before every Euler step is queued; if it returns False, sampling ends and the
+        result is None. The cache must hold the KV rows up to and including the future-start token. Equal
+        caches, seeds and steps give equal bits. EngineError if the result is not finite.
         """
         device, space = self._device, self._config.action_space
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
@@ -68,29 +88,66 @@ class ActionRunner:
             self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin
         )
         keys, values = cache.keys, cache.values
+        rows = min(-(-cache.host_length // ROWS_STEP) * ROWS_STEP, self._row_numbers.shape[0])
         tensors = {
-            "trajectory": trajectory,
-            "time": self._time,
-            "rope_cos": self._rope_cos,
-            "rope_sin": self._rope_sin,
-            "kv_length": cache.length,
-            "velocity": velocity,
-            **{f"key_cache_{i}": keys[i] for i in self._config.kv_caches},
-            **{f"value_cache_{i}": values[i] for i in self._config.kv_caches},
+            names.TRAJECTORY: trajectory,
+            names.TIME: self._time,
+            names.ROPE_COS: self._rope_cos,
+            names.ROPE_SIN: self._rope_sin,
+            names.KV_LENGTH: cache.length,
+            names.CACHE_ROWS: self._row_numbers.rows(0, rows),
+            names.VELOCITY: velocity,
+            **{names.key_cache(i): keys[i] for i in self._config.kv_caches},
+            **{names.value_cache(i): values[i] for i in self._config.kv_caches},
         }
-        if steps > self._times.shape[0]:
-            self._times = device.empty((steps,), np.float32)
-        device.upload(self._times.rows(0, steps), (np.arange(steps) / steps).astype(np.float32))
-        self._executor.prepare(0, {"B": 1, "Bn": samples}, tensors, device.stream)
-        for step in range(steps):
-            if not report(step):
+        self._executor.prepare(0, {"n": samples, "P": rows}, tensors, device.stream)
+        device.fill_zero(self._time)
+        for first in range(0, steps, STEPS_PER_GRAPH):
+            chunk = range(first, min(first + STEPS_PER_GRAPH, steps))
+            if not self._run(chunk, steps, trajectory, velocity, report):
                 return None
-            device.copy(self._time, self._times.rows(step, step + 1))
-            self._executor.execute(device.stream)
-            if step == 0:
-                self._executor.record(device.stream)
-            self._kernels.euler_step(trajectory, velocity, 1.0 / steps)
         result = device.download(trajectory)
         if not np.isfinite(result).all():
             raise EngineError(f"the actions are not finite (noise seed {seed}, {steps} Euler steps)")
         return result
+
+    def _run(
+        self,
+        chunk: range,
+        steps: int,
+        trajectory: Tensor,
+        velocity: Tensor,
+        report: Callable[[int], bool],
+    ) -> bool:
+        """Queue some Euler steps, with their graph if they have one; False if `report` ended them."""
+        key = self._executor.bound_run, steps, chunk.start
+        graph = self._graphs.get(key)
+        step = partial(self._step, steps=steps, trajectory=trajectory, velocity=velocity)
+
+        def run() -> None:
+            for number in chunk:
+                step(number)
+
+        for number in chunk:
+            if not report(number):
+                return False
+            if graph is None:
+                step(number)
+        if graph is not None:
+            self._graphs.move_to_end(key)
+            graph.launch(self._device.stream)
+        elif self._recorder.active:
+            graph = self._recorder.capture(
+                lambda: self._device.capture(run),
+                lambda reason: logger.warning("%s runs without graphs: %s", self._executor.name, reason),
+            )
+            if graph is not None:
+                self._graphs[key] = graph
+            if len(self._graphs) > KEPT_GRAPHS:
+                self._graphs.popitem(last=False)
+        return True
+
+    def _step(self, number: int, steps: int, trajectory: Tensor, velocity: Tensor) -> None:
+        """Queue one Euler step, which also writes the time of the next one."""
+        self._executor.execute(self._device.stream)
+        self._kernels.euler_step(trajectory, velocity, 1.0 / steps, self._time, (number + 1) / steps)

@@ -128,6 +128,13 @@ class CudaDevice:
             self.activate()
             check(driver.cuStreamSynchronize(self._stream), "in the work queued before")
 
+    def mark(self) -> CudaMark:
+        with self._lock:
+            self.activate()
+            mark = CudaMark(self)
+            check(driver.cuEventRecord(mark.event, self._stream), "recording an event")
+        return mark
+
     def capture(self, record: Callable[[], None]) -> CudaGraph:
         with self._lock:
             self.activate()
@@ -178,6 +185,21 @@ class CudaHostCopy:
         array = self._slot.array.view(self._dtype).reshape(self._shape).copy()
         self._pool.give_back(self._slot)
         return array
+
+
+class CudaMark:
+    """An event with the time at which the GPU reached it."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.event = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DEFAULT), "to make an event")
+        self._device = device
+        release_with(self, device._context, driver.cuEventDestroy, self.event)
+
+    def seconds_since(self, earlier: CudaMark) -> float:
+        self._device.activate()
+        check(driver.cuEventSynchronize(self.event), "in the work queued before")
+        milliseconds = check(driver.cuEventElapsedTime(earlier.event, self.event), "reading a time")
+        return float(milliseconds) / 1e3
 
 
 class _Allocation:

@@ -2,8 +2,8 @@
 """Devices: own buffers and queue work.
 
 The runtime is written once against `Device` and never asks for the kind of device. Every device has one
-stream: copies, kernels and engines run in order. Only `download`, `HostCopy.wait` and `synchronize` wait for
-the stream, and `upload` waits for room in the staging buffer.
+stream: copies, kernels and engines run in order. Only `download`, `HostCopy.wait`, `Mark.seconds_since` and
+`synchronize` wait for the stream, and `upload` waits for room in the staging buffer.
 
 A device's methods may be called from any thread. Engines and kernels are queued by one thread at a time: work
 that another thread queues while `capture` records would be recorded too.
@@ -11,7 +11,9 @@ that another thread queues while `capture` records would be recorded too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +29,17 @@ class HostCopy(Protocol):
 
     def wait(self) -> np.ndarray:
         """Wait for the copy and return the contents. May be called once."""
+        ...
+
+
+class Mark(Protocol):
+    """A place in the order of a device's work."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Wait until the device has reached this mark; return the seconds since an earlier mark of it.
+
+        EngineError if work before the mark failed.
+        """
         ...
 
 
@@ -84,6 +97,10 @@ class Device(Protocol):
         """Queue a copy of a tensor's contents to the host."""
         ...
 
+    def mark(self) -> Mark:
+        """Queue a mark behind the work queued so far."""
+        ...
+
     def capture(self, record: Callable[[], None]) -> DeviceGraph | None:
         """Record the work that `record` queues as a graph, without running it.
 
@@ -116,6 +133,16 @@ class CpuHostCopy:
 
     def wait(self) -> np.ndarray:
         return self._array
+
+
+@dataclass(frozen=True)
+class CpuMark:
+    """A mark that is reached at once; `seconds`: of a clock."""
+
+    seconds: float
+
+    def seconds_since(self, earlier: CpuMark) -> float:
+        return self.seconds - earlier.seconds
 
 
 class CpuDevice:
@@ -159,6 +186,9 @@ class CpuDevice:
 
     def copy_to_host(self, source: Tensor) -> CpuHostCopy:
         return CpuHostCopy(self.download(source))
+
+    def mark(self) -> CpuMark:
+        return CpuMark(time.perf_counter())
 
     def capture(self, record: Callable[[], None]) -> None:
         return None

@@ -41,6 +41,7 @@ AUDIO_EMBEDS = "audio_embeds"
 # action/model.onnx
 TRAJECTORY = "trajectory"
 TIME = "time"
+CACHE_ROWS = "cache_rows"
 VELOCITY = "velocity"
 
 

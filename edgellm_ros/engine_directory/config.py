@@ -22,7 +22,7 @@ from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens

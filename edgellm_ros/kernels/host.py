@@ -167,8 +167,9 @@ class HostKernels:
             top_ids.array[place][count] = tokens.array[place]
             top_values.array[place] = scores[top_ids.array[place]]
 
-    def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
+    def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
         x.array += np.float32(dt) * velocity.array
+        time.array[0] = next_time
 
 
 def write_rope(

@@ -80,6 +80,7 @@ class SequenceCache:
     cache: Tensor  # [L,B,Hkv,C,D], of all sequences
     index: int  # of the sequence, along B
     length: Tensor  # [1] i64, committed KV rows
+    host_length: int  # the same, as the host knows it: no work that changes it may be queued
     rope_delta: Tensor  # [1] f32; the token at index i of the sequence has position i + rope_delta
 
     @property
@@ -240,6 +241,6 @@ class Kernels(Protocol):
         """
         ...
 
-    def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
-        """Add dt * velocity to x in place."""
+    def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
+        """Add dt * velocity to x in place, and write next_time to time [1] f32."""
         ...

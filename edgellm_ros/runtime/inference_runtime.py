@@ -120,38 +120,39 @@ class LLMInferenceRuntime:
         """
         requests = [request] if isinstance(request, LLMGenerationRequest) else list(request)
         with self._lock:
-            pipeline, metrics = self.pipeline, self._metrics
-            clock = StageClock(pipeline.device.synchronize)
+            pipeline = self.pipeline
+            clock = StageClock(pipeline.device.mark)
             sequences = pipeline.prepare(requests, self._noise_seed)  # requests -> prompts with placeholders
             # prefix cache -> tokens to skip in the prefill; hidden states need whole prompts
             pipeline.match_prefixes(sequences, reuse=not output_thinker_embeddings)
             clock.end("tokenize_s")
             try:
                 pipeline.encode_images(sequences)  # camera frames -> rows of embeddings
-                metrics.multimodal.seconds += clock.end("vision_s")
+                clock.end("vision_s")
                 pipeline.encode_audio(sequences)  # sound -> rows of embeddings
-                metrics.multimodal.seconds += clock.end("audio_s")
+                clock.end("audio_s")
                 active = [sequence for sequence in sequences if sequence.report("prefill", 0)]
                 active.sort(key=lambda sequence: sequence.adapter.name)  # one run for each adapter
                 if active:
                     # prompts and rows -> KV cache, first tokens
                     pipeline.prefill(active, keep_hidden_states=output_thinker_embeddings)
-                    metrics.prefill.seconds += clock.end("prefill_s")
+                    clock.end("prefill_s")
                 while pipeline.batch.sequences:
                     ended = pipeline.decode()  # tokens -> KV cache, next tokens, text; until a sequence ends
-                    metrics.generation.seconds += clock.end("decode_s")
+                    clock.end("decode_s")
                     pipeline.sample_actions(ended)  # noise and KV cache -> trajectories
-                    metrics.action.seconds += clock.end("action_s")
+                    clock.end("action_s")
                     pipeline.store_prefixes(ended)  # KV cache -> prefix cache
                     pipeline.batch.evict(ended)
                     clock.end("keep_s")
                 if not output_thinker_embeddings:  # a further prefill would overwrite the hidden states
                     pipeline.store_answers(active)  # answers as the next turns read them -> prefix cache
                     clock.end("keep_s")
+                seconds = clock.metrics()
             except BaseException as error:
                 pipeline.recover_after(error)
                 raise
-        seconds = clock.metrics()
+            self._metrics.add_seconds(seconds)
         responses = [response_of(sequence, seconds) for sequence in sequences]
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
 
@@ -206,19 +207,21 @@ class LLMInferenceRuntime:
         """
         with self._lock:
             pipeline = self.pipeline
-            clock = StageClock(pipeline.device.synchronize)
+            clock = StageClock(pipeline.device.mark)
             sequence = pipeline.prepare_system_prompt(system_prompt, lora)
             pipeline.match_prefixes([sequence])
             clock.end("tokenize_s")
             try:
                 pipeline.prefill([sequence])
-                self._metrics.prefill.seconds += clock.end("prefill_s")
+                clock.end("prefill_s")
                 pipeline.store_prefixes([sequence])
                 pipeline.batch.evict([sequence])
                 clock.end("keep_s")
+                seconds = clock.metrics()
             except BaseException as error:
                 pipeline.recover_after(error)
                 raise
+            self._metrics.add_seconds(seconds)
             tokens = len(sequence.token_ids)
             stored = pipeline.reuse.stored_length(sequence)
             if stored < tokens:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a runtime since its opening; times are wall-clock seconds."""
+"""Counters of a runtime since its opening; seconds are those of requests that were answered."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from edgellm_ros.engine.device import Mark
 
 BEFORE_FIRST_TOKEN = ("tokenize_s", "vision_s", "audio_s", "prefill_s")
 
@@ -80,30 +81,42 @@ class RuntimeMetrics:
     multimodal: MultimodalMetrics = field(default_factory=MultimodalMetrics)
     action: ActionMetrics = field(default_factory=ActionMetrics)
 
+    def add_seconds(self, stages: Mapping[str, float]) -> None:
+        """Add the seconds of a batch's stages, which `StageClock.metrics` returned."""
+        self.multimodal.seconds += stages["vision_s"] + stages["audio_s"]
+        self.prefill.seconds += stages["prefill_s"]
+        self.generation.seconds += stages["decode_s"]
+        self.action.seconds += stages["action_s"]
+
 
 class StageClock:
     """Seconds per stage of one batch; each stage begins where the previous one ended.
 
-    `finish` waits for the work that a stage has queued, so that the stage's time includes it.
+    A stage ends when the device has done its work. The host does not wait for it: `mark` puts a mark behind
+    the stage's work, and the marks' times are read at the end.
     """
 
-    def __init__(self, finish: Callable[[], None]) -> None:
-        self._finish = finish
-        self._start = self._last = time.perf_counter()
-        self._stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
+    def __init__(self, mark: Callable[[], Mark]) -> None:
+        self._mark = mark
+        self._start = mark()
+        self._ends: list[tuple[str, Mark]] = []
 
-    def end(self, stage: str) -> float:
-        """End a stage when its work is complete; return the seconds since the last end.
+    def end(self, stage: str) -> None:
+        """End a stage behind the work queued so far.
 
-        The seconds of a stage that occurs several times add up. EngineError if some of the work failed.
+        The seconds of a stage that occurs several times add up.
         """
-        self._finish()
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self._stages[stage] += seconds
-        return seconds
+        self._ends.append((stage, self._mark()))
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds of every stage, up to the first token, and in total."""
-        first_token = sum(self._stages[stage] for stage in BEFORE_FIRST_TOKEN)
-        return {**self._stages, "first_token_s": first_token, "total_s": self._last - self._start}
+        """Wait for all stages; return the seconds of each, up to the first token, and in total.
+
+        EngineError if some of the work failed.
+        """
+        stages = dict.fromkeys((*BEFORE_FIRST_TOKEN, "decode_s", "action_s", "keep_s"), 0.0)
+        last = self._start
+        for stage, end in self._ends:
+            stages[stage] += end.seconds_since(last)
+            last = end
+        first_token = sum(stages[stage] for stage in BEFORE_FIRST_TOKEN)
+        return {**stages, "first_token_s": first_token, "total_s": last.seconds_since(self._start)}

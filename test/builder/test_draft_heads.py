@@ -350,7 +350,7 @@ def test_an_export_without_a_head_removes_the_files_of_an_earlier_one(engine, tm
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     export(checkpoint, tmp_path, with_draft=False)
     removed = {path.relative_to(tmp_path).as_posix() for path in before if not path.exists()}
-    endings = (".onnx", ".cuda.onnx", ".chain.cuda.onnx", ".onnx.data")
+    endings = (".onnx", ".cpu.onnx", ".cuda.onnx", ".chain.cuda.onnx", ".onnx.data")
     of_draft = ("d2t.safetensors", *(f"model{ending}" for ending in endings))
     of_base = tuple(f"verify{ending}" for ending in endings)
     assert removed == {f"draft/{name}" for name in of_draft} | {f"llm/{name}" for name in of_base}

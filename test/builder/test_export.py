@@ -44,7 +44,7 @@ def test_the_directory_has_the_files_that_its_config_lists(tiny_checkpoint, tmp_
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     graphs = {f"{part}/model.onnx{end}" for part in PARTS for end in ("", ".data")}
     others = {"tokenizer.json", "chat_template.jinja", "special_tokens_map.json"}
-    others |= {"embedding.safetensors", "llm/model.cuda.onnx"}
+    others |= {"embedding.safetensors", "llm/model.cpu.onnx", "llm/model.cuda.onnx", "action/model.cuda.onnx"}
     assert {entry.path for entry in written.files} == graphs | others
     assert found == graphs | others | {"config.json"}
 
@@ -159,7 +159,7 @@ def test_a_tied_checkpoint_with_a_matrix_of_its_own_uses_that_matrix(tmp_path):
     export(checkpoint, tmp_path / "tied", **LIMITS)
     write_json(checkpoint / "config.json", config | {"tie_word_embeddings": False})
     export(checkpoint, tmp_path / "untied", **LIMITS)
-    for name in ("model.onnx", "model.onnx.data", "model.cuda.onnx"):
+    for name in ("model.onnx", "model.onnx.data", "model.cpu.onnx", "model.cuda.onnx"):
         found, expected = (tmp_path / folder / "llm" / name for folder in ("tied", "untied"))
         assert found.read_bytes() == expected.read_bytes()
 

@@ -28,20 +28,22 @@ def sessions(tiny_engine):
     return {part: open_session(tiny_engine / part / "model.onnx") for part in PARTS}
 
 
-def action_inputs(batch, samples, seed=0):
-    rng = np.random.default_rng(seed)
-    angle = rng.standard_normal((batch, 6, HEAD_DIM // 2)).astype(np.float32)
+def action_inputs(samples, rows=30):
+    """Inputs of the action head with 20 filled rows of the cache; rows: how many of the cache are read."""
+    rng = np.random.default_rng(0)
+    angle = rng.standard_normal((1, 6, HEAD_DIM // 2)).astype(np.float32)
     caches = {
-        f"{kind}_cache_{i}": rng.standard_normal((batch, KV_HEADS, CAPACITY, HEAD_DIM)).astype(np.float32)
+        f"{kind}_cache_{i}": rng.standard_normal((1, KV_HEADS, CAPACITY, HEAD_DIM)).astype(np.float32)
         for i in range(LAYERS)
         for kind in ("key", "value")
     }
     return {
-        "trajectory": rng.standard_normal((batch * samples, 6, 2)).astype(np.float32),
+        "trajectory": rng.standard_normal((samples, 6, 2)).astype(np.float32),
         "time": np.array([0.3], np.float32),
         "rope_cos": np.cos(angle),
         "rope_sin": np.sin(angle),
-        "kv_length": np.arange(20, 20 + batch),
+        "kv_length": np.array([20]),
+        "cache_rows": np.arange(rows),
         **caches,
     }
 
@@ -53,7 +55,8 @@ def test_operators_are_standard_and_known_to_tensorrt(graphs, part):
 
 
 @pytest.mark.parametrize(
-    ("part", "layers", "inputs"), [("llm", LAYERS, 4), ("visual", LAYERS, 3), ("audio", 2, 4)]
+    ("part", "layers", "inputs"),
+    [("llm", LAYERS, 4), ("visual", LAYERS, 3), ("audio", 2, 4), ("action", LAYERS, 4)],
 )
 def test_attention_takes_at_most_a_mask_and_gives_one_result(graphs, part, layers, inputs):
     """TensorRT's parser accepts neither a past nor lengths nor a second output."""
@@ -78,17 +81,19 @@ def test_caches_are_graph_inputs_scattered_into_graph_outputs(graphs):
     assert {node.output[0] for node in scatters} <= outputs
 
 
-def test_the_action_graph_reads_the_caches_without_copies(graphs):
-    """Cached keys and values are inputs of products only: no copy, no concatenation."""
+def test_the_action_graph_takes_only_the_first_rows_of_the_caches(graphs):
+    """The number of rows is a size of an input, which TensorRT knows before it runs."""
+    nodes = graphs["action"].node
+    sizes = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Shape"}
     readers = defaultdict(list)
-    for node in graphs["action"].node:
+    for node in nodes:
         for name in node.input:
             readers[name].append(node)
     for i in range(LAYERS):
-        (transpose,) = readers[f"key_cache_{i}"]  # both runtimes make the transposition a flag of the product
-        assert transpose.op_type == "Transpose"
-        assert [node.op_type for node in readers[transpose.output[0]]] == ["MatMul"]
-        assert [node.op_type for node in readers[f"value_cache_{i}"]] == ["MatMul"]
+        for cache in (f"key_cache_{i}", f"value_cache_{i}"):
+            (reader,) = readers[cache]
+            assert reader.op_type == "Slice"
+            assert sizes[reader.input[2]] == "cache_rows"
 
 
 def test_nodes_are_named_after_the_modules(graphs):
@@ -99,7 +104,7 @@ def test_nodes_are_named_after_the_modules(graphs):
     assert "/merger_list.0/mlp.2/MatMul" in names["visual"]
     assert "/conv2d2/Conv" in names["audio"]
     assert "/layers.1/self_attn/out_proj/MatMul" in names["audio"]
-    assert "/layers.1/attn/cached/MatMul" in names["action"]
+    assert "/layers.1/attn/qkv_proj/MatMul" in names["action"]
     for part, graph in graphs.items():
         assert len(names[part]) == len(graph.node)
 
@@ -185,29 +190,35 @@ def test_masked_cache_rows_do_not_influence_the_language_model(sessions):
 
 
 def test_cache_rows_beyond_the_length_do_not_influence_the_expert(sessions):
-    inputs = action_inputs(2, 3)
+    inputs = action_inputs(3)
     (velocity,) = sessions["action"].run(None, inputs)
     for name in inputs:
-        if "_cache_" in name:
-            inputs[name][0, :, 20:] = 1e3
-            inputs[name][1, :, 21:] = 1e3
+        if name.startswith(("key_cache", "value_cache")):
+            inputs[name][:, :, 20:] = 1e3
     np.testing.assert_array_equal(sessions["action"].run(None, inputs)[0], velocity)
-    inputs["key_cache_0"][1, :, 20] += 1
-    changed = sessions["action"].run(None, inputs)[0]
-    np.testing.assert_array_equal(changed[:3], velocity[:3])
-    assert np.abs(changed[3:] - velocity[3:]).max() > 1e-6
+    inputs["key_cache_0"][:, :, 19] += 1
+    assert np.abs(sessions["action"].run(None, inputs)[0] - velocity).max() > 1e-6
 
 
-def test_samples_and_requests_do_not_influence_each_other(sessions):
-    """Equal up to rounding: products of two activations sum in an order that depends on the shape."""
-    inputs = action_inputs(2, 3)
+def test_samples_do_not_influence_each_other(sessions):
+    inputs = action_inputs(3)
     (together,) = sessions["action"].run(None, inputs)
-    for b in range(2):
-        request = {
-            name: array[b : b + 1] for name, array in inputs.items() if name not in ("trajectory", "time")
-        }
-        for n in range(3):
-            row = b * 3 + n
-            alone = request | {"trajectory": inputs["trajectory"][row : row + 1], "time": inputs["time"]}
-            (velocity,) = sessions["action"].run(None, alone)
-            np.testing.assert_allclose(velocity[0], together[row], atol=1e-5)
+    for n in range(3):
+        alone = inputs | {"trajectory": inputs["trajectory"][n : n + 1]}
+        np.testing.assert_allclose(sessions["action"].run(None, alone)[0][0], together[n], atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [20, CAPACITY])
+def test_the_velocity_does_not_depend_on_how_many_rows_of_the_cache_are_read(sessions, rows):
+    (velocity,) = sessions["action"].run(None, action_inputs(2))
+    (other,) = sessions["action"].run(None, action_inputs(2, rows))
+    np.testing.assert_allclose(other, velocity, atol=1e-6)
+
+
+def test_the_action_graph_for_cuda_computes_what_the_standard_graph_computes(tiny_engine, sessions):
+    """ONNX Runtime has the operators of the graph for CUDA on a CPU too."""
+    variant = open_session(tiny_engine / "action" / "model.cuda.onnx")
+    for samples, rows in ((1, 20), (3, 30), (2, CAPACITY)):
+        inputs = action_inputs(samples, rows)
+        (expected,) = sessions["action"].run(None, inputs)
+        np.testing.assert_allclose(variant.run(None, inputs)[0], expected, atol=1e-6)

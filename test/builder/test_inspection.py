@@ -73,10 +73,11 @@ def test_report_is_readable_and_serialisable(tiny_engine):
     assert json.loads(json.dumps(to_dict(report)))["verified"] is True
 
 
-def test_the_variant_for_cuda_is_listed_with_its_graph(engine):
+def test_the_variants_for_cpu_and_cuda_are_listed_with_their_graph(engine):
     report = inspect(engine)
-    assert [part.variants for part in report.parts] == [("model.cuda.onnx",), (), (), ()]
-    assert "\n  variant model.cuda.onnx\n" in render(report)
+    cuda = ("model.cuda.onnx",)
+    assert [part.variants for part in report.parts] == [("model.cpu.onnx", *cuda), (), (), cuda]
+    assert "\n  variant model.cpu.onnx\n  variant model.cuda.onnx\n" in render(report)
 
 
 def test_altered_weights_are_found_when_verifying(engine):

@@ -93,7 +93,7 @@ CASES = [*LANGUAGE_MODELS, *OTHERS, *TOWERS, *TEXTS]
 PLAIN = [case for case in CASES if case.family == "qwen3_omni" and not case.options]
 DECODER_CASES = [case for case in CASES if case.family in DECODERS]
 WITH_WINDOWS = [case for case in TOWERS if case.family == "qwen2_5_vl"]
-WITH_ATTENTION_LAYERS = [case for case in [*PLAIN, *DECODER_CASES, *WITH_WINDOWS] if case.part != "action"]
+WITH_ATTENTION_LAYERS = [*PLAIN, *DECODER_CASES, *WITH_WINDOWS]
 
 
 @dataclass
@@ -189,10 +189,9 @@ def native_layers(config: EngineConfig, part: str) -> dict[str, int]:
         "audio": config.audio.encoder_layers if config.audio else 0,
         "action": config.action.num_hidden_layers if config.action else 0,
     }[part]
-    found = dict.fromkeys(NATIVE, 0)
-    if part == "action":  # its attention is written out, so that it reads the cache in place
-        return found | {"ROTARY_EMBEDDING": 2 * layers, "SOFTMAX": layers}
-    found["ATTENTION_OUTPUT"] = layers
+    found = dict.fromkeys(NATIVE, 0) | {"ATTENTION_OUTPUT": layers}
+    if part == "action":
+        return found | {"ROTARY_EMBEDDING": 2 * layers}
     if part == "llm":  # the keys and the values of each layer; the queries and the keys of each layer
         return found | {"KV_CACHE_UPDATE": 2 * layers, "ROTARY_EMBEDDING": 2 * layers}
     if part == "visual":  # two norms in a block, one in each merger or in the projector

@@ -67,17 +67,18 @@ def known_velocity(make_runner, config, tmp_path):
 
     def make(nodes) -> ActionRunner:
         llm, capacity = config.llm, config.builder.max_kv_cache_capacity
-        shape = ["B", llm.num_key_value_heads, capacity, llm.head_dim]
+        shape = [1, llm.num_key_value_heads, capacity, llm.head_dim]
         inputs = {
-            "trajectory": (FLOAT, ["Bn", 6, 2]),
+            "trajectory": (FLOAT, ["n", 6, 2]),
             "time": (FLOAT, [1]),
-            "rope_cos": (FLOAT, ["B", 6, 8]),
-            "rope_sin": (FLOAT, ["B", 6, 8]),
-            "kv_length": (INT64, ["B"]),
+            "rope_cos": (FLOAT, [1, 6, 8]),
+            "rope_sin": (FLOAT, [1, 6, 8]),
+            "kv_length": (INT64, [1]),
+            "cache_rows": (INT64, ["P"]),
         }
         layers = range(llm.num_hidden_layers)
         inputs |= {f"{kind}_cache_{i}": (FLOAT, shape) for i in layers for kind in ("key", "value")}
-        outputs = {"velocity": (FLOAT, ["Bn", 6, 2])}
+        outputs = {"velocity": (FLOAT, ["n", 6, 2])}
         return make_runner(save_model(tmp_path / "known.onnx", nodes, inputs, outputs))
 
     return make

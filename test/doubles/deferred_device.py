@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device in host memory that is as asynchronous as a GPU.
 
-Copies, kernels and engine runs are queued; the queue runs when the host waits: at `download`, `synchronize`
-and `HostCopy.wait` (which stops at its copy). So code that reads too early gets old contents, and code that
-reuses a buffer too early gets overwritten contents. Tensors have no `array`; new memory is filled with junk.
+Copies, kernels and engine runs are queued; the queue runs when the host waits: at `download`, `synchronize`,
+`HostCopy.wait` and `Mark.seconds_since` (which stop at their place). So code that reads too early gets old
+contents, and code that reuses a buffer too early gets overwritten contents. Tensors have no `array`; new
+memory is filled with junk.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import bisect
 import dataclasses
 import itertools
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -106,6 +108,12 @@ class DeferredDevice:
         self.queue(lambda: host_copy.contents.append(host_view(source).copy()))
         return host_copy
 
+    def mark(self) -> DeferredMark:
+        self._not_in_a_graph("a mark")
+        mark = DeferredMark(self)
+        self.queue(lambda: mark.times.append(time.perf_counter()))
+        return mark
+
     def capture(self, record: Callable[[], None]) -> DeferredGraph:
         with self._lock:
             waiting, self._queue = self._queue, deque()
@@ -155,6 +163,18 @@ class DeferredDevice:
     def _not_in_a_graph(self, what: str) -> None:
         if self.capturing:
             raise EngineError(f"a graph cannot be recorded: it has {what}")
+
+
+class DeferredMark:
+    """The time at which the queue reached it."""
+
+    def __init__(self, device: DeferredDevice) -> None:
+        self._device = device
+        self.times: list[float] = []
+
+    def seconds_since(self, earlier: DeferredMark) -> float:
+        self._device.work(lambda: bool(self.times))
+        return self.times[0] - earlier.times[0]
 
 
 class DeferredHostCopy:

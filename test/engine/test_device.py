@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -86,6 +87,18 @@ def test_a_host_copy_is_an_array_of_its_own(device):
     device.upload(tensor, np.array([3, 4]))
     second = device.copy_to_host(tensor).wait()
     assert (first.tolist(), second.tolist()) == ([1, 2], [3, 4])
+
+
+def test_the_time_between_marks_is_that_of_the_work_between_them(device):
+    began = time.perf_counter()
+    marks = [device.mark()]
+    for _ in range(2):
+        time.sleep(0.01)
+        device.zeros((100,), np.float32)
+        marks.append(device.mark())
+    whole, first = marks[2].seconds_since(marks[0]), marks[1].seconds_since(marks[0])
+    assert whole == pytest.approx(first + marks[2].seconds_since(marks[1]), abs=1e-5)
+    assert 0 < whole <= time.perf_counter() - began
 
 
 def test_a_graph_runs_at_each_launch_and_not_during_recording(device):

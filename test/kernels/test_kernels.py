@@ -140,11 +140,12 @@ def test_a_new_token_sees_its_sequence_up_to_itself(side):
     np.testing.assert_array_equal(side.read(out)[1, 0], np.tri(3, 8, 4, dtype=bool))
 
 
-def test_an_euler_step_moves_along_the_velocity(side):
+def test_an_euler_step_moves_along_the_velocity_to_the_next_time(side):
     x, velocity = (side.tensor(RNG.standard_normal((2, 3)), np.float32) for _ in "xv")
-    expected = side.read(x) + np.float32(0.1) * side.read(velocity)
-    side.kernels.euler_step(x, velocity, 0.1)
+    time, expected = side.tensor([0.6], np.float32), side.read(x) + np.float32(0.1) * side.read(velocity)
+    side.kernels.euler_step(x, velocity, 0.1, time, 0.7)
     np.testing.assert_array_equal(side.read(x), expected)
+    np.testing.assert_array_equal(side.read(time), np.array([0.7], np.float32))
 
 
 def test_cache_rows_are_copied_between_caches_of_different_capacity(side):

@@ -195,10 +195,10 @@ def test_euler_steps(agree, rng):
     x, velocity = rng.standard_normal((2, 8, 3, 77)).astype(np.float32)
 
     def run(place: Side):
-        moved = place.tensor(x)
-        for _ in range(3):
-            place.kernels.euler_step(moved, place.tensor(velocity), 1 / 3)
-        return (moved,)
+        moved, time = place.tensor(x), place.tensor(np.zeros(1, np.float32))
+        for step in range(3):
+            place.kernels.euler_step(moved, place.tensor(velocity), 1 / 3, time, (step + 1) / 7)
+        return moved, time
 
     agree(run)
 

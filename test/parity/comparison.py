@@ -100,6 +100,7 @@ class Comparison:
                 rope_cos=cos,
                 rope_sin=sin,
                 kv_length=[length],
+                cache_rows=np.arange(length),
                 **caches,
             )
             worst = max(worst, _largest(found["velocity"][0] - expected.numpy()))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
 
+from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError
 from edgellm_ros.ros.node.planner import Planner, PlanRequest
@@ -59,7 +60,7 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
 
     def handle_request(request):
         asked.append(request)
-        seconds = StageClock(lambda: None).metrics()
+        seconds = StageClock(CpuDevice().mark).metrics()
         return LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
 
     config = SimpleNamespace(vision=True, audio=None, action=None)

@@ -56,6 +56,19 @@ def deferred(request):
     return runtime
 
 
+def test_the_host_does_not_wait_between_the_encoder_and_the_first_token(deferred):
+    device, waiting = deferred.pipeline.device, []
+
+    def listen(progress):
+        if progress.stage == "prefill":
+            waiting.append(device.waiting())
+
+    answer = deferred.handle_request(request(images=(IMAGE,), max_tokens=2, on_progress=listen))
+    assert len(waiting) == 1
+    assert waiting[0] > 0  # the encoder's work
+    assert answer.metrics["vision_s"] > 0
+
+
 @contextmanager
 def evictions(runtime):
     """Collect the committed KV length of each sequence that is evicted inside the block.

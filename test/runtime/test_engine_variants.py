@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgellm_ros.builder import export
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from fixtures.cuda_graphs import use_on_cpu
 from fixtures.exported_graphs import knows_lengths
 from fixtures.requests_for_tests import IMAGE, SOUND, request
 from fixtures.tiny_adapter import write_adapter
@@ -40,7 +41,7 @@ def engines(request, tmp_path_factory):
     write_adapter(root / "mask" / "lora" / "a", checkpoint, seed=1, r=4)
     shutil.copytree(root / "mask", root / "lengths")
     llm = root / "lengths" / "llm"
-    shutil.copy(llm / "model.cuda.onnx", llm / "model.cpu.onnx")
+    use_on_cpu(root / "lengths", "llm/model")
     graph = onnx.load(llm / "model.cpu.onnx", load_external_data=False).graph
     names = {value.name for value in graph.input}
     assert "attention_mask" not in names

@@ -12,6 +12,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from fixtures.cuda_graphs import use_on_cpu
 from fixtures.exported_graphs import knows_lengths
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.requests_for_tests import assert_same_with_drafting
@@ -36,9 +37,7 @@ def engines(request, tmp_path_factory):
     root = tmp_path_factory.mktemp(request.param)
     export(WRITERS[request.param](root / "checkpoint"), root / "mask")
     shutil.copytree(root / "mask", root / "lengths")
-    llm = root / "lengths" / "llm"
-    for graph in ("model", "verify"):
-        shutil.copy(llm / f"{graph}.cuda.onnx", llm / f"{graph}.cpu.onnx")
+    use_on_cpu(root / "lengths", "llm/model", "llm/verify")
     return root / "mask", root / "lengths"
 
 

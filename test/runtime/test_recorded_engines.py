@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of the vision tower and the action head; Euler steps upload nothing."""
+"""Graphs of the vision tower and of all Euler steps; Euler steps upload nothing."""
 
 import dataclasses
 
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing, used
+from edgellm_ros.diffusion.action_runner import KEPT_GRAPHS, STEPS_PER_GRAPH
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
@@ -26,13 +27,29 @@ def deferred(acting_engine):
         yield runtime
 
 
-def test_the_action_head_is_recorded_after_the_first_run_of_a_binding(deferred):
-    assert used(deferred, ACTING) == (3, 1)
-    assert used(deferred, ACTING) == (4, 1)  # the same frame again: the vision tower
-    assert used(deferred, ACTING) == (1 + 4, 0)
-    assert used(deferred, dataclasses.replace(ACTING, action_samples=5)) == (1 + 3, 1)
-    assert used(deferred, ACTING, ACTING) == (1 + 4 + 3, 1)  # another row of the cache
-    assert used(deferred, ACTING) == (1 + 4, 0)
+def test_all_euler_steps_are_one_graph_after_the_first_run_of_a_binding(deferred):
+    assert used(deferred, ACTING) == (0, 1)
+    assert used(deferred, ACTING) == (1, 1)  # the same frame again: the vision tower
+    assert used(deferred, ACTING) == (1 + 1, 0)
+    assert used(deferred, dataclasses.replace(ACTING, action_samples=5)) == (1, 1)
+    assert used(deferred, dataclasses.replace(ACTING, denoise_steps=3)) == (1, 1)
+    assert used(deferred, ACTING, ACTING) == (1 + 1, 1)  # another row of the cache
+    assert used(deferred, ACTING) == (1 + 1, 0)
+
+
+def test_many_euler_steps_are_several_graphs(acting_runtime, deferred):
+    many = dataclasses.replace(ACTING, denoise_steps=STEPS_PER_GRAPH + 3)
+    deferred.handle_request(many)
+    deferred.handle_request(many)
+    assert used(deferred, many) == (1 + 2, 0)
+    assert_same_answer(deferred.handle_request(many), acting_runtime.handle_request(many))
+
+
+def test_the_oldest_graphs_of_euler_steps_are_dropped(deferred):
+    for steps in range(1, KEPT_GRAPHS + 2):
+        deferred.handle_request(dataclasses.replace(ACTING, denoise_steps=steps))
+    assert used(deferred, dataclasses.replace(ACTING, denoise_steps=2)) == (1 + 1, 0)
+    assert used(deferred, dataclasses.replace(ACTING, denoise_steps=1)) == (1, 1)
 
 
 def test_recorded_engines_answer_as_on_the_cpu(acting_runtime, deferred):

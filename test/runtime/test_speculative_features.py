@@ -18,6 +18,7 @@ from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
+from fixtures.cuda_graphs import use_on_cpu
 from fixtures.exported_graphs import knows_lengths
 from fixtures.random_head import base_config, write_random_head
 from fixtures.requests_for_tests import IMAGE, assert_close, assert_same_with_drafting, request
@@ -292,8 +293,7 @@ def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):
     """The graphs for CUDA, on the CPU: they run on several tokens of one sequence at a time."""
     engine = tmp_path / "engine"
     shutil.copytree(draft_engine, engine)
-    for graph in (engine / "llm" / "verify", engine / "draft" / "model"):
-        shutil.copy(f"{graph}.cuda.onnx", f"{graph}.cpu.onnx")
+    use_on_cpu(engine, "llm/verify", "draft/model")
     answers, trees = zip(*(answers_and_trees(each) for each in (draft_engine, engine)), strict=True)
     for one, other in zip(*answers, strict=True):
         assert_same_with_drafting(one, other)
@@ -324,7 +324,7 @@ def test_lookup_verifies_chains_on_an_engine_that_takes_lengths_only(draft_engin
     shutil.copytree(draft_engine, engine)
     config = EngineConfig.load(engine)
     dataclasses.replace(config, draft=None).save(engine)
-    shutil.copy(engine / "llm" / "model.cuda.onnx", engine / "llm" / "model.cpu.onnx")
+    use_on_cpu(engine, "llm/model")
     batch = [TALKING, DRAWING, request(images=(IMAGE,), max_tokens=9)]
     answers = []
     for drafting in (None, LOOKUP):

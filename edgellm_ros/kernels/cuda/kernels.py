@@ -225,9 +225,12 @@ class CudaKernels(CudaLaunches):
                 logits.pointer, vocab, tokens.pointer, top_ids.pointer, top_values.pointer, width,
             )  # fmt: skip
 
-    def euler_step(self, x: Tensor, velocity: Tensor, dt: float) -> None:
-        check_float32(x, velocity)
-        self._by_element("euler_step", x.size, x.pointer, velocity.pointer, x.size, float(dt))
+    def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
+        check_float32(x, velocity, time)
+        self._by_element(
+            "euler_step", x.size,
+            x.pointer, velocity.pointer, x.size, float(dt), time.pointer, float(next_time),
+        )  # fmt: skip
 
     def _between(self, size: int) -> Tensor:
         if self._half_resized.size < size:

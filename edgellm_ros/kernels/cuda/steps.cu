@@ -99,6 +99,9 @@ extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vo
     out[i] = tokens[i] < 0 ? -1 : vocab_map[clamp(tokens[i], 0, map_size - 1)];
 }
 
-extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size, double dt) {
+// Also writes the time of the next step.
+extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size, double dt, float* time,
+                                      double next_time) {
+  if (first_index() == 0) *time = (float)next_time;
   for (i64 i = first_index(); i < size; i += index_stride()) x[i] += (float)dt * velocity[i];
 }

@@ -110,9 +110,10 @@ class LinearKVCache:
         return tensors
 
     def sequence(self, row: int) -> SequenceCache:
-        """Return the cache of one row."""
+        """Return the cache of one open row; no step that commits slots of it may be queued."""
         one = range(row, row + 1)
-        return SequenceCache(self._slots, row, self.lengths(one), self.rope_deltas(one))
+        length = self.host_length(row)
+        return SequenceCache(self._slots, row, self.lengths(one), length, self.rope_deltas(one))
 
     def clear_row(self, row: int) -> None:
         """Zero the slots of one row."""
