@@ -43,7 +43,7 @@ class FusedTuning:
     slots: int = 2
     early_start: bool = True
     prefetched_bytes: int = 0
-    trigger_first: bool = False
+    trigger_first: bool = True
 
 
 @dataclass(frozen=True)
