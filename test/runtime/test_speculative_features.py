@@ -329,7 +329,7 @@ def test_lookup_verifies_chains_on_an_engine_that_takes_lengths_only(draft_engin
     answers = []
     for drafting in (None, LOOKUP):
         with LLMInferenceRuntime(engine, "cpu", drafting=drafting) as runtime:
-            assert not runtime.pipeline.runner._decode_inputs.has_mask
+            assert not runtime.pipeline.runner._decode.inputs.has_mask
             answers.append(runtime.handle_request(batch))
     for one, other in zip(*answers, strict=True):
         assert_same_with_drafting(one, other)

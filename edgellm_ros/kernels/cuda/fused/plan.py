@@ -29,6 +29,8 @@ class FusedTuning:
       0: no limit.
     - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
     - early_start: kernels may start before those before them have ended, where the GPU supports it
+    - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
+      the kernel before
     """
 
     threads: int = 512
