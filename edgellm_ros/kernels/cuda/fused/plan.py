@@ -28,6 +28,7 @@ class FusedTuning:
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
       0: no limit.
     - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
+    - trigger_first: a kernel lets the next one start before its own wait, not after it
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     """
 
@@ -43,7 +44,7 @@ class FusedTuning:
     slots: int = 2
     early_start: bool = True
     prefetched_bytes: int = 0
-    trigger_first: bool = False
+    trigger_first: bool = True
 
 
 @dataclass(frozen=True)
