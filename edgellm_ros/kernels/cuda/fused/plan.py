@@ -16,7 +16,7 @@ RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 @dataclass(frozen=True)
 class FusedTuning:
-    """Sizes that the time of a step depends on, and its results do not.
+    """Sizes that the time of a step depends on; its results depend on them in rounding only.
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
