@@ -16,7 +16,7 @@ RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 @dataclass(frozen=True)
 class FusedTuning:
-    """Sizes that the time of a step depends on, and its results do not.
+    """Sizes that the time of a step depends on; its results depend on them in rounding only.
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
@@ -28,6 +28,7 @@ class FusedTuning:
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
       0: no limit.
     - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
+    - trigger_first: a kernel lets the next one start before its own wait, not after it
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
       the kernel before

@@ -48,9 +48,8 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 
-// Wait until the kernel before has ended and its writes can be read; then let blocks of the next kernel start, once
-// every block of this one has come here. So no more than two kernels run at once, and what a kernel waits for includes
-// all kernels before.
+// Let blocks of the next kernel start, once every block of this one has come here or ended; wait until the kernel before
+// has ended and its writes can be read. Every kernel waits, so the end of one includes the end of all before it.
 __device__ inline void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
