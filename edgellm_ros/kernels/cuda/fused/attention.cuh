@@ -28,18 +28,14 @@ struct Splits {
 struct NewHead {
   static constexpr int ELEMENTS = HEAD_DIM / 32;
   int at[ELEMENTS], other[ELEMENTS];  // place of a value in the head, and of the one that it is rotated with
-  Column<QKV, QKV_PARTS> columns[ELEMENTS];
   float values[ELEMENTS], scale[ELEMENTS], cos[ELEMENTS], sin[ELEMENTS], bias[ELEMENTS];
 
-  // Read what depends on no other kernel, for the head whose columns of the product begin at `first`. norm: null for
-  // values.
-  __device__ void prepare(const float* parts, int row, int first, const u16* norm, const u16* product_bias,
-                          const float* cos_row, const float* sin_row, bool rotate) {
+  // Read what depends on no other kernel. norm: null for values; bias: of the head.
+  __device__ void prepare(const u16* norm, const u16* head_bias, const float* cos_row, const float* sin_row, bool rotate) {
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
       at[i] = other[i] = threadIdx.x % 32 + 32 * i;
-      columns[i] = Column<QKV, QKV_PARTS>(parts, row, first + at[i]);
-      bias[i] = QKV_BIAS ? to_float(product_bias[first + at[i]]) : 0.0f;
+      bias[i] = QKV_BIAS ? to_float(head_bias[at[i]]) : 0.0f;
       scale[i] = QK_NORM && norm ? to_float(norm[at[i]]) : 1.0f;
       cos[i] = 1, sin[i] = 0;
       if (!rotate || at[i] >= ROTARY_DIM) continue;
@@ -50,12 +46,12 @@ struct NewHead {
     }
   }
 
-  // Read the head from the product, normalise and rotate it. place: the warp's own [D].
-  __device__ void make(bool norm, float* place) {
+  // Read the head from the product, from column `first` on, normalise and rotate it. place: the warp's own [D].
+  __device__ void make(const float* parts, int row, int first, bool norm, float* place) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; ++i) {
-      values[i] = columns[i].sum() + bias[i];
+      values[i] = sum_of_parts<QKV, QKV_PARTS>(parts, row, first + at[i]) + bias[i];
       sum += values[i] * values[i];
     }
     if (QK_NORM && norm) {
@@ -120,7 +116,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
   NewHead fresh_head;
   if (is_query || is_key || is_value) {
     const i64 position = position_ids[row] * (ROTARY_DIM / 2);
-    fresh_head.prepare(parts, row, from, is_query ? q_norm : is_key ? k_norm : nullptr, bias, cos_table + position,
+    fresh_head.prepare(is_query ? q_norm : is_key ? k_norm : nullptr, bias + from, cos_table + position,
                        sin_table + position, !is_value);
   }
   wait_for_kernel_before();
@@ -133,7 +129,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
   if (split >= splits.used) return;
 
   if (is_query || is_key || is_value) {
-    fresh_head.make(!is_value, own.fresh[warp]);
+    fresh_head.make(parts, row, from, !is_value, own.fresh[warp]);
 #pragma unroll
     for (int i = 0; i < NewHead::ELEMENTS; ++i) {
       const int at = fresh_head.at[i];

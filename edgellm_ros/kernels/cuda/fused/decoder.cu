@@ -154,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       weights, bias, residual, (int)rows, [] {},
       [&](int first, u16* x) {
         fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) {
-          float gate = Column<GATE_UP, GATE_UP_PARTS>(parts, row, k).sum();
-          float up = Column<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k).sum();
+          float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
+          float up = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k);
           if (MLP_BIAS) gate += to_float(gate_up_bias[k]), up += to_float(gate_up_bias[INNER + k]);
           return gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
         });

@@ -22,8 +22,7 @@ struct Plan {
   __device__ static constexpr int first_unit(int block) {
     return WHOLE ? (int)((i64)block * TILES / BLOCKS) * STEPS : (int)((i64)block * UNITS / BLOCKS);
   }
-  static_assert(WHOLE || ((u64)UNITS + 1) * BLOCKS < 1ull << 32);
-  __device__ static constexpr int block_of(int unit) { return ((u32)(unit + 1) * BLOCKS - 1) / (u32)UNITS; }
+  __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * BLOCKS - 1) / UNITS); }
   __device__ static constexpr int first_block(int tile) { return block_of(tile * STEPS); }
   __device__ static constexpr int parts(int tile) { return block_of((tile + 1) * STEPS - 1) - first_block(tile) + 1; }
   __device__ static constexpr int most_parts() {
@@ -33,25 +32,18 @@ struct Plan {
   }
 };
 
-// A column of a product [parts,ROWS,N] that its blocks left in parts. All parts are read at once, and summed in the
-// order of k.
+// Sum of a product [parts,ROWS,N] that its blocks left in parts, in the order of k. All parts are read at once.
 template <class P, int PARTS>
-struct Column {
-  const float* first;
-  int count;
-
-  __device__ Column() = default;
-  __device__ Column(const float* parts, int row, int column)
-      : first(parts + row * P::N + column), count(P::parts(column / P::TILE)) {}
-  __device__ float sum() const {
-    float values[PARTS], sum = 0;
+__device__ inline float sum_of_parts(const float* parts, int row, int column) {
+  const int count = P::parts(column / P::TILE);
+  float values[PARTS], sum = 0;
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) values[part] = load(first + (part < count ? part : count - 1) * ROWS * P::N);
+  for (int part = 0; part < PARTS; ++part)
+    values[part] = load(parts + ((part < count ? part : count - 1) * ROWS + row) * P::N + column);
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) sum += part < count ? values[part] : 0.0f;
-    return sum;
-  }
-};
+  for (int part = 0; part < PARTS; ++part) sum += part < count ? values[part] : 0.0f;
+  return sum;
+}
 
 // The weights of one thread on their way to shared memory, in a ring of STAGES places.
 template <class P>
