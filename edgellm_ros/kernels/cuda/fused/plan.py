@@ -28,7 +28,6 @@ class FusedTuning:
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
       0: no limit.
     - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
-    - trigger_first: a kernel lets the next one start before its own wait, not after it
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
       the kernel before
