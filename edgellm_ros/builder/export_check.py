@@ -101,7 +101,7 @@ def render_check(report: ExportReport) -> str:
 
 def _part(plan: ExportPlan, name: str) -> PartReport:
     path = graph_path(name)
-    paths = [variant_path(path, form) for form in ("cpu", f"{CHAIN}.cuda", "cuda")]
+    paths = [variant_path(path, form) for form in (f"{CHAIN}.cuda", "cpu", "cuda")]
     variants = tuple(Path(variant).name for variant in paths if variant in plan.graphs)
     shared = plan.graphs[graph_path("llm")].graph.initializers if name == VERIFY else ()
     return part_report(name, plan.graphs[path].graph, variants, shared=shared)

@@ -17,7 +17,6 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import BoundRun, EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
 from edgellm_ros.kernels.random import normal_noise
 
@@ -59,7 +58,7 @@ class ActionRunner:
         space = config.action_space
         self._trajectory = device.empty((max_samples, space.horizon, space.dim), np.float32)
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
-        capacity = executor.bindings[names.key_cache(config.kv_caches[0])].shape[2]
+        capacity = executor.bindings[f"key_cache_{config.kv_caches[0]}"].shape[2]
         self._row_numbers = on_device(device, np.arange(int(capacity)))
         self._time = device.empty((1,), np.float32)
         self._recorder = GraphRecorder()
@@ -90,15 +89,15 @@ class ActionRunner:
         keys, values = cache.keys, cache.values
         rows = min(-(-cache.host_length // ROWS_STEP) * ROWS_STEP, self._row_numbers.shape[0])
         tensors = {
-            names.TRAJECTORY: trajectory,
-            names.TIME: self._time,
-            names.ROPE_COS: self._rope_cos,
-            names.ROPE_SIN: self._rope_sin,
-            names.KV_LENGTH: cache.length,
-            names.CACHE_ROWS: self._row_numbers.rows(0, rows),
-            names.VELOCITY: velocity,
-            **{names.key_cache(i): keys[i] for i in self._config.kv_caches},
-            **{names.value_cache(i): values[i] for i in self._config.kv_caches},
+            "trajectory": trajectory,
+            "time": self._time,
+            "rope_cos": self._rope_cos,
+            "rope_sin": self._rope_sin,
+            "kv_length": cache.length,
+            "cache_rows": self._row_numbers.rows(0, rows),
+            "velocity": velocity,
+            **{f"key_cache_{i}": keys[i] for i in self._config.kv_caches},
+            **{f"value_cache_{i}": values[i] for i in self._config.kv_caches},
         }
         self._executor.prepare(0, {"n": samples, "P": rows}, tensors, device.stream)
         device.fill_zero(self._time)

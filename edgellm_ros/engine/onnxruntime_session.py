@@ -99,6 +99,9 @@ def _cuda_options(onnxruntime: Any, device: Device) -> dict[str, str]:
     # a kernel that adds partial sums for every layer into a recorded decode step: 2.03 instead of 1.97 ms on
     # an H200 (Qwen3-1.7B's shape), and such a graph takes longer to launch (cuda_graph.py).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    # GroupQueryAttention's fast path for one token ignores position_ids: it rotates by the number of cached
+    # rows (ONNX Runtime 1.31; head sizes without an XQA kernel, no norms of heads).
+    os.environ.setdefault("ORT_DISABLE_FLASH_DECODE", "1")
     if CUDA not in onnxruntime.get_available_providers():
         raise EngineError(
             f"device {device.name!r} needs ONNX Runtime with CUDA, {onnxruntime.__version__} lacks CUDA: "

@@ -63,7 +63,7 @@ def test_the_graph_for_cuda_verifies_chains_of_a_batch_one_after_another(engines
         expected = runtime.handle_request(REQUESTS)
     known = {one.prompt: answer.token_ids for one, answer in zip(REQUESTS, expected, strict=True)}
     with LLMInferenceRuntime(lengths, "cpu", prefix_cache_bytes=0, drafting=config) as runtime:
-        assert "attention_mask" not in runtime.pipeline.runner._decode.bindings
+        assert "attention_mask" not in runtime.pipeline.runner._decode.executor.bindings
         draft_by_script(runtime, steps, steps + 1).answers = lambda one: known[one.prompt]
         for answer, other in zip(runtime.handle_request(REQUESTS), expected, strict=True):
             assert_same_with_drafting(answer, other)

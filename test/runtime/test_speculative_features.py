@@ -15,7 +15,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.conversation import Message
-from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig, drafting_config
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.cuda_graphs import use_on_cpu
@@ -285,6 +285,16 @@ class TestRefused:
     def test_a_request_with_another_type(self):
         with pytest.raises(ValueError, match="disable_spec_decode must be True or False, got 1"):
             LLMGenerationRequest("", disable_spec_decode=1)
+
+
+def test_small_dense_models_draft_on_a_gpu_only_if_an_option_asks_for_it(draft_engine, monkeypatch):
+    config = EngineConfig.load(draft_engine)
+    assert drafting_config("auto", config, on_cpu=True) is not None
+    assert drafting_config("auto", config, on_cpu=False) is None
+    assert drafting_config("auto", config, on_cpu=False, drafting_step=2).drafting_step == 2
+    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.LEAST_HIDDEN_SIZE"
+    monkeypatch.setattr(limit, config.hidden_size)
+    assert drafting_config("auto", config, on_cpu=False) is not None
 
 
 @pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")

@@ -19,6 +19,9 @@ from edgellm_ros.kernels.tree_protocol import (
 
 MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
+# Of dense models that "auto" drafts for on a GPU. On an H200 the demo's (256) takes 0.09 ms per token in
+# fused steps and 0.15 ms in rounds; the shape of Qwen3-1.7B (2048) 1.16 ms, and 0.92 with 3 tokens per round.
+LEAST_HIDDEN_SIZE = 1024
 STRATEGIES = (EAGLE, LOOKUP)
 
 
@@ -146,8 +149,9 @@ def drafting_config(
 ) -> SpecDecodeDraftingConfig | None:
     """Return the configuration that options name for an engine; None = no drafting. ValueError.
 
-    "auto" is "eagle" for an engine that can draft with a head, else "off". An option that is None keeps the
-    default of the strategy, which for heads depends on the device.
+    "auto" is "eagle" for an engine that can draft with a head, else "off". On a GPU a small dense model is
+    "off" too, unless an option is given: its fused decode steps are faster than rounds of drafting. An option
+    that is None keeps the default of the strategy, which for heads depends on the device.
     """
     sizes: dict[str, Any] = {
         name: value
@@ -159,7 +163,8 @@ def drafting_config(
         if value is not None
     }
     if drafting == AUTO:
-        drafting = EAGLE if config.draft is not None else OFF
+        pays = on_cpu or config.llm.recurrent is not None or config.hidden_size >= LEAST_HIDDEN_SIZE
+        drafting = EAGLE if config.draft is not None and (pays or sizes) else OFF
         if drafting == OFF and sizes:
             raise ValueError(f"{next(iter(sizes))} is for drafting, and this engine has no draft head")
     if drafting == OFF:
