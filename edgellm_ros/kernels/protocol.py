@@ -80,7 +80,7 @@ class SequenceCache:
     cache: Tensor  # [L,B,Hkv,C,D], of all sequences
     index: int  # of the sequence, along B
     length: Tensor  # [1] i64, committed KV rows
-    host_length: int  # the same, as the host knows it: no work that changes it may be queued
+    host_length: int  # the same, as the host knows it; 0 for a row that is not open
     rope_delta: Tensor  # [1] f32; the token at index i of the sequence has position i + rope_delta
 
     @property

@@ -125,7 +125,7 @@ def test_attention_may_be_decomposed_where_no_fused_kernel_exists(engine, librar
         for layer in network._layers
         if layer.type == library.LayerType.ATTENTION_OUTPUT
     ]
-    assert len(attentions) == 8
+    assert len(attentions) == 11
     assert all(attention.decomposable for attention in attentions)
 
 
