@@ -185,10 +185,11 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     parts: dict[str, GraphBuilder] = {"llm": llm}
     parts |= {part: build(options.precision) for part, build in model.encoders.items()}
     variants: dict[str, GraphBuilder] = {}  # for CUDA
+    chains: dict[str, GraphBuilder] = {}  # for CUDA and chains of drafted tokens
+    cpu = {"llm": model.build_llm(llm_options)}  # for a CPU
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
-    chains: dict[str, GraphBuilder] = {}
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}
@@ -197,7 +198,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         verifying = dataclasses.replace(
             llm_options, fusion=fusion, verifies=model.llm.recurrent is not None
         )
-        parts[VERIFY] = model.build_llm(verifying)
+        parts[VERIFY], cpu[VERIFY] = model.build_llm(verifying), model.build_llm(verifying)
         parts[VERIFY].share_weights(llm, Path(graph_path("llm")).name, own=fusion is not None)
         if model.build_cuda_llm is not None:
             variants[VERIFY] = model.build_cuda_llm(verifying)
@@ -206,13 +207,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if draft is not None and config.draft is not None:
         capacity = config.draft.cache_capacity(options.max_kv_cache_capacity)
         arguments = draft, draft_lm_head(draft, head), options.precision, capacity
-        parts[DRAFT], variants[DRAFT] = build_draft(*arguments), build_cuda_draft(*arguments)
+        parts[DRAFT], cpu[DRAFT] = build_draft(*arguments), build_draft(*arguments)
+        variants[DRAFT] = build_cuda_draft(*arguments)
         chains[DRAFT] = build_cuda_draft(*arguments, only_chains=True)
-    cpu = {"llm": model.build_llm(llm_options)}
-    if VERIFY in parts:
-        cpu[VERIFY] = model.build_llm(verifying)
-    if draft is not None and config.draft is not None:
-        cpu[DRAFT] = build_draft(*arguments)
     cpu = {part: graph for part, graph in cpu.items() if attend_to_visible_rows(graph.graph)}
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))

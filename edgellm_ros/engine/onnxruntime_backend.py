@@ -14,7 +14,7 @@ from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.onnxruntime_session import open_session, run_options
 from edgellm_ros.engine.shared_initializers import element_type, values_over
-from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine.tensor import Tensor, bfloat16
 
 DTYPES = {
     "tensor(float)": np.float32,
@@ -124,9 +124,7 @@ def _binding(path: Path, node: Any, is_input: bool) -> Binding:
 
 def _numpy_type(path: Path, node: Any) -> np.dtype:
     if node.type == BFLOAT16:
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
+        return bfloat16()
     if node.type not in DTYPES:
         supported = ", ".join([*DTYPES, BFLOAT16])
         raise EngineError(f"{path}: {node.name} has type {node.type}, supported are {supported}")

@@ -15,6 +15,13 @@ import numpy as np
 Shape = tuple[int, ...]
 
 
+def bfloat16() -> np.dtype:
+    """Return the NumPy type of bf16, which only engines in bf16 import."""
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
 class Tensor:
     """A contiguous view of memory of one device.
 

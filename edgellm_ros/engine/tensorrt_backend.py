@@ -30,7 +30,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.onnx_bindings import read_bindings
 from edgellm_ros.engine.plan_choice import choose_plan
 from edgellm_ros.engine.plan_file import RTX
-from edgellm_ros.engine.tensor import Shape, Tensor
+from edgellm_ros.engine.tensor import Shape, Tensor, bfloat16
 from edgellm_ros.engine.tensorrt_errors import engine_error, plan_error
 from edgellm_ros.engine.tensorrt_library import Library, LibraryLog, library_log, start, title_of
 from edgellm_ros.engine.tensorrt_rtx import CompiledKernels
@@ -278,7 +278,5 @@ def _numpy_type(library: Library, dtype: trt.DataType) -> np.dtype | None:
         library.DataType.BOOL: np.bool_,
     }
     if dtype == library.DataType.BF16:
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
+        return bfloat16()
     return np.dtype(types[dtype]) if dtype in types else None

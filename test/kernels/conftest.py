@@ -44,3 +44,13 @@ def agree(cuda_side):
             )
 
     return check
+
+
+@pytest.fixture(params=["device", pytest.param("cuda", marks=pytest.mark.slow)])
+def each_side(request, device, kernels) -> Side:
+    """The device under test, and the CUDA kernels on the host."""
+    if request.param == "device":
+        return Side(device, kernels, load_tree_kernels(device))
+    if device.memory == "cuda":
+        pytest.skip("the device under test is this one")
+    return request.getfixturevalue("cuda_side")

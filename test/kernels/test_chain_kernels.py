@@ -22,14 +22,9 @@ SIZES = [  # heads, key heads, dk, groups of each head, columns
 ]
 
 
-@pytest.fixture(params=["device", pytest.param("cuda", marks=pytest.mark.slow)])
-def side(request) -> Side:
-    """The device under test, and the CUDA kernels on the host."""
-    if request.param == "device":
-        return request.getfixturevalue("side")
-    if request.getfixturevalue("device").memory == "cuda":
-        pytest.skip("the device under test is this one")
-    return request.getfixturevalue("cuda_side")
+@pytest.fixture
+def side(each_side) -> Side:
+    return each_side
 
 
 @pytest.fixture

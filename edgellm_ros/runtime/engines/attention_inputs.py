@@ -136,11 +136,13 @@ class AttentionInputs:
         if not self._has_mask:
             self.for_continuation(inputs, rows, tree.size)
             return
-        lengths, size = self._cache.lengths(rows), tree.size
-        self._write_depths(rows, tree.depths, kernels)
+        lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
+        kernels.tree_rope_rows(
+            self._rope_table, lengths, deltas, tree.depths, *self._angles(*tree.depths.shape)
+        )
         kernels.tree_mask(tree, lengths, inputs[names.ATTENTION_MASK])
         if self._has_lengths:
-            self._kernels.visible_rows(lengths, size, inputs[names.KV_LENGTH])
+            self._kernels.visible_rows(lengths, tree.size, inputs[names.KV_LENGTH])
 
     def level_inputs(self, rows: range, nodes: int) -> dict[str, Tensor]:
         """Return views of the buffers for a draft's run on the nodes of any level."""
@@ -154,12 +156,6 @@ class AttentionInputs:
         cos, sin = self._angles(*embeds.shape[:2])
         optional = (names.ATTENTION_MASK, names.KV_WRITE_INDEX, names.KV_LENGTH)
         return DraftInputs(embeds, cos, sin, *map(inputs.get, optional))
-
-    def _write_depths(self, rows: range, depths: Tensor, kernels: TreeKernels) -> None:
-        """Write the rotary rows of tokens at depths [B,S] behind each row's committed tokens."""
-        lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
-        angles = self._angles(*depths.shape)
-        kernels.tree_rope_rows(self._rope_table, lengths, deltas, depths, *angles)
 
     def _angles(self, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
         shape = (batch, tokens, self._half)

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device, DeviceGraph
-from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine.tensor import Tensor, bfloat16
 from edgellm_ros.engine_directory import binding_names as names
 
 if TYPE_CHECKING:
@@ -71,8 +71,4 @@ def _bindings(shape: FusedShape, head: tuple[str, tuple[int, ...]] | None) -> It
 
 def element_type(precision: str) -> np.dtype:
     """Return the type of "fp16" or "bf16"."""
-    if precision == "fp16":
-        return np.dtype(np.float16)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(np.float16) if precision == "fp16" else bfloat16()

@@ -21,7 +21,6 @@ from edgellm_ros.runtime.fused.device_weights import fused_shape, fused_weights,
 logger = logging.getLogger(__name__)
 
 AUTO, ENGINE, FUSED = DECODES = ("auto", "engine", "fused")  # values of the option `decode`
-OLDEST_ARCH = 80  # sm_80: the kernels' loads, and bf16
 
 
 class Unavailable(Exception):
@@ -78,9 +77,10 @@ def device_problem(device: Device) -> str | None:
     """Return why a device cannot run the fused kernels; None if it can."""
     if device.name != "cuda":
         return f"it needs the device 'cuda', not {device.name!r}"
-    number = "".join(filter(str.isdigit, device.arch))
-    if int(number or 0) < OLDEST_ARCH:
-        return f"it needs a GPU of sm_{OLDEST_ARCH} or later, not {device.description}"
+    from edgellm_ros.kernels.cuda.fused.decoder import OLDEST, compute_capability
+
+    if compute_capability(device.arch) < OLDEST:
+        return f"it needs a GPU of sm_{OLDEST} or later, not {device.description}"
     return None
 
 

@@ -1,30 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A library with all kernels and one function that launches them by name. kernels.inc: the CUDA sources.
 #include "cuda_on_cpu.h"
-
-#include <map>
-#include <string>
+#include "kernel_table.h"
 
 #include "kernels.inc"
 
-using Arguments = const uint64_t*;
-using Prepared = std::function<void()>;
-
-template <class... A, size_t... I>
-Prepared prepare(void (*kernel)(A...), Arguments arguments, std::index_sequence<I...>) {
-  return [=] { kernel(cuda_on_cpu::same_bits<A>(arguments[I])...); };
-}
-
-// Nothing if the number of arguments is not the kernel's.
-template <class... A>
-Prepared prepare(void (*kernel)(A...), Arguments arguments, int count) {
-  return count == sizeof...(A) ? prepare(kernel, arguments, std::index_sequence_for<A...>{}) : Prepared{};
-}
-
-#define KERNEL(name) {#name, [](Arguments arguments, int count) { return prepare(name, arguments, count); }},
 #define BY_WIDTH(name) KERNEL(name##_1) KERNEL(name##_2) KERNEL(name##_4) KERNEL(name##_8) KERNEL(name##_16)
 
-static const std::map<std::string, std::function<Prepared(Arguments, int)>> kernels = {
+static const KernelTable kernels = {
     BY_WIDTH(embed) BY_WIDTH(deepstack) BY_WIDTH(copy_cache_rows) BY_WIDTH(causal_mask) BY_WIDTH(commit_states)
     BY_WIDTH(begin_accepted) BY_WIDTH(begin_level) BY_WIDTH(tree_mask) BY_WIDTH(move_cache_rows) BY_WIDTH(take_rows) BY_WIDTH(put_rows)
     KERNEL(resize_width) KERNEL(resize_height) KERNEL(cut_patches)
