@@ -6,7 +6,12 @@
 #include "fused.inc"
 
 #ifndef KERNELS
-#define KERNELS KERNEL(qkv) KERNEL(attention) KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
+#if ROWS > 1
+#define TREE_KERNELS KERNEL(tree_attention)
+#else
+#define TREE_KERNELS
+#endif
+#define KERNELS KERNEL(qkv) KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
 #endif
 static const KernelTable kernels = {KERNELS};
 

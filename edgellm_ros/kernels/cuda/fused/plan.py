@@ -193,9 +193,14 @@ class FusedPlan:
         heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
         return 4 * self.rows * heads * self.splits
 
-    def launch(self, name: str, rows: int, early: bool) -> Launch:
-        """Return how a kernel is launched for so many rows."""
-        tuning, shared = self.tuning, self.shared[name]
+    def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:
+        """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
+        tuning, shape = self.tuning, self.shape
+        if name == "tree_attention":
+            tiles = -(-tokens * shape.heads // shape.kv_heads // (16 if shape.head_dim <= 128 else 8))
+            grid = shape.kv_heads * tiles * self.splits, rows // tokens
+            return Launch(name, grid, tuning.attention_threads, 0, early)
+        shared = self.shared[name]
         if name == "attention":
             blocks = self.shape.kv_heads * self.groups * self.splits
             grid = max(blocks, self.fill if rows == 1 else 0), rows
