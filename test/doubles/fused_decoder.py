@@ -39,6 +39,7 @@ class LayerArrays:
     o_bias: np.ndarray | None = None
     gate_up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
+    state_norm: np.ndarray | None = None  # of a draft head's first layer
 
 
 def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
