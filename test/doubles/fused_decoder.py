@@ -39,6 +39,7 @@ class LayerArrays:
     o_bias: np.ndarray | None = None
     gate_up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
+    state_norm: np.ndarray | None = None  # of a draft head's first layer
 
 
 def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
@@ -148,10 +149,10 @@ def seen_rows(step: Step, sequence: int, token: int, window: int | None) -> np.n
 
 
 def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
-    """Rotate the first values of heads [B,S,n,D] by each token's position."""
+    """Rotate the first values of heads [...,n,D] by each token's position."""
     half = shape.rotary_dim // 2
     cos, sin = (
-        table[step.position_ids].astype(np.float64)[:, :, None] for table in (step.cos, step.sin)
+        table[step.position_ids].astype(np.float64)[..., None, :] for table in (step.cos, step.sin)
     )
     places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.interleaved else None
     first, second = places if places is not None else (np.arange(half), half + np.arange(half))

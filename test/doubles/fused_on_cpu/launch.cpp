@@ -6,14 +6,13 @@
 #include "fused.inc"
 
 #ifndef KERNELS
-#if ROWS > 1
-#define TREE_KERNELS KERNEL(tree_attention)
+#define KERNELS KERNEL(qkv) KERNEL(attention) KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
+#endif
+#if defined(SPLITS) && ROWS > 1
+static const KernelTable kernels = {KERNELS KERNEL(tree_attention)};
 #else
-#define TREE_KERNELS
-#endif
-#define KERNELS KERNEL(qkv) KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
-#endif
 static const KernelTable kernels = {KERNELS};
+#endif
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, unsigned shared,

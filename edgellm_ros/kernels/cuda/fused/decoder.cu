@@ -9,6 +9,19 @@
 // A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
 // `attention`.
 
+// Write the values to shared memory, as x from row `first` on.
+__device__ inline void share_x(u16* shared, const Normed& x, int first) {
+#pragma unroll
+  for (int i = 0; i < Normed::SHARE; ++i) {
+    if (!Normed::inside(i)) continue;
+    float low[ROWS], high[ROWS];
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
+    write_x(shared + (first + 2 * Normed::pair(i)) * ROWS, low);
+    write_x(shared + (first + 2 * Normed::pair(i) + 1) * ROWS, high);
+  }
+}
+
 // The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer.
 template <class P, class Finish>
 __device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
@@ -28,15 +41,7 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   if (hidden && !hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
   x.normalize(shared.sums);
   if (hidden && hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
-#pragma unroll
-  for (int i = 0; i < Normed::SHARE; ++i) {
-    if (!Normed::inside(i)) continue;
-    float low[ROWS], high[ROWS];
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
-    write_x(shared.x + 2 * Normed::pair(i) * ROWS, low);
-    write_x(shared.x + (2 * Normed::pair(i) + 1) * ROWS, high);
-  }
+  share_x(shared.x, x, 0);
   for (int i = P::K * ROWS + threadIdx.x; i < P::STEPS * P::K_LANES * ROWS; i += THREADS) shared.x[i] = 0;
   __syncthreads();
   multiply<P>(shared, stream, first, count, finish);
@@ -66,28 +71,13 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   });
 }
 
-// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values.
-template <class P, class Value>
-__device__ inline void fill_x(u16* x, int first, int rows, Value value) {
-  constexpr int WIDTH = P::POSITIONS * P::K_LANES, ALL = P::STEPS * P::K_LANES;
-  for (int place = threadIdx.x; place < WIDTH * ROWS; place += THREADS) {
-    const int row = place / WIDTH, k = (first + place % WIDTH) % ALL;
-    x[place % WIDTH * ROWS + row] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
-  }
-}
-
-// Leave a block's part of a product at [part,ROWS,N].
-template <class P>
-__device__ inline void leave_part(float* parts, int tile, int at, int row, float sum) {
-  const int column = tile * P::TILE + at, part = (int)blockIdx.x - P::first_block(tile);
-  if (column < P::N) parts[(part * ROWS + row) * P::N + column] = sum;
-}
-
+#if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
     qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows) {
   multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows,
                        [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
@@ -177,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       });
 }
 
+#if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, i64 rows) {
 #if TIED
@@ -189,3 +180,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                            });
 #endif
 }
+#endif

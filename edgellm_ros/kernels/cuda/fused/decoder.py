@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,19 +49,27 @@ class FusedDecoder:
         self._shape, self._weights = shape, weights
         self._tuning = tuning or FusedTuning()
         self._early = self._tuning.early_start and capability >= EARLY_START
-        compile = compile or _compiler(device)
-        self._variants: dict[int, _Variant] = {}  # by number of rows
-        rows = 1
+        self._device, self._compile = device, compile or compiler_for(device)
+        self._variants = self._make_variants(shape)
+        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
+        self._scratch = self._make_scratch(self._variants.values())
+
+    def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
+        """Make kernels for a shape, by largest number of rows."""
+        device, variants, rows = self._device, dict[int, Variant](), 1
         while rows < 2 * shape.max_rows:
             plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
-            self._variants[rows] = _Variant(plan, compile(plan))
+            variants[rows] = Variant(plan, self._compile(plan))
             rows *= 2
-        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
+        return variants
+
+    def _make_scratch(self, variants: Iterable[Variant]) -> dict[str, Tensor]:
+        """Allocate the buffers between the kernels of any of the variants."""
         sizes: dict[str, int] = {}
-        for variant in self._variants.values():
+        for variant in variants:
             for name, nbytes in variant.plan.scratch_bytes().items():
                 sizes[name] = max(nbytes, sizes.get(name, 0))
-        self._scratch = {name: device.empty((nbytes,), np.uint8) for name, nbytes in sizes.items()}
+        return {name: self._device.empty((nbytes,), np.uint8) for name, nbytes in sizes.items()}
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one step on the device's stream.
@@ -86,7 +95,7 @@ class FusedDecoder:
         rows = batch * tokens
         if not 1 <= rows <= shape.max_rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} rows")
-        variant = next(each for size, each in self._variants.items() if size >= rows)
+        variant = variant_for(self._variants, rows)
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
                 early = self._early and (layer > 0 or name != "qkv")
@@ -116,13 +125,11 @@ class FusedDecoder:
         window = self._shape.window(layer) or 0
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
         hidden = self._hidden_states(tensors, layer)
-        attention, tree = "attention", ()
-        if tokens > 1:
-            mask = tensors.get("attention_mask")
-            attention, tree = "tree_attention", (0 if mask is None else mask.pointer, tokens)
+        mask = tensors.get("attention_mask")
+        tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
         return {
             "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
-            attention: (
+            "tree_attention" if tree else "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
                 *splits, window, weights.gate_up, self._prefetched, *tree,
             ),
@@ -138,11 +145,17 @@ class FusedDecoder:
         return tensors[f"hidden_states_{layer}"].pointer
 
 
-class _Variant:
+@dataclass(frozen=True)
+class Variant:
     """The kernels for up to so many rows."""
 
-    def __init__(self, plan: FusedPlan, program: Any) -> None:
-        self.plan, self.program = plan, program
+    plan: FusedPlan
+    program: Any
+
+
+def variant_for(variants: Mapping[int, Variant], rows: int) -> Variant:
+    """Return the smallest kernels that take so many rows."""
+    return next(each for size, each in variants.items() if size >= rows)
 
 
 def compute_capability(arch: str) -> int:
@@ -150,7 +163,8 @@ def compute_capability(arch: str) -> int:
     return int("".join(filter(str.isdigit, arch)))
 
 
-def _compiler(device: Any) -> Compile:
+def compiler_for(device: Any) -> Callable[[Any], Any]:
+    """Return what makes a program of a plan for a device, from the cache of compiled kernels."""
     from edgellm_ros.kernels.cuda.fused.compiler import cached_kernels
     from edgellm_ros.kernels.cuda.fused.program import FusedProgram
 

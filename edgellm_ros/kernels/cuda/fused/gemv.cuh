@@ -183,3 +183,20 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
     if constexpr (P::POSITIONS == P::STEPS) x_now = x_begin;
   }
 }
+
+// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values.
+template <class P, class Value>
+__device__ inline void fill_x(u16* x, int first, int rows, Value value) {
+  constexpr int WIDTH = P::POSITIONS * P::K_LANES, ALL = P::STEPS * P::K_LANES;
+  for (int place = threadIdx.x; place < WIDTH * ROWS; place += THREADS) {
+    const int row = place / WIDTH, k = (first + place % WIDTH) % ALL;
+    x[place % WIDTH * ROWS + row] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
+  }
+}
+
+// Leave a block's part of a product at [part,ROWS,N].
+template <class P>
+__device__ inline void leave_part(float* parts, int tile, int at, int row, float sum) {
+  const int column = tile * P::TILE + at, part = (int)blockIdx.x - P::first_block(tile);
+  if (column < P::N) parts[(part * ROWS + row) * P::N + column] = sum;
+}

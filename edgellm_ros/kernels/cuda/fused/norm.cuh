@@ -37,25 +37,41 @@ struct Normed {
     for (int i = 0; i < SHARE; ++i) scales[i] = inside(i) ? reinterpret_cast<const u32*>(norm)[pair(i)] : 0;
   }
 
-  // Read rows from the residual stream; if there are embeddings, read these and begin the residual stream.
+  // Read rows from the residual stream; if there are embeddings, read these and begin the residual stream, unless null.
   __device__ void read(i64* residual, const u16* embeds, int rows) {
+    read(residual, embeds, rows, [](int row) { return row; });
+  }
+
+  // The same of the rows place(0), place(1), ...
+  template <class RowPlace>
+  __device__ void read(i64* residual, const u16* embeds, int rows, RowPlace row_place) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) {
         values[row][i] = {0, 0};
         if (row >= rows || !inside(i)) continue;
-        const int place = row * PAIRS + pair(i);
-        longlong2* pairs = reinterpret_cast<longlong2*>(residual);
+        const int place = row_place(row) * PAIRS + pair(i);
+        const longlong2* pairs = reinterpret_cast<const longlong2*>(residual);
         if (embeds) {
-          const float2 value = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
-          values[row][i] = value;
-          if (blockIdx.x == 0) pairs[place] = {to_fixed(value.x), to_fixed(value.y)};
+          values[row][i] = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
         } else {
           const longlong2 value = load(pairs + place);
           values[row][i] = {from_fixed(value.x), from_fixed(value.y)};
         }
       }
+    if (embeds && residual && blockIdx.x == 0) begin(residual, rows);
+  }
+
+  // Begin the residual stream with the values.
+  __device__ void begin(i64* residual, int rows) const {
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i)
+        if (row < rows && inside(i))
+          reinterpret_cast<longlong2*>(residual)[row * PAIRS + pair(i)] = {to_fixed(values[row][i].x),
+                                                                            to_fixed(values[row][i].y)};
   }
 
   // Replace the values by their norm. sums: shared memory of [warps,ROWS].

@@ -56,6 +56,11 @@ class FusedShape:
         return self.heads * self.head_dim
 
     @property
+    def joined(self) -> bool:
+        """Whether the first layer takes the norms of two rows side by side: `FusedDraftShape`."""
+        return False
+
+    @property
     def kv_size(self) -> int:
         """Number of key values of a token."""
         return self.kv_heads * self.head_dim
