@@ -177,6 +177,7 @@ class HostFusedDecoder:
 
     def __init__(self, device: Any, shape: FusedShape, weights: FusedWeights) -> None:
         self.steps = 0
+        self.sizes: list[tuple[int, int]] = []  # of each step: sequences, tokens of each
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
         shapes = layer_shapes(shape)
@@ -187,6 +188,7 @@ class HostFusedDecoder:
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
+        self.sizes.append(tensors["inputs_embeds"].shape[:2])
         if isinstance(self._device, DeferredDevice):
             self._device.queue(lambda: self._run(tensors))
         else:

@@ -255,9 +255,9 @@ class TestWhenTheEngineDecodes:
         with fused_on_host(fail):
             self.assert_reason(caplog, "cannot compile the CUDA kernels for 'sm_90': no NVRTC", llama)
 
-    def test_with_drafting(self, decoders, caplog, llama):
-        reason = "drafting is on, and the fused kernels do not verify trees"
-        self.assert_reason(caplog, reason, llama, drafting="lookup")
+    def test_with_a_draft_head(self, decoders, caplog, drafted):
+        reason = "drafting with a head is on, and the fused kernels do not output its states"
+        self.assert_reason(caplog, reason, drafted, drafting="eagle")
 
     def test_with_another_decode_backend(self, decoders, caplog, llama):
         self.assert_reason(

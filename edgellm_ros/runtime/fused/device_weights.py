@@ -45,7 +45,7 @@ def load_weights(folder: Path, model: FusedModel, dtype: np.dtype, device: Devic
 
 
 def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> FusedShape:
-    """Return the shape of an engine's decoder, for batches of at most `most_rows`."""
+    """Return the shape of an engine's decoder, for steps of at most `most_rows` tokens in all."""
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
     llm, first = config.llm, model.layers[0]
@@ -69,7 +69,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> Fuse
         activation=model.activation,
         windows=tuple(layer.window for layer in model.layers),
         tied=model.tied,
-        max_rows=min(config.max_supported_batch_size, most_rows),
+        max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers,
     )
 

@@ -15,6 +15,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
+from edgellm_ros.runtime.decoding.speculative.drafting_config import EAGLE, SpecDecodeDraftingConfig
 from edgellm_ros.runtime.fused.backend import FusedBackend, element_type
 from edgellm_ros.runtime.fused.device_weights import fused_shape, fused_weights, load_weights
 
@@ -32,7 +33,8 @@ class FusedDecoding:
     """The fused kernels of one engine directory, loaded."""
 
     executor: EngineExecutor
-    most_rows: int  # largest batch
+    most_rows: int  # largest batch of decode steps
+    most_verified_rows: int  # most nodes of all trees of a verification; 0 = the kernels verify none
     shared: dict[str, Tensor]  # weights on the device, by name of the graph's initializer
 
 
@@ -43,19 +45,24 @@ def check_decode(decode: str) -> None:
 
 
 def load_fused(
-    root: Path, config: EngineConfig, device: Device, decode: str, decode_backend: str, drafts: bool
+    root: Path,
+    config: EngineConfig,
+    device: Device,
+    decode: str,
+    decode_backend: str,
+    drafting: SpecDecodeDraftingConfig | None,
 ) -> FusedDecoding | None:
     """Load fused decoding, if `decode` asks for it and the engine and the device have it.
 
-    drafts: whether the runtime drafts. The log gets the reason where `decode` is "auto" and the engine
-    decodes. EngineError with the reason where `decode` is "fused".
+    The log gets the reason where `decode` is "auto" and the engine decodes. EngineError with the reason where
+    `decode` is "fused".
     """
     check_decode(decode)
     if decode == ENGINE:
         return None
     try:
-        _check_options(device, decode_backend, drafts)
-        return _load(root, config, device)
+        _check_options(device, decode_backend, drafting)
+        return _load(root, config, device, drafting)
     except Unavailable as reason:
         if decode == FUSED:
             raise EngineError(f"fused decoding is not available: {reason}") from None
@@ -63,14 +70,16 @@ def load_fused(
         return None
 
 
-def _check_options(device: Device, decode_backend: str, drafts: bool) -> None:
+def _check_options(
+    device: Device, decode_backend: str, drafting: SpecDecodeDraftingConfig | None
+) -> None:
     problem = device_problem(device)
     if problem is not None:
         raise Unavailable(problem)
     if decode_backend:
         raise Unavailable(f"decode_backend is {decode_backend!r}")
-    if drafts:
-        raise Unavailable("drafting is on, and the fused kernels do not verify trees")
+    if drafting is not None and drafting.strategy == EAGLE:
+        raise Unavailable("drafting with a head is on, and the fused kernels do not output its states")
 
 
 def device_problem(device: Device) -> str | None:
@@ -84,14 +93,19 @@ def device_problem(device: Device) -> str | None:
     return None
 
 
-def _load(root: Path, config: EngineConfig, device: Device) -> FusedDecoding:
+def _load(
+    root: Path, config: EngineConfig, device: Device, drafting: SpecDecodeDraftingConfig | None
+) -> FusedDecoding:
     path = root / FUSED_FILE
     if not path.is_file():
         raise Unavailable(_missing(config))
     from edgellm_ros.kernels.cuda.fused.shape import MOST_ROWS
 
     model = FusedModel.load(path)
-    shape = fused_shape(config, model, MOST_ROWS)
+    batch = min(config.max_supported_batch_size, MOST_ROWS)
+    nodes = drafting.tree_size if drafting is not None else 0
+    verified = min(config.max_supported_batch_size * nodes, MOST_ROWS) // max(1, nodes) * nodes
+    shape = fused_shape(config, model, max(batch, verified))
     problem = shape.unsupported()
     if problem is not None:
         raise Unavailable(f"the kernels do not take this model: {problem}")
@@ -102,8 +116,9 @@ def _load(root: Path, config: EngineConfig, device: Device) -> FusedDecoding:
         raise
     except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
         raise Unavailable(str(error)) from None
-    executor = EngineExecutor(FusedBackend(decoder, shape, device, _head(model, config)), "llm/fused")
-    return FusedDecoding(executor, shape.max_rows, tensors)
+    trees = drafting is not None and not drafting.is_chain
+    backend = FusedBackend(decoder, shape, device, _head(model, config), trees)
+    return FusedDecoding(EngineExecutor(backend, "llm/fused"), batch, verified, tensors)
 
 
 def make_decoder(device: Device, shape, weights):  # type: ignore[no-untyped-def]
