@@ -58,9 +58,9 @@ class FusedDraft(FusedDecoder):
     def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, Launch, tuple[int, ...]]]:
         """Yield program, kernel and arguments of each launch of a run.
 
-        tensors: those of `draft/model.chain.cuda.onnx` by binding name, for B sequences of S tokens: those of
-        `FusedDecoder.run`, but S tokens per row, hidden_states [B,S,H], last_token_ids [B,N],
-        logits [B,N,V] fp32 and next_hidden_states [B,S,H].
+        tensors: those of `draft/model.cuda.onnx` by binding name: those of `FusedDecoder.run` for B sequences
+        of S tokens, hidden_states [B,S,H], last_token_ids [B,N], logits [B,N,V] fp32 of these tokens, and
+        next_hidden_states [B,S,H].
         """
         shape, scratch = self._draft, self._scratch
         batch, tokens, _ = tensors["inputs_embeds"].shape
@@ -69,9 +69,9 @@ class FusedDraft(FusedDecoder):
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} in all")
         for layer, weights in enumerate(self._weights.layers):
             variant = variant_for(self._later if layer else self._variants, rows)
-            for name, arguments in self._layer(tensors, layer, weights, rows).items():
+            for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
                 early = self._early and (layer > 0 or name != "joined_qkv")
-                yield variant.program, variant.plan.launch(name, rows, early), arguments
+                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
         variant = variant_for(self._variants, batch * chosen)
         states = tensors["next_hidden_states"].pointer
         yield variant.program, variant.plan.launch("draft_head", batch * chosen, self._early), (
@@ -81,9 +81,14 @@ class FusedDraft(FusedDecoder):
         )  # fmt: skip
 
     def _layer(
-        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int
+        self,
+        tensors: Mapping[str, Tensor],
+        layer: int,
+        weights: FusedLayerWeights,
+        rows: int,
+        tokens: int,
     ) -> dict[str, tuple[int, ...]]:
-        arguments = super()._layer(tensors, layer, weights, rows)
+        arguments = super()._layer(tensors, layer, weights, rows, tokens)
         if layer:
             return arguments
         embeds, states = tensors["inputs_embeds"].pointer, tensors["hidden_states"].pointer

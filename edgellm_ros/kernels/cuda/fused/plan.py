@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
-FILES = ("gemv.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "decoder.cu")
+FILES = (
+    "gemv.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh", "decoder.cu",
+)  # fmt: skip
 DRAFT_FILES = (*FILES, "draft.cu")
 OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # kernels with the same products
 WARP = 32
@@ -201,10 +203,15 @@ class FusedPlan:
         heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
         return 4 * self.rows * heads * self.splits
 
-    def launch(self, name: str, rows: int, early: bool) -> Launch:
-        """Return how a kernel is launched for so many rows."""
+    def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:
+        """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
+        tuning, shape = self.tuning, self.shape
+        if name == "tree_attention":
+            tiles = -(-tokens * shape.heads // shape.kv_heads // (16 if shape.head_dim <= 128 else 8))
+            grid = shape.kv_heads * tiles * self.splits, rows // tokens
+            return Launch(name, grid, tuning.attention_threads, 0, early)
         name, kernel = OF_DRAFTS.get(name, name), name
-        tuning, shared = self.tuning, self.shared[name]
+        shared = self.shared[name]
         if name == "attention":
             blocks = self.shape.kv_heads * self.groups * self.splits
             grid = max(blocks, self.fill if rows == 1 else 0), rows
