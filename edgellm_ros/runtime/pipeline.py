@@ -44,7 +44,7 @@ from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.fused.choice import Verification, choose_by_time
-from edgellm_ros.runtime.fused.loading import AUTO, load_fused
+from edgellm_ros.runtime.fused.loading import AUTO, ENGINE, load_fused
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
@@ -164,6 +164,7 @@ class Pipeline:
                 self.runner,
                 self.embedder,
                 self.sampling,
+                fuses=decode != ENGINE and not decode_backend,
             )
             self.drafter = GuardedDrafter(drafter, self.device)
             metrics.spec_decode.strategy = drafter.name

@@ -15,26 +15,19 @@ from typing import Any
 import numpy as np
 
 from doubles.deferred_device import DeferredDevice
-from doubles.fused_decoder import TYPES, LayerArrays, Step, array_at, layer_shapes, rms_norm, rotate
+from doubles.fused_decoder import TYPES, LayerArrays, Step, array_at, attention, layer_shapes, rms_norm
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
 from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
 
-@dataclass
-class HeadRun:
+@dataclass(kw_only=True)
+class HeadRun(Step):
     """Inputs of a run as arrays; the caches are updated in place."""
 
-    embeds: np.ndarray  # [B,S,H]
     states: np.ndarray  # [B,S,H]
-    cos: np.ndarray  # [P,R/2]
-    sin: np.ndarray
-    position_ids: np.ndarray  # [B,S]
-    kv_length: np.ndarray  # [B], with the new tokens
     last_token_ids: np.ndarray  # [B,N]
-    caches: list[tuple[np.ndarray, np.ndarray]]  # of each layer [B,Hkv,C,D]
-    mask: np.ndarray | None = None  # [B,1,S,C] bool; None = a chain
 
 
 def head_layer_shapes(shape: FusedDraftShape, layer: int) -> dict[str, tuple[int, ...]]:
@@ -57,7 +50,8 @@ def run_head(
             normed = np.concatenate([rms_norm(embeds, layer.input_norm, shape.epsilon), normed], axis=-1)
         else:
             normed = rms_norm(x, layer.input_norm, shape.epsilon)
-        attended = _attention(shape, layer, _linear(normed, layer.qkv, layer.qkv_bias), caches, run)
+        qkv = _linear(normed, layer.qkv, layer.qkv_bias)
+        attended = attention(shape, layer, None, qkv, caches, run)
         x = x + _linear(attended, layer.o, layer.o_bias)
         normed = rms_norm(x, layer.post_norm, shape.epsilon)
         gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=-1)
@@ -85,43 +79,6 @@ def fuse(
         joined = rms_norm(joined, norms[0], shape.epsilon)
     fused = _linear(joined, fc, bias)
     return fused.clip(-65504, 65504) if shape.dtype == "fp16" else fused
-
-
-def _attention(
-    shape: FusedDraftShape,
-    layer: LayerArrays,
-    qkv: np.ndarray,
-    caches: tuple[np.ndarray, np.ndarray],
-    run: HeadRun,
-) -> np.ndarray:
-    """Write the new keys and values to the caches and attend to them: [B,S,(Hq+2Hkv)*D] -> [B,S,Hq*D]."""
-    batch, tokens, _ = qkv.shape
-    size, group = shape.head_dim, shape.heads // shape.kv_heads
-    q, k, v = (
-        part.reshape(batch * tokens, -1, size)
-        for part in np.split(qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
-    )
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q, k = rms_norm(q, layer.q_norm, shape.epsilon), rms_norm(k, layer.k_norm, shape.epsilon)
-    step = Step(q, run.cos, run.sin, run.position_ids.reshape(-1), run.kv_length, [])
-    q, k = (rotate(shape, heads, step) for heads in (q, k))
-    q, k, v = (heads.reshape(batch, tokens, -1, size) for heads in (q, k, v))
-    keys, values = caches
-    out = np.empty((batch, tokens, shape.heads, size))
-    for row in range(batch):
-        first = int(run.kv_length[row]) - tokens
-        new = slice(first, first + tokens)
-        keys[row, :, new], values[row, :, new] = k[row].swapaxes(0, 1), v[row].swapaxes(0, 1)
-        for token in range(tokens):
-            seen = np.arange(first + token + 1)
-            if run.mask is not None:
-                seen = np.flatnonzero(run.mask[row, 0, token, : first + tokens])
-            for head in range(shape.heads):
-                scores = keys[row, head // group, seen].astype(np.float64) @ q[row, token, head]
-                weights = np.exp((scores - scores.max()) * size**-0.5)
-                weighted = weights / weights.sum()
-                out[row, token, head] = weighted @ values[row, head // group, seen].astype(np.float64)
-    return out.reshape(batch, tokens, -1)
 
 
 def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
@@ -153,16 +110,19 @@ class HostFusedDraft:
         arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
         batch, tokens, _ = arrays["inputs_embeds"].shape
         assert batch * tokens <= self._shape.max_rows
+        mask = arrays.get("attention_mask") if tokens > 1 else None
         run = HeadRun(
-            arrays["inputs_embeds"],
-            arrays["hidden_states"],
-            arrays["rope_cos"],
-            arrays["rope_sin"],
-            arrays["position_ids"],
-            arrays["kv_length"],
-            arrays["last_token_ids"],
-            [(arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)],
-            arrays.get("attention_mask"),
+            embeds=arrays["inputs_embeds"],
+            cos=arrays["rope_cos"],
+            sin=arrays["rope_sin"],
+            position_ids=arrays["position_ids"],
+            kv_length=arrays["kv_length"],
+            caches=[
+                (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
+            ],
+            mask=None if mask is None else mask[:, 0],
+            states=arrays["hidden_states"],
+            last_token_ids=arrays["last_token_ids"],
         )
         logits, states = run_head(self._shape, self._layers, self._norm, self._lm_head, run)
         arrays["logits"][...], arrays["next_hidden_states"][...] = logits, states

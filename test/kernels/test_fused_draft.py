@@ -42,10 +42,18 @@ def changed(**changes) -> FusedDraftShape:
 class Head:
     """Random weights, caches and inputs of a head, as arrays and on a device.
 
-    lengths: filled rows of each sequence, with the new tokens; chosen [B][N]: tokens whose logits are wanted.
+    lengths: filled rows of each sequence, with the new tokens; chosen [B][N]: tokens whose logits are wanted;
+    mask [B,S,C]: rows that the tokens see, None = a chain.
     """
 
-    def __init__(self, shape: FusedDraftShape, lengths: list[int], tokens: int, chosen: list[list[int]]):
+    def __init__(
+        self,
+        shape: FusedDraftShape,
+        lengths: list[int],
+        chosen: list[list[int]],
+        tokens: int = 1,
+        mask: np.ndarray | None = None,
+    ) -> None:
         self.shape, self.dtype, self.tokens = shape, TYPES[shape.dtype], tokens
         self.random = np.random.default_rng(0)
         batch, positions = len(lengths), 2 * shape.capacity
@@ -68,6 +76,7 @@ class Head:
             kv_length=np.array(lengths, np.int64),
             last_token_ids=np.array(chosen, np.int64),
             caches=[(self._values(cache, 1.0), self._values(cache, 1.0)) for _ in range(shape.layers)],
+            mask=mask,
         )
         for keys, values in self.run.caches:  # rows that nothing may read
             for row, length in enumerate(lengths):
@@ -112,7 +121,7 @@ class Head:
             tensors[f"key_cache_{i}"] = put(device, keys.view(np.uint16))
             tensors[f"value_cache_{i}"] = put(device, values.view(np.uint16))
         if run.mask is not None:
-            tensors["attention_mask"] = put(device, run.mask)
+            tensors["attention_mask"] = put(device, run.mask[:, None])
         return weights, tensors
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -172,7 +181,26 @@ def close(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
     ],
 )  # fmt: skip
 def test_a_level_of_one_node_is_that_of_numpy(host, shape, lengths):
-    check(host, Head(shape, lengths, 1, [[0]] * len(lengths)))
+    check(host, Head(shape, lengths, [[0]] * len(lengths)))
+
+
+@pytest.mark.slow
+def test_accepted_tokens_of_a_batch_have_logits_of_the_newest_alone(host):
+    check(host, Head(changed(max_rows=4), [150, 3], [[1], [0]], tokens=2))
+
+
+@pytest.mark.slow
+def test_nodes_of_a_level_see_committed_rows_and_their_ancestors(host):
+    shape, committed, level, top_k = changed(max_rows=4, feeds_back_normed_state=True), 40, 2, 4
+    length = committed + level * top_k
+    mask = np.zeros((1, top_k, shape.capacity), bool)
+    mask[0, :, :committed] = True
+    for node, parent in enumerate((2, 0, 0, 3)):
+        mask[0, node, [committed + parent, committed + top_k + node]] = True
+    head = Head(shape, [length], [list(range(top_k))], tokens=top_k, mask=mask)
+    for keys, values in head.run.caches:  # a node that is no ancestor
+        keys[0, :, committed + 1], values[0, :, committed + 1] = 100, 100
+    check(host, head)
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,10 +21,23 @@ if TYPE_CHECKING:
 ALIGNMENT = 256  # bytes, of each weight's address
 
 
-def load_weights(folder: Path, model: FusedModel, dtype: np.dtype, device: Device) -> dict[str, Tensor]:
+class StoredModel(Protocol):
+    """What names weights in a file, such as a `FusedModel`."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        ...
+
+    def weights(self) -> Iterator[StoredWeight]:
+        """Yield all weights."""
+        ...
+
+
+def load_weights(folder: Path, model: StoredModel, dtype: np.dtype, device: Device) -> dict[str, Tensor]:
     """Copy the weights from their file to the device; return them by name.
 
-    ValueError if the file does not fit `llm/fused.json`.
+    ValueError if the file does not fit the description.
     """
     path = folder / model.file
     stored = list(model.weights())

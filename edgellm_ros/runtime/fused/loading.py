@@ -34,8 +34,8 @@ class FusedDecoding:
 
     executor: EngineExecutor
     most_rows: int  # largest batch of decode steps
-    most_verified_rows: int  # most nodes of all trees of a verification; 0 = the kernels verify none
     shared: dict[str, Tensor]  # weights on the device, by name of the graph's initializer
+    most_verified_rows: int = 0  # most nodes of all trees of a verification
 
 
 def check_decode(decode: str) -> None:
@@ -118,7 +118,7 @@ def _load(
         raise Unavailable(str(error)) from None
     trees = drafting is not None and not drafting.is_chain
     backend = FusedBackend(decoder, shape, device, _head(model, config), trees)
-    return FusedDecoding(EngineExecutor(backend, "llm/fused"), batch, verified, tensors)
+    return FusedDecoding(EngineExecutor(backend, "llm/fused"), batch, tensors, verified)
 
 
 def make_decoder(device: Device, shape, weights):  # type: ignore[no-untyped-def]

@@ -16,10 +16,7 @@ from doubles.cuda_double import DoubleDevice
 from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 FOLDER = Path(__file__).parent
-KERNELS = {  # of the programs that do not make a decode step, by their last file
-    "draft.cu": ("joined_qkv", "attention", "o", "gate_up", "down", "draft_head"),
-    "fusion.cu": ("fuse", "fused_states"),
-}
+KERNELS = {"fusion.cu": ("fuse", "fused_states")}  # of programs without a layer, by their last file
 
 
 class FusedDoubleDevice(DoubleDevice):

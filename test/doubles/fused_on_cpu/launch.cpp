@@ -6,13 +6,19 @@
 #include "fused.inc"
 
 #ifndef KERNELS
-#define KERNELS KERNEL(qkv) KERNEL(attention) KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
-#endif
-#if defined(SPLITS) && ROWS > 1
-static const KernelTable kernels = {KERNELS KERNEL(tree_attention)};
+#if ROWS > 1
+#define TREE_KERNELS KERNEL(tree_attention)
 #else
-static const KernelTable kernels = {KERNELS};
+#define TREE_KERNELS
 #endif
+#if JOINED  // of a draft head
+#define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
+#else
+#define OWN_KERNELS KERNEL(qkv) KERNEL(lm_head)
+#endif
+#define KERNELS OWN_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
+#endif
+static const KernelTable kernels = {KERNELS};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, unsigned shared,

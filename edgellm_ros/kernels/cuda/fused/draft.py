@@ -58,9 +58,9 @@ class FusedDraft(FusedDecoder):
     def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, Launch, tuple[int, ...]]]:
         """Yield program, kernel and arguments of each launch of a run.
 
-        tensors: those of `draft/model.chain.cuda.onnx` by binding name, for B sequences of S tokens: those of
-        `FusedDecoder.run`, but S tokens per row, hidden_states [B,S,H], last_token_ids [B,N],
-        logits [B,N,V] fp32 and next_hidden_states [B,S,H].
+        tensors: those of `draft/model.cuda.onnx` by binding name: those of `FusedDecoder.run` for B sequences
+        of S tokens, hidden_states [B,S,H], last_token_ids [B,N], logits [B,N,V] fp32 of these tokens, and
+        next_hidden_states [B,S,H].
         """
         shape, scratch = self._draft, self._scratch
         batch, tokens, _ = tensors["inputs_embeds"].shape
