@@ -30,6 +30,7 @@ class FusedBackend:
 
     - head: name and shape of the LM head if it is an input; None if the decoder's weights have it
     - trees: whether several tokens of a sequence are trees, which have a mask; False: chains
+    - fused_size: size of the states for a draft head, which are an output; 0 = there is none
     """
 
     supports_empty_tensors = True
@@ -41,9 +42,10 @@ class FusedBackend:
         device: Device,
         head: tuple[str, tuple[int, ...]] | None,
         trees: bool = False,
+        fused_size: int = 0,
     ) -> None:
         self._decoder, self._device = decoder, device
-        self.bindings = tuple(_bindings(shape, head, trees))
+        self.bindings = tuple(_bindings(shape, head, trees, fused_size))
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> dict[str, Tensor]:
         return dict(tensors)
@@ -57,7 +59,7 @@ class FusedBackend:
 
 
 def _bindings(
-    shape: FusedShape, head: tuple[str, tuple[int, ...]] | None, trees: bool
+    shape: FusedShape, head: tuple[str, tuple[int, ...]] | None, trees: bool, fused_size: int
 ) -> Iterator[Binding]:
     dtype, half = element_type(shape.dtype), shape.rotary_dim // 2
     int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -77,6 +79,8 @@ def _bindings(
     yield Binding(names.LOGITS, float32, ("B", "S", shape.vocab), False)
     for layer in shape.hidden_state_layers:
         yield Binding(names.hidden_states(layer), dtype, ("B", "S", shape.hidden), False)
+    if fused_size:
+        yield Binding(names.FUSED_HIDDEN_STATES, dtype, ("B", "S", fused_size), False)
 
 
 def element_type(precision: str) -> np.dtype:
