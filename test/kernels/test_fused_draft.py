@@ -31,7 +31,9 @@ SMALL = FusedDraftShape(
     "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
     capacity=150, epsilon=1e-5,
 )  # fmt: skip
-CPU_TUNING = FusedTuning(threads=64, tile=32, narrow_tile=32, head_tile=32, stages=3, split_rows=16)
+CPU_TUNING = FusedTuning(
+    threads=64, tile=64, narrow_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16
+)  # fmt: skip
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # relative to the largest value
 
 

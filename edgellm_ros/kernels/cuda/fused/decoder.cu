@@ -9,19 +9,6 @@
 // A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
 // `attention`.
 
-// Write the values to shared memory, as x from row `first` on.
-__device__ inline void share_x(u16* shared, const Normed& x, int first) {
-#pragma unroll
-  for (int i = 0; i < Normed::SHARE; ++i) {
-    if (!Normed::inside(i)) continue;
-    float low[ROWS], high[ROWS];
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
-    write_x(shared + (first + 2 * Normed::pair(i)) * ROWS, low);
-    write_x(shared + (first + 2 * Normed::pair(i) + 1) * ROWS, high);
-  }
-}
-
 // The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer.
 template <class P, class Finish>
 __device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
@@ -37,12 +24,9 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   Normed x;
   x.read_scales(norm);
   wait_for_kernel_before();
-  x.read(residual, embeds, rows);
-  if (hidden && !hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
-  x.normalize(shared.sums);
-  if (hidden && hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
-  share_x(shared.x, x, 0);
-  for (int i = P::K * ROWS + threadIdx.x; i < P::STEPS * P::K_LANES * ROWS; i += THREADS) shared.x[i] = 0;
+  norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
+            [&](int row) { share_x<P>(shared.x, x, 0, row); });
+  for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   __syncthreads();
   multiply<P>(shared, stream, first, count, finish);
 }

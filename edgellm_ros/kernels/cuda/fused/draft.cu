@@ -22,15 +22,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   Normed x;
   x.read_scales(embed_norm);
   wait_for_kernel_before();
-  x.read(nullptr, embeds, (int)rows);
-  x.normalize(shared.sums);
-  share_x(shared.x, x, 0);
+  norm_rows(x, nullptr, embeds, nullptr, false, shared.sums, (int)rows,
+            [&](int row) { share_x<QKV>(shared.x, x, 0, row); });
   x.read_scales(state_norm);
-  x.read(begins_normed ? nullptr : residual, states, (int)rows);
-  x.normalize(shared.sums + THREADS / 32 * ROWS);  // warps may still read the sums of the embeddings
-  if (begins_normed && blockIdx.x == 0) x.begin(residual, (int)rows);
-  share_x(shared.x, x, HIDDEN);
-  for (int i = QKV::K * ROWS + threadIdx.x; i < QKV::STEPS * QKV::K_LANES * ROWS; i += THREADS) shared.x[i] = 0;
+  float* const sums = shared.sums + THREADS / 32 * ROWS;  // warps may still read those of the embeddings
+  norm_rows(x, begins_normed ? nullptr : residual, states, nullptr, false, sums, (int)rows, [&](int row) {
+    if (begins_normed && blockIdx.x == 0) x.begin(residual, row, (int)rows);
+    share_x<QKV>(shared.x, x, HIDDEN, row);
+  });
+  for (int i = QKV::x_place(QKV::K, 0) + threadIdx.x; i < QKV::X; i += THREADS) shared.x[i] = 0;
   __syncthreads();
   multiply<QKV>(shared, stream, first, count,
                 [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
@@ -90,14 +90,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   wait_for_kernel_before();
   write_states(residual, x, states, (int)(batch * tokens), normed_states, shared.sums);
   if (fills) return;
-  x.read(residual, nullptr, rows, [&](int row) {
-    const i64 id = last_token_ids[row];
-    return row / (int)chosen * (int)tokens + (int)(id < 0 ? 0 : id < tokens ? id : tokens - 1);
-  });
-  x.normalize(shared.sums);
-  share_x(shared.x, x, 0);
-  for (int i = LM_HEAD::K * ROWS + threadIdx.x; i < LM_HEAD::STEPS * LM_HEAD::K_LANES * ROWS; i += THREADS)
-    shared.x[i] = 0;
+#pragma unroll 1
+  for (int group = 0; group < ROWS; group += Normed::AT_ONCE) {
+    x.read(residual, nullptr, group, rows, [&](int row) {
+      const i64 id = last_token_ids[row];
+      return row / (int)chosen * (int)tokens + (int)(id < 0 ? 0 : id < tokens ? id : tokens - 1);
+    });
+    x.normalize(shared.sums, group);
+    share_x<LM_HEAD>(shared.x, x, 0, group);
+  }
+  for (int i = LM_HEAD::x_place(LM_HEAD::K, 0) + threadIdx.x; i < LM_HEAD::X; i += THREADS) shared.x[i] = 0;
   __syncthreads();
   multiply<LM_HEAD>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool) {
     const int column = tile * LM_HEAD::TILE + at;

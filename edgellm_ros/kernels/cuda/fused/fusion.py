@@ -15,6 +15,8 @@ from edgellm_ros.kernels.cuda.fused.shape import DTYPES
 
 FILES = ("gemv.cuh", "fusion.cu")
 STATES = 3  # of a token, from three layers of the base
+TILE = 64  # columns of a tile
+MMA_ROWS = 4  # the fewest rows whose products are computed on tensor cores
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,12 @@ class FusionPlan:
         self, shape: FusionShape, rows: int, multiprocessors: int, most_shared: int, threads: int = 256
     ) -> None:
         self.shape, self.rows, self._threads = shape, rows, threads
-        inputs, tile, stages = STATES * shape.state_size, min(64, threads // 2), 4
+        self.mma = rows >= MMA_ROWS
+        inputs, stages = STATES * shape.state_size, 3 if self.mma else 6
         for blocks_each in (2, 4, 8, 16, 32):  # more blocks have smaller shares of x
             blocks = blocks_each * multiprocessors
-            plan = ProductPlan(inputs, shape.fused_size, tile, threads, stages, rows, blocks, False)
+            sizes = inputs, shape.fused_size, TILE, threads, stages, rows, blocks
+            plan = ProductPlan(*sizes, all_of_x=False, mma=self.mma)
             if plan.shared_bytes <= most_shared // 2 - RESERVED:
                 self.product = plan
                 return
@@ -98,6 +102,7 @@ class FusionPlan:
         values = {
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,
+            "TENSOR_CORES": int(self.mma),
             "THREADS": product.threads,
             "STAGES": product.stages,
             "TRIGGER_FIRST": 1,

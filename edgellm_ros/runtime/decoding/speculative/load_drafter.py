@@ -22,7 +22,6 @@ from edgellm_ros.runtime.decoding.speculative.eagle import EagleDrafter
 from edgellm_ros.runtime.decoding.speculative.prompt_lookup import PromptLookup
 from edgellm_ros.runtime.engines.draft_engine_runner import DraftEngineRunner
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.fused.draft import load_fused_draft
 
 MOST_WAITING = 64  # tokens of vanilla steps on which a draft head runs at once
 
@@ -34,16 +33,17 @@ def load_drafter(
     device: Device,
     kernels: Kernels,
     tree_kernels: TreeKernels,
-    open_engine: Callable[..., EngineExecutor],
+    open_engine: Callable[[str], EngineExecutor],
     runner: LLMEngineRunner,
     embedder: InputEmbedder,
     sampling: SamplingRows,
-    fuses: bool,
+    fused_head: EngineExecutor | None = None,
+    most_fused_tokens: int = 0,
 ) -> Drafter:
     """Load the drafter that `drafting` names, which `check_drafting` has checked.
 
-    - open_engine: opens a graph of the engine directory, with weights to share as keyword `shared`
-    - fuses: whether a head runs in the fused kernels if these are available
+    - open_engine: opens a graph of the engine directory
+    - fused_head, most_fused_tokens: see `DraftEngineRunner`
 
     ValueError for a damaged file.
     """
@@ -52,9 +52,8 @@ def load_drafter(
         return PromptLookup(device, tree_kernels, runner.kv_cache, placeholders)
     draft = config.draft
     assert draft is not None  # `check_drafting`
-    fused = load_fused_draft(root, config, drafting, device) if fuses else None
     head = DraftEngineRunner(
-        open_engine(DRAFT, shared=fused.shared if fused else None),
+        open_engine(DRAFT),
         config,
         draft,
         device,
@@ -62,8 +61,8 @@ def load_drafter(
         tree_kernels,
         drafting.drafting_top_k,
         drafting.tokens_per_round,
-        fused.executor if fused else None,
-        fused.most_rows if fused else 0,
+        fused_head,
+        most_fused_tokens,
     )
     embedding = token_of_logit = None
     if not draft.shares_embedding:
