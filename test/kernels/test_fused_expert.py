@@ -160,8 +160,8 @@ def step(fused, model: Model) -> np.ndarray:
         pytest.param(SMALL, 1, 5, id="a short prefix"),
         pytest.param(SMALL, 3, 33, id="3 samples"),
         pytest.param(
-            changed(dtype="bf16", head_dim=128, rotary_dim=32, heads=3, kv_heads=3, hidden=128, actions=3), 2, 70,
-            id="bf16, a full cache, heads of 128 that are rotated in part",
+            changed(dtype="bf16", head_dim=128, rotary_dim=32, heads=3, kv_heads=3, hidden=128, actions=3),
+            2, 70, id="bf16, a full cache, heads of 128 that are rotated in part",
         ),
     ],
 )  # fmt: skip
