@@ -52,6 +52,7 @@ struct Place {
 
   explicit Place(uint4* memory) : memory(memory) {}
   void advance(int places) { memory += places; }
+  Place plus(int places) const { return Place(memory + places); }
   uint4 read() const { return *memory; }
 };
 
@@ -99,6 +100,49 @@ inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits);
 inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
+
+namespace fused_on_cpu {
+
+// What the lanes of a warp give to each other; two, so that a lane can begin the next exchange while others read.
+template <class T>
+struct Lanes { T values[2][cuda_on_cpu::WARP]; unsigned exchanges[cuda_on_cpu::WARP]; };
+
+// What all lanes of the warp have as their value.
+template <class T>
+const T* exchange_all(const T& value) {
+  static thread_local std::vector<Lanes<T>> all(1024 / cuda_on_cpu::WARP);
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
+  Lanes<T>& own = all[warp];
+  const unsigned half = own.exchanges[lane]++ % 2;
+  own.values[half][lane] = value;
+  cuda_on_cpu::meet(cuda_on_cpu::block->warps[warp]);
+  return own.values[half];
+}
+
+struct Fragments { u32 a[4], b[2]; };
+
+}  // namespace fused_on_cpu
+
+inline void read_transposed(u32 (&values)[4], Place row) {
+  const u16* const* rows = fused_on_cpu::exchange_all(reinterpret_cast<const u16*>(row.memory));
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) values[i] = rows[8 * i + 2 * t][g] | (u32)rows[8 * i + 2 * t + 1][g] << 16;
+}
+
+inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {  // D[g + i / 2 * 8][2t + i % 2]
+    const unsigned column = 2 * t + i % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned at = k % 8 / 2, shift = k % 2 * 16;
+      const u32 left = lanes[4 * g + at].a[i / 2 + k / 8 * 2] >> shift;
+      const u32 right = lanes[4 * column + at].b[k / 8] >> shift;
+      sums[i] += to_float(left) * to_float(right);
+    }
+  }
+}
+
 inline float exp2_fast(float value) { return exp2f(value); }
 inline float rsqrt_fast(float value) { return 1 / sqrtf(value); }
 inline i64 round_to_integer(float value) { return llrintf(value); }
