@@ -11,6 +11,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.fused_expert import FusedExpertModel
 from edgellm_ros.engine_directory.fused_model import FusedModel, StoredWeight
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 ALIGNMENT = 256  # bytes, of each weight's address
 
 
-def load_weights(folder: Path, model: FusedModel, dtype: np.dtype, device: Device) -> dict[str, Tensor]:
+def load_weights(
+    folder: Path, model: FusedModel | FusedExpertModel, dtype: np.dtype, device: Device
+) -> dict[str, Tensor]:
     """Copy the weights from their file to the device; return them by name.
 
-    ValueError if the file does not fit `llm/fused.json`.
+    ValueError if the file does not fit the model's description.
     """
     path = folder / model.file
     stored = list(model.weights())
