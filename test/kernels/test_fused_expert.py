@@ -132,10 +132,10 @@ class HostProgram:
 
 @pytest.fixture(scope="session")
 def fused(device, tmp_path_factory):
-    """Function that makes an expert: on the GPU, or on the host with 12 multiprocessors."""
+    """Function that makes an expert: on the GPU, or on the host with 6 multiprocessors."""
     if device.memory == "cuda":
         return device, lambda shape, weights, samples: FusedExpert(device, shape, weights, samples)
-    host, folder = fused_on_cpu.FusedDoubleDevice(12), tmp_path_factory.mktemp("expert")
+    host, folder = fused_on_cpu.FusedDoubleDevice(6), tmp_path_factory.mktemp("expert")
     compile = functools.partial(HostProgram, folder)
 
     def make(shape, weights, samples):

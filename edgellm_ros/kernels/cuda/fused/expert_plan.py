@@ -10,7 +10,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.plan import WARP, Launch
 
-ROW_TILES = (8, 32)  # each is compiled when an engine is loaded
+ROW_TILES = (8, 16, 32)  # the kernels of each are compiled when an engine is loaded
 HIDDEN_TILE = INNER_TILE = 32  # columns of a block of `o` and `down`, and of `gate_up`'s result
 QUERY_TILE = 16  # rows of a block of the attention
 
@@ -23,7 +23,7 @@ class ExpertTuning:
     - stages: steps of weights that a warp has on their way to shared memory
     - attention_warps: of a block of the attention; half as many for heads of 128
     - finish_threads: of a block of the last kernel
-    - row_tile: rows of a block of a product; 0 = the fewest with which every block has a multiprocessor
+    - row_tile: rows of a block of a product; 0 = the fewest with at most two blocks for each multiprocessor
     - early_start, trigger_first: as in FusedTuning
     """
 
@@ -33,7 +33,7 @@ class ExpertTuning:
     finish_threads: int = 256
     row_tile: int = 0
     early_start: bool = True
-    trigger_first: bool = True
+    trigger_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def plan_samples(
 ) -> ExpertPlan:
     """Return the plan for so many samples.
 
-    Its tile of rows is the smallest one with which each block of a product has a multiprocessor, or the
+    Its tile of rows is the smallest one with at most two blocks of a product for each multiprocessor, or the
     largest one for which there is shared memory. EngineError if there is too little for any.
     """
     columns = max(shape.qkv_size // shape.head_dim, shape.inner // INNER_TILE)
@@ -165,7 +165,7 @@ def plan_samples(
         (
             row_tile
             for row_tile in ROW_TILES
-            if columns * -(-samples * shape.horizon // row_tile) <= multiprocessors
+            if columns * -(-samples * shape.horizon // row_tile) <= 2 * multiprocessors
         ),
         ROW_TILES[-1],
     )
