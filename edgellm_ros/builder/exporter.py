@@ -42,6 +42,7 @@ def export(
     max_verify_tree_size: int = 64,
     quantize: str | None = None,
     group_size: int = 64,
+    cpu_int8: bool = False,
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
@@ -68,6 +69,9 @@ def export(
     `group_size` inputs (32, 64 or 128) that share a scale. Embeddings, LM head, encoders, action expert and
     draft head keep `precision`. The weights of a checkpoint that is quantised stay as they are.
 
+    cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/int8_products.py`), those of encoders and
+    draft head too; the other graphs do not change. Needs precision fp32.
+
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming
     file, key and value, for a checkpoint that is incomplete or not supported.
@@ -87,6 +91,7 @@ def export(
         max_verify_tree_size,
         quantize,
         group_size,
+        cpu_int8,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))
 
