@@ -25,6 +25,7 @@ from edgellm_ros.builder.draft.layout import EMBEDDING
 from edgellm_ros.builder.expert_config import ExpertArchitecture, expert_architecture
 from edgellm_ros.builder.families import Family, find_family
 from edgellm_ros.builder.flow_expert import build_expert
+from edgellm_ros.builder.fused_expert import describe_expert
 from edgellm_ros.builder.graph import DTYPES, GraphBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
@@ -53,6 +54,7 @@ from edgellm_ros.engine_directory.files import (
     graph_path,
 )
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
+from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
@@ -192,6 +194,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
+        if options.precision != "fp32":
+            described = describe_expert(expert, parts["action"], Path(graph_path("action")).name)
+            texts[FUSED_EXPERT_FILE] = described.contents()
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}

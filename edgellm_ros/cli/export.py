@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from edgellm_ros.cli.quantization_cost import QuantizationCost
 
 QUANTIZE, GROUP_SIZES = ("int4", "int8"), (32, 64, 128)  # as in builder.quantization.rounding
-PRECISIONS = ("fp32", "fp16", "bf16")  # as in runtime.config, which `edgellm --help` does not import
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -42,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
+        choices=arguments.PRECISIONS,
         default="fp32",
         help="type of weights and KV cache (default: %(default)s)",
     )
