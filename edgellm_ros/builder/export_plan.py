@@ -17,6 +17,7 @@ import numpy as np
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, MixtureOfExpertsError, read_section
+from edgellm_ros.builder.draft.fused import describe_head
 from edgellm_ros.builder.draft.graph import build_draft, draft_lm_head
 from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.draft.head import DraftHead, read_head
@@ -53,6 +54,7 @@ from edgellm_ros.engine_directory.files import (
     VERIFY,
     graph_path,
 )
+from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
@@ -219,6 +221,10 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         parts[DRAFT], cpu[DRAFT] = build_draft(*arguments), build_draft(*arguments)
         variants[DRAFT] = build_cuda_draft(*arguments)
         chains[DRAFT] = build_cuda_draft(*arguments, only_chains=True)
+        if options.precision != "fp32":
+            graphs_and_files = ((parts[part], Path(graph_path(part)).name) for part in (DRAFT, VERIFY))
+            description = describe_head(draft, arguments[1], capacity, *graphs_and_files)
+            texts[FUSED_DRAFT_FILE] = description.contents()
     if options.cpu_int8:
         cpu |= {part: build(options.precision) for part, build in model.encoders.items()}
     cpu = {part: graph for part, graph in cpu.items() if _for_a_cpu(part, graph, options)}

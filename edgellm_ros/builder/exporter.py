@@ -21,6 +21,7 @@ from edgellm_ros.builder.export_plan import (
 from edgellm_ros.builder.vocabulary import VOCAB_MAP
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, list_files
+from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 
@@ -121,7 +122,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     tensors = f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
-    optional = *tensors, FUSED_FILE, FUSED_EXPERT_FILE
+    optional = *tensors, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     for pattern in (*graphs, "*/*.plan*", *optional):

@@ -36,6 +36,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
+    EAGLE,
     SpecDecodeDraftingConfig,
     base_graph,
     fused_size,
@@ -46,7 +47,8 @@ from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.fused.choice import choose_by_time
-from edgellm_ros.runtime.fused.loading import AUTO, load_fused
+from edgellm_ros.runtime.fused.draft import load_fused_draft
+from edgellm_ros.runtime.fused.loading import AUTO, ENGINE, load_fused
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
@@ -163,6 +165,9 @@ class Pipeline:
         self.drafter: GuardedDrafter | None = None
         if drafting is not None:
             tree_kernels = load_tree_kernels(self.device)
+            head = None
+            if drafting.strategy == EAGLE and decode != ENGINE and not decode_backend:
+                head = load_fused_draft(root, config, drafting, self.device)
             drafter = load_drafter(
                 root,
                 config,
@@ -170,10 +175,12 @@ class Pipeline:
                 self.device,
                 kernels,
                 tree_kernels,
-                engine,
+                partial(engine, shared=head.shared if head else None),
                 self.runner,
                 self.embedder,
                 self.sampling,
+                head.executor if head else None,
+                head.most_rows if head else 0,
             )
             self.drafter = GuardedDrafter(drafter, self.device)
             metrics.spec_decode.strategy = drafter.name

@@ -39,6 +39,7 @@ class LayerArrays:
     o_bias: np.ndarray | None = None
     gate_up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
+    state_norm: np.ndarray | None = None  # of a draft head's first layer
 
 
 def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
@@ -67,32 +68,33 @@ def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
 class Step:
     """Inputs of a step as arrays; the caches are updated in place."""
 
-    embeds: np.ndarray  # [B,H]
+    embeds: np.ndarray  # [B,S,H]
     cos: np.ndarray  # [P,R/2]
     sin: np.ndarray
-    position_ids: np.ndarray  # [B]
-    kv_length: np.ndarray  # [B], with the new token
+    position_ids: np.ndarray  # [B,S]
+    kv_length: np.ndarray  # [B], with the new tokens
     caches: list[tuple[np.ndarray, np.ndarray]]  # of each layer [B,Hkv,C,D]
+    mask: np.ndarray | None = None  # [B,S,C] of trees; None: the tokens of a sequence are a chain
 
 
 @dataclass
 class StepResult:
     """Outputs of a step in float64."""
 
-    logits: np.ndarray  # [B,V]
-    hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,H]
+    logits: np.ndarray  # [B,S,V]
+    hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,S,H]
 
 
 def decode_step(
     shape: FusedShape, layers: list[LayerArrays], norm: np.ndarray, lm_head: np.ndarray, step: Step
 ) -> StepResult:
-    """Compute one token per row. lm_head: [V,H] if the shape is tied, else [H,V]."""
+    """Compute S tokens of each sequence. lm_head: [V,H] if the shape is tied, else [H,V]."""
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
     for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
         qkv = _linear(rms_norm(x, layer.input_norm, shape.epsilon), layer.qkv, layer.qkv_bias)
         x = x + _linear(attention(shape, layer, shape.window(i), qkv, caches, step), layer.o, layer.o_bias)
         normed = rms_norm(x, layer.post_norm, shape.epsilon)
-        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
+        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=-1)
         x = x + _linear(gate / (1 + np.exp(-gate)) * up, layer.down, layer.down_bias)
         if i + 1 in shape.hidden_state_layers:
             result.hidden_states[i + 1] = x
@@ -111,34 +113,46 @@ def attention(
     caches: tuple[np.ndarray, np.ndarray],
     step: Step,
 ) -> np.ndarray:
-    """Write the new keys and values to the caches and attend to them: [B,(Hq+2Hkv)*D] -> [B,Hq*D]."""
-    batch, size, group = len(qkv), shape.head_dim, shape.heads // shape.kv_heads
+    """Write the new keys and values to the caches and attend: [B,S,(Hq+2Hkv)*D] -> [B,S,Hq*D]."""
+    batch, tokens, size = *qkv.shape[:2], shape.head_dim
     q, k, v = (
-        part.reshape(batch, -1, size)
-        for part in np.split(qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=1)
+        part.reshape(batch, tokens, -1, size)
+        for part in np.split(qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
     )
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = rms_norm(q, layer.q_norm, shape.epsilon), rms_norm(k, layer.k_norm, shape.epsilon)
     q, k = (rotate(shape, heads, step) for heads in (q, k))
-    out = np.empty((batch, shape.heads, size))
+    out = np.empty((batch, tokens, shape.heads, size))
     keys, values = caches
-    for row in range(batch):
-        last = int(step.kv_length[row]) - 1
-        keys[row, :, last], values[row, :, last] = k[row], v[row]
-        first = 0 if window is None else max(0, last - window + 1)
-        seen = slice(first, last + 1)
-        for head in range(shape.heads):
-            scores = keys[row, head // group, seen].astype(np.float64) @ q[row, head] * size**-0.5
-            weights = np.exp(scores - scores.max())
-            out[row, head] = weights / weights.sum() @ values[row, head // group, seen].astype(np.float64)
-    return out.reshape(batch, -1)
+    for b in range(batch):
+        first_new = int(step.kv_length[b]) - tokens
+        new = slice(first_new, first_new + tokens)
+        keys[b, :, new], values[b, :, new] = k[b].swapaxes(0, 1), v[b].swapaxes(0, 1)
+        for token in range(tokens):
+            rows = seen_rows(step, b, token, window)
+            for head in range(shape.heads):
+                kv_head = head // (shape.heads // shape.kv_heads)
+                scores = keys[b, kv_head, rows].astype(np.float64) @ q[b, token, head] * size**-0.5
+                weights = np.exp(scores - scores.max())
+                out[b, token, head] = weights / weights.sum() @ values[b, kv_head, rows].astype(np.float64)
+    return out.reshape(batch, tokens, -1)
+
+
+def seen_rows(step: Step, sequence: int, token: int, window: int | None) -> np.ndarray:
+    """Return the rows of the cache that a new token attends to."""
+    tokens, length = step.embeds.shape[1], int(step.kv_length[sequence])
+    rows = np.arange(length - tokens + token + 1)
+    if step.mask is not None:
+        rows = np.flatnonzero(step.mask[sequence, token, :length])
+    end = length - tokens + np.count_nonzero(rows >= length - tokens)  # the token's position, and 1
+    return rows if window is None else rows[rows >= end - window]
 
 
 def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
-    """Rotate the first values of heads [B,n,D] by each row's position."""
+    """Rotate the first values of heads [B,S,n,D] by each token's position."""
     half = shape.rotary_dim // 2
     cos, sin = (
-        table[step.position_ids].astype(np.float64)[:, None] for table in (step.cos, step.sin)
+        table[step.position_ids].astype(np.float64)[:, :, None] for table in (step.cos, step.sin)
     )
     places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.interleaved else None
     first, second = places if places is not None else (np.arange(half), half + np.arange(half))
@@ -180,24 +194,27 @@ class HostFusedDecoder:
 
     def _run(self, tensors: Mapping[str, Tensor]) -> None:
         arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
-        assert len(arrays["inputs_embeds"]) <= self._shape.max_rows
+        batch, tokens, _ = arrays["inputs_embeds"].shape
+        assert batch * tokens <= self._shape.max_rows
+        mask = arrays.get("attention_mask") if tokens > 1 else None
         step = Step(
-            embeds=arrays["inputs_embeds"][:, 0],
+            embeds=arrays["inputs_embeds"],
             cos=arrays["rope_cos"],
             sin=arrays["rope_sin"],
-            position_ids=arrays["position_ids"][:, 0],
+            position_ids=arrays["position_ids"],
             kv_length=arrays["kv_length"],
             caches=[
                 (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
             ],
+            mask=None if mask is None else mask[:, 0],
         )
         head = self._lm_head
         if head is None:
             head = arrays["embedding" if self._shape.tied else "lm_head.weight"]
         result = decode_step(self._shape, self._layers, self._norm, head, step)
-        arrays["logits"][:, 0] = result.logits
+        arrays["logits"][...] = result.logits
         for layer, states in result.hidden_states.items():
-            arrays[f"hidden_states_{layer}"][:, 0] = states
+            arrays[f"hidden_states_{layer}"][...] = states
 
 
 def _layer(layer: FusedLayerWeights, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> LayerArrays:

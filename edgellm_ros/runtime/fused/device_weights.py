@@ -11,6 +11,7 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.fused_draft import FusedDraftModel, StoredFusion
 from edgellm_ros.engine_directory.fused_expert import FusedExpertModel
 from edgellm_ros.engine_directory.fused_model import FusedModel, StoredWeight
 
@@ -22,7 +23,10 @@ ALIGNMENT = 256  # bytes, of each weight's address
 
 
 def load_weights(
-    folder: Path, model: FusedModel | FusedExpertModel, dtype: np.dtype, device: Device
+    folder: Path,
+    model: FusedModel | FusedExpertModel | FusedDraftModel | StoredFusion,
+    dtype: np.dtype,
+    device: Device,
 ) -> dict[str, Tensor]:
     """Copy the weights from their file to the device; return them by name.
 
