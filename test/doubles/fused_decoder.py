@@ -8,7 +8,7 @@ memory by address, so that the whole runtime can run on it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ import numpy as np
 
 from doubles.deferred_device import DeferredDevice
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
+from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
@@ -83,6 +85,7 @@ class StepResult:
 
     logits: np.ndarray  # [B,S,V]
     hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,S,H]
+    stream: list[np.ndarray] = field(default_factory=list)  # before each layer and after the last: [B,S,H]
 
 
 def decode_step(
@@ -91,6 +94,7 @@ def decode_step(
     """Compute S tokens of each sequence. lm_head: [V,H] if the shape is tied, else [H,V]."""
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
     for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
+        result.stream.append(x)
         qkv = _linear(rms_norm(x, layer.input_norm, shape.epsilon), layer.qkv, layer.qkv_bias)
         x = x + _linear(attention(shape, layer, shape.window(i), qkv, caches, step), layer.o, layer.o_bias)
         normed = rms_norm(x, layer.post_norm, shape.epsilon)
@@ -98,6 +102,7 @@ def decode_step(
         x = x + _linear(gate / (1 + np.exp(-gate)) * up, layer.down, layer.down_bias)
         if i + 1 in shape.hidden_state_layers:
             result.hidden_states[i + 1] = x
+    result.stream.append(x)
     x = rms_norm(x, norm, shape.epsilon)
     if shape.layers in shape.hidden_state_layers:
         result.hidden_states[shape.layers] = x
@@ -149,10 +154,10 @@ def seen_rows(step: Step, sequence: int, token: int, window: int | None) -> np.n
 
 
 def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
-    """Rotate the first values of heads [B,S,n,D] by each token's position."""
+    """Rotate the first values of heads [...,n,D] by each token's position."""
     half = shape.rotary_dim // 2
     cos, sin = (
-        table[step.position_ids].astype(np.float64)[:, :, None] for table in (step.cos, step.sin)
+        table[step.position_ids].astype(np.float64)[..., None, :] for table in (step.cos, step.sin)
     )
     places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.interleaved else None
     first, second = places if places is not None else (np.arange(half), half + np.arange(half))
@@ -172,11 +177,34 @@ def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.nd
     return y if bias is None else y + bias.astype(np.float64)
 
 
+def fuse(
+    shape: FusionShape,
+    states: Sequence[np.ndarray],
+    fc: np.ndarray,
+    bias: np.ndarray | None,
+    norms: Sequence[np.ndarray],
+) -> np.ndarray:
+    """Compute the fused states of three states [...,Hb]; norms: three, or one of all states."""
+    values = [state.astype(np.float64) for state in states]
+    if shape.state_norms:
+        values = [
+            rms_norm(value, norm, shape.epsilon) for value, norm in zip(values, norms, strict=True)
+        ]
+    joined = np.concatenate(values, axis=-1)
+    if shape.joined_norm:
+        joined = rms_norm(joined, norms[0], shape.epsilon)
+    fused = _linear(joined, fc, bias)
+    return fused.clip(-65504, 65504) if shape.dtype == "fp16" else fused
+
+
 class HostFusedDecoder:
     """FusedDecoder on host memory; on a DeferredDevice a step is queued like a kernel."""
 
-    def __init__(self, device: Any, shape: FusedShape, weights: FusedWeights) -> None:
+    def __init__(
+        self, device: Any, shape: FusedShape, weights: FusedWeights, fusion: StateFusion | None = None
+    ) -> None:
         self.steps = 0
+        self.sizes: list[tuple[int, int]] = []  # of each step: sequences, tokens of each
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
         shapes = layer_shapes(shape)
@@ -184,9 +212,13 @@ class HostFusedDecoder:
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
         self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
+        self._fusion = fusion
+        if fusion is not None:
+            self._fusion_arrays = _fusion_arrays(fusion)
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
+        self.sizes.append(tensors["inputs_embeds"].shape[:2])
         if isinstance(self._device, DeferredDevice):
             self._device.queue(lambda: self._run(tensors))
         else:
@@ -215,12 +247,28 @@ class HostFusedDecoder:
         arrays["logits"][...] = result.logits
         for layer, states in result.hidden_states.items():
             arrays[f"hidden_states_{layer}"][...] = states
+        if self._fusion is not None:
+            states = [result.stream[layer] for layer in self._fusion.layers]
+            fused = fuse(self._fusion.shape, states, *self._fusion_arrays)
+            arrays["fused_hidden_states"][...] = fused
 
 
 def _layer(layer: FusedLayerWeights, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> LayerArrays:
     given = {name for name, address in vars(layer).items() if address}
     assert given == set(shapes), f"weights {sorted(given)}, expected {sorted(shapes)}"
     return LayerArrays(**{name: array_at(getattr(layer, name), shapes[name], dtype) for name in shapes})
+
+
+def _fusion_arrays(fusion: StateFusion) -> tuple[np.ndarray, np.ndarray | None, list[np.ndarray]]:
+    """Return the weights of a fusion: fc, its bias, norms."""
+    shape, weights, dtype = fusion.shape, fusion.weights, TYPES[fusion.shape.dtype]
+    size, norms = shape.state_size, []
+    if shape.state_norms:
+        norms = [array_at(pointer, (size,), dtype) for pointer in weights.norms]
+    if shape.joined_norm:
+        norms = [array_at(weights.norms[0], (3 * size,), dtype)]
+    bias = array_at(weights.bias, (shape.fused_size,), dtype) if weights.bias else None
+    return array_at(weights.fc, (3 * size, shape.fused_size), dtype), bias, norms
 
 
 def array_at(pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

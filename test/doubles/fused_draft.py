@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a draft head, and its fusion of base states, in NumPy: the reference of the fused kernels' tests.
+"""Runs of a draft head in NumPy: the reference of the fused kernels' tests.
 
-`run_head` and `fuse` compute on arrays in float64. `HostFusedDraft` has the interface of `FusedDraft` and
+`run_head` computes on arrays in float64. `HostFusedDraft` has the interface of `FusedDraft` and
 computes on host memory by address.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from doubles.deferred_device import DeferredDevice
 from doubles.fused_decoder import TYPES, LayerArrays, Step, array_at, attention, layer_shapes, rms_norm
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
-from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
 
@@ -59,26 +58,6 @@ def run_head(
     normed = rms_norm(x, norm, shape.epsilon)
     chosen = np.take_along_axis(normed, run.last_token_ids[..., None], axis=1)
     return _linear(chosen, lm_head, None), normed if shape.feeds_back_normed_state else x
-
-
-def fuse(
-    shape: FusionShape,
-    states: Sequence[np.ndarray],
-    fc: np.ndarray,
-    bias: np.ndarray | None,
-    norms: Sequence[np.ndarray],
-) -> np.ndarray:
-    """Compute the fused states of three states [rows,Hb]; norms: three, or one of all states."""
-    values = [state.astype(np.float64) for state in states]
-    if shape.state_norms:
-        values = [
-            rms_norm(value, norm, shape.epsilon) for value, norm in zip(values, norms, strict=True)
-        ]
-    joined = np.concatenate(values, axis=-1)
-    if shape.joined_norm:
-        joined = rms_norm(joined, norms[0], shape.epsilon)
-    fused = _linear(joined, fc, bias)
-    return fused.clip(-65504, 65504) if shape.dtype == "fp16" else fused
 
 
 def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

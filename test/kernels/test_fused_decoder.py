@@ -305,14 +305,14 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_87", "sm_90", "sm_110"])
-def test_the_kernels_keep_their_variables_in_registers(arch):
+@pytest.mark.parametrize("arch, head_dim", [("sm_87", 128), ("sm_90", 256), ("sm_110", 64)])
+def test_the_kernels_keep_their_variables_in_registers(arch, head_dim):
     log = io.StringIO()
-    plan = FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, FusedTuning())
+    plan = FusedPlan(changed(head_dim=head_dim, max_rows=8), 8, 20, 227 << 10, FusedTuning())
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
     Program(compiler.source(), "c++", options).compile("cubin", logs=log)
     frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
-    kernels = ["attention", "down", "gate_up", "lm_head", "o", "qkv", "tree_attention"]
+    kernels = ["attention", "down", "gate_up", "last_state", "lm_head", "o", "qkv", "tree_attention"]
     assert sorted(frames) == [(name, "0") for name in kernels]
 
 

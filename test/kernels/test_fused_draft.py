@@ -16,8 +16,8 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 from cuda.core import Program
 
 from doubles import fused_on_cpu
-from doubles.fused_decoder import TYPES, LayerArrays
-from doubles.fused_draft import HeadRun, fuse, head_layer_shapes, run_head
+from doubles.fused_decoder import TYPES, LayerArrays, fuse
+from doubles.fused_draft import HeadRun, head_layer_shapes, run_head
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused import compiler
 from edgellm_ros.kernels.cuda.fused.decoder import compiler_for

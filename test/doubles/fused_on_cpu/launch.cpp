@@ -14,7 +14,7 @@
 #if JOINED  // of a draft head
 #define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
 #else
-#define OWN_KERNELS KERNEL(qkv) KERNEL(lm_head)
+#define OWN_KERNELS KERNEL(qkv) KERNEL(lm_head) KERNEL(last_state)
 #endif
 #define KERNELS OWN_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif

@@ -164,4 +164,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                            });
 #endif
 }
+
+// Write the residual stream after the last layer in the model's type, for a draft head.
+extern "C" __global__ void __launch_bounds__(THREADS) last_state(const i64* residual, u16* out, i64 rows) {
+  wait_for_kernel_before();
+  const int pairs = (int)rows * HIDDEN / 2;
+  for (int place = blockIdx.x * THREADS + threadIdx.x; place < pairs; place += gridDim.x * THREADS) {
+    const longlong2 pair = load(reinterpret_cast<const longlong2*>(residual) + place);
+    reinterpret_cast<u32*>(out)[place] = from_float(from_fixed(pair.x)) | (u32)from_float(from_fixed(pair.y)) << 16;
+  }
+}
 #endif

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
@@ -18,7 +19,19 @@ from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeigh
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
 EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 
-Compile = Callable[[FusedPlan], Any]  # to an object with the method `launch` of `FusedProgram`
+Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
+
+
+@dataclass(frozen=True)
+class StateFusion:
+    """A draft head's fusion of the residual stream at the inputs of three layers.
+
+    layers: counted from 0; the number of layers is the output of the last.
+    """
+
+    layers: tuple[int, ...]
+    shape: FusionShape
+    weights: FusionWeights
 
 
 class FusedDecoder:
@@ -26,6 +39,7 @@ class FusedDecoder:
 
     - device: a `CudaDevice`
     - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
+    - fusion: of a draft head, whose output is `fused_hidden_states`
 
     EngineError if the device's architecture is older than sm_80 or the shape is not supported.
     """
@@ -37,6 +51,7 @@ class FusedDecoder:
         weights: FusedWeights,
         compile: Compile | None = None,
         tuning: FusedTuning | None = None,
+        fusion: StateFusion | None = None,
     ) -> None:
         reason = shape.unsupported()
         if reason is not None:
@@ -53,6 +68,13 @@ class FusedDecoder:
         self._variants = self._make_variants(shape)
         self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
         self._scratch = self._make_scratch(self._variants.values())
+        self._fusion = fusion
+        self._states: dict[int, Tensor] = {}  # by layer from 0
+        if fusion is not None:
+            threads = min(256, self._tuning.threads)
+            self._fuse = FusedFusion(device, fusion.shape, fusion.weights, self._compile, threads)
+            rows = (shape.max_rows, shape.hidden)
+            self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
     def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
         """Make kernels for a shape, by largest number of rows."""
@@ -78,10 +100,10 @@ class FusedDecoder:
         `llm/verify.cuda.onnx`, by binding name: inputs_embeds [B,S,H], rope_cos and rope_sin [P,R/2] fp32,
         position_ids [B,S], kv_length [B] (with the new tokens, which are in the last S of these rows),
         key_cache_i and value_cache_i [B,Hkv,C,D], logits [B,S,V] fp32 of all tokens, hidden_states_i [B,S,H];
-        embedding or lm_head.weight if the weights have no LM head; attention_mask [B,1,S,C] bool if the
-        tokens of a sequence are a tree, without which they are a chain. Others are ignored. B * S is at most
-        `shape.max_rows`. With a mask and a sliding window, a token's position is the number of rows before
-        the new ones and the new rows that it sees.
+        attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
+        embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
+        fusion. Others are ignored. B * S is at most `shape.max_rows`. With a mask and a sliding window, a
+        token's position is the number of rows before the new ones and of the new rows that it sees.
         """
         for program, launch, arguments in self.launches(tensors):
             program.launch(launch, *arguments)
@@ -106,6 +128,28 @@ class FusedDecoder:
         hidden = self._hidden_states(tensors, shape.layers)
         launch = variant.plan.launch("lm_head", rows, self._early)
         yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
+        if self._fusion is not None:
+            yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+
+    def _fusion_launches(
+        self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
+    ) -> Iterator[tuple[Any, Launch, tuple[int, ...]]]:
+        """Yield the launches that follow a step."""
+        last = self._shape.layers
+        if last in layers:
+            launch = variant.plan.launch("last_state", rows, self._early)
+            arguments = self._scratch["residual"].pointer, self._states[last].pointer, rows
+            yield variant.program, launch, arguments
+        states = [self._state(tensors, layer) for layer in layers]
+        out = tensors["fused_hidden_states"].pointer
+        yield from self._fuse.launches(states, out, rows, self._early)
+
+    def _state(self, tensors: Mapping[str, Tensor], layer: int) -> int:
+        """Return the address of the residual stream at the input of a layer that a draft head takes."""
+        if not layer:
+            return tensors["inputs_embeds"].pointer
+        output = self._hidden_states(tensors, layer) if layer < self._shape.layers else 0
+        return output or self._states[layer].pointer
 
     def _layer(
         self,
@@ -124,15 +168,12 @@ class FusedDecoder:
         caches = (tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value"))
         window = self._shape.window(layer) or 0
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
-        hidden = self._hidden_states(tensors, layer)
-        tree: tuple[int, ...] = ()
-        attention = "attention"
-        if tokens > 1:
-            mask = tensors.get("attention_mask")
-            attention, tree = "tree_attention", (0 if mask is None else mask.pointer, tokens)
+        hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
+        mask = tensors.get("attention_mask")
+        tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
         return {
             "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
-            attention: (
+            "tree_attention" if tree else "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
                 *splits, window, weights.gate_up, self._prefetched, *tree,
             ),

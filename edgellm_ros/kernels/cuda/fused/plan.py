@@ -254,6 +254,9 @@ class FusedPlan:
             tiles = -(-tokens * shape.heads // shape.kv_heads // (16 if shape.head_dim <= 128 else 8))
             grid = shape.kv_heads * tiles * self.splits, rows // tokens
             return Launch(name, grid, tuning.attention_threads, 0, early)
+        if name == "last_state":
+            blocks = -(-rows * shape.hidden // (2 * tuning.threads))
+            return Launch(name, (blocks, 1), tuning.threads, 0, early)
         name, kernel = OF_DRAFTS.get(name, name), name
         shared = self.shared[name]
         if name == "attention":
