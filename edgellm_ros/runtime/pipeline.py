@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.fused_actions import choose_by_time as choose_actions_by_time
+from edgellm_ros.diffusion.fused_actions import load_fused_actions
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -121,7 +123,16 @@ class Pipeline:
             self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
         if config.action is not None:
             table, samples = self.runner.rope_table, builder.max_action_samples
-            self.action = ActionRunner(engine("action"), config.action, self.device, kernels, table, samples)
+            actions = load_fused_actions(root, config, self.device, decode)
+            self.action = ActionRunner(
+                engine("action", shared=actions.shared if actions else None),
+                config.action,
+                self.device,
+                kernels,
+                table,
+                samples,
+                actions,
+            )
 
         # 2. weights that are inputs: embeddings, adapters, the LM head
         dtype = self.runner.embeds_dtype
@@ -200,6 +211,11 @@ class Pipeline:
             if drafting is not None:
                 verification = Verification(tree_kernels, drafting.tree_size)
             choose_by_time(self.device, self.runner, self.embedder, self.logits, verification)
+        if self.action is not None and self.action.uses_fused and decode == AUTO and config.action:
+            row = cache.sequence(0)
+            choose_actions_by_time(self.device, self.action, row, config.action.kv_caches)
+            self.device.fill_zero(row.length)
+            cache.clear_row(0)
 
         # 4. state that outlives a batch: prefixes, hidden states
         head_cache = self.drafter.kv_cache if self.drafter is not None else None

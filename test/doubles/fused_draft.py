@@ -70,6 +70,7 @@ class HostFusedDraft:
 
     def __init__(self, device: Any, shape: FusedDraftShape, weights: FusedWeights) -> None:
         self.runs: list[tuple[int, int]] = []  # sequences and tokens of each
+        self.max_rows = shape.max_rows
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
         self._layers = [

@@ -203,9 +203,11 @@ def test_images_and_trajectories_are_those_of_the_engine(decoders, omni, monkeyp
 
 def _every_shape(monkeypatch) -> None:
     """Let the double take shapes that the kernels do not take."""
+    from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
-    monkeypatch.setattr(FusedShape, "unsupported", lambda shape: None)
+    for shape in (FusedShape, ExpertShape):
+        monkeypatch.setattr(shape, "unsupported", lambda shape: None)
 
 
 class TestWhenTheEngineDecodes:

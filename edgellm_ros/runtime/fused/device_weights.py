@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +12,8 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
-from edgellm_ros.engine_directory.fused_draft import StoredFusion
+from edgellm_ros.engine_directory.fused_draft import FusedDraftModel, StoredFusion
+from edgellm_ros.engine_directory.fused_expert import FusedExpertModel
 from edgellm_ros.engine_directory.fused_model import FusedModel, StoredWeight
 
 if TYPE_CHECKING:
@@ -25,23 +25,15 @@ if TYPE_CHECKING:
 ALIGNMENT = 256  # bytes, of each weight's address
 
 
-class StoredModel(Protocol):
-    """What names weights in a file, such as a `FusedModel`."""
-
-    @property
-    def file(self) -> str:
-        """Name of the file."""
-        ...
-
-    def weights(self) -> Iterator[StoredWeight]:
-        """Yield all weights."""
-        ...
-
-
-def load_weights(folder: Path, model: StoredModel, dtype: np.dtype, device: Device) -> dict[str, Tensor]:
+def load_weights(
+    folder: Path,
+    model: FusedModel | FusedExpertModel | FusedDraftModel | StoredFusion,
+    dtype: np.dtype,
+    device: Device,
+) -> dict[str, Tensor]:
     """Copy the weights from their file to the device; return them by name.
 
-    ValueError if the file does not fit the description.
+    ValueError if the file does not fit the model's description.
     """
     path = folder / model.file
     stored = list(model.weights())

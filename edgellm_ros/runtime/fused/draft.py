@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -80,10 +80,16 @@ def _load(
     except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
         raise Unavailable(str(error)) from None
     backend = FusedDraftBackend(head, shape, device, takes_trees=not drafting.is_chain)
-    return FusedDecoding(EngineExecutor(backend, "draft/fused"), shape.max_rows, tensors)
+    return FusedDecoding(EngineExecutor(backend, "draft/fused"), head.max_rows, tensors)
 
 
-def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> Decoder:
+class Head(Decoder, Protocol):
+    """What runs a head: a `FusedDraft`."""
+
+    max_rows: int
+
+
+def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> Head:
     """Make what runs a head on a device."""
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraft
 

@@ -11,7 +11,7 @@ from typing import Any
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.fused.decoder import Compile, FusedDecoder, variant_for
-from edgellm_ros.kernels.cuda.fused.plan import FusedTuning, Launch
+from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
@@ -38,7 +38,8 @@ class FusedDraftShape(FusedShape):
 class FusedDraft(FusedDecoder):
     """Runs of one draft head on one device; parameters and errors as of `FusedDecoder`.
 
-    The batch of `shape.max_rows` counts tokens.
+    `max_rows`: most tokens of a run, of all sequences. They are fewer than the shape's where the device has
+    too little shared memory for these.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class FusedDraft(FusedDecoder):
         compile: Compile | None = None,
         tuning: FusedTuning | None = None,
     ) -> None:
+        shape = _fitting(device, shape, tuning or FusedTuning())
         super().__init__(device, shape, weights, compile, tuning)
+        self.max_rows = shape.max_rows
         self._draft, self._later = shape, self._variants
         if shape.layers > 1:
             self._later = self._make_variants(dataclasses.replace(shape, joined=False))
@@ -97,3 +100,20 @@ class FusedDraft(FusedDecoder):
         begins_normed = int(self._draft.norm_before_residual)
         first = weights.qkv, *norms, embeds, states, residual, qkv, begins_normed, rows
         return {"joined_qkv": first, **{name: arguments[name] for name in list(arguments)[1:]}}
+
+
+def _fitting(device: Any, shape: FusedDraftShape, tuning: FusedTuning) -> FusedDraftShape:
+    """Return the shape with as many rows, up to its own, as a device has shared memory for."""
+    rows = shape.max_rows
+    while rows > 1 and shape.unsupported() is None:
+        try:
+            FusedPlan(shape, _power(rows), device.multiprocessors, device.most_shared_memory, tuning)
+            break
+        except EngineError:
+            rows = _power(rows) // 2
+    return dataclasses.replace(shape, max_rows=rows)
+
+
+def _power(rows: int) -> int:
+    """Return the rows of the kernels that take so many."""
+    return 1 << (rows - 1).bit_length()

@@ -72,15 +72,15 @@ class FusionPlan:
     ) -> None:
         self.shape, self.rows, self._threads = shape, rows, threads
         self.mma = rows >= MMA_ROWS
-        inputs, stages = STATES * shape.state_size, 3 if self.mma else 6
-        for blocks_each in (2, 4, 8, 16, 32):  # more blocks have smaller shares of x
-            blocks = blocks_each * multiprocessors
-            sizes = inputs, shape.fused_size, TILE, threads, stages, rows, blocks
-            plan = ProductPlan(*sizes, all_of_x=False, mma=self.mma)
-            if plan.shared_bytes <= most_shared // 2 - RESERVED:
-                self.product = plan
-                return
-        raise EngineError(f"the fusion needs more than {most_shared // 2} bytes of shared memory")
+        inputs, stages = STATES * shape.state_size, 2 if self.mma else 6
+        # More blocks have smaller shares of x; two on a multiprocessor hide each other's beginning.
+        for limit in (most_shared // 2, most_shared):
+            for blocks_each in (2, 4, 8, 16, 32):
+                sizes = inputs, shape.fused_size, TILE, threads, stages, rows, blocks_each * multiprocessors
+                self.product = ProductPlan(*sizes, all_of_x=False, mma=self.mma)
+                if self.product.shared_bytes <= limit - RESERVED:
+                    return
+        raise EngineError(f"the fusion needs more than {most_shared} bytes of shared memory")
 
     def launches(self, early: bool) -> tuple[Launch, Launch]:
         """Return how the two kernels are launched."""
