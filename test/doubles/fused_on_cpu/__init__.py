@@ -15,6 +15,7 @@ from doubles.cuda_double import DoubleDevice
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, Launch
 
 FOLDER = Path(__file__).parent
+KERNELS = ("qkv", "attention", "o", "gate_up", "down", "lm_head")  # of a decode step, always
 
 
 class FusedDoubleDevice(DoubleDevice):
@@ -55,21 +56,21 @@ class FusedDoubleProgram:
         if not library.exists():
             from edgellm_ros.kernels.cuda.fused.compiler import FILES, source
 
-            build(library, source(FILES), self._plan.macros())
+            kernels = tuple(f"{name}_x" for name, apart in self._plan.apart.items() if apart)
+            build(library, source(FILES), self._plan.macros(), (*KERNELS, *kernels))
         return HostKernels(library)
 
     def launch(self, launch: Launch, *arguments: int) -> None:
         self._kernels.launch(launch, *arguments)
 
 
-def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> None:
-    """Compile kernels that need `primitives.cuh`. kernels: their names; empty = those of a decode step."""
+def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...]) -> None:
+    """Compile kernels that need `primitives.cuh`. kernels: their names."""
     (library.parent / "fused.inc").write_text(source)
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w"]
     # for jumps between stacks; for libraries of several plans in one process
     options += ["-U_FORTIFY_SOURCE", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
     options += [f"-D{name}={value}" for name, value in macros]
-    if kernels:
-        options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
+    options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
     places = [f"-I{FOLDER}", f"-I{FOLDER.parent / 'cuda_on_cpu'}", f"-I{library.parent}"]
     subprocess.run(["g++", *options, *places, str(FOLDER / "launch.cpp"), "-o", str(library)], check=True)

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library with the fused kernels and one function that launches them by name. fused.inc: the CUDA sources.
+// A library with the fused kernels and one function that launches them by name. fused.inc: the CUDA sources; KERNELS: KERNEL(name) of each.
 #include "primitives_on_cpu.h"
 #include "kernel_table.h"
 
 #include "fused.inc"
 
-#ifndef KERNELS
-#define KERNELS KERNEL(qkv) KERNEL(attention) KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
-#endif
 static const KernelTable kernels = {KERNELS};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.

@@ -10,8 +10,8 @@ from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
 WARP = 32
 COPY = 16  # bytes of one asynchronous copy: 8 values
-# With tensor cores: copies of a thread per step; columns of a warp's sums and a gap.
-COPIES, SUMS_STRIDE = 4, 68
+# With tensor cores: copies of a thread per step; rows of a warp's sums, and their columns with a gap.
+COPIES, SUMS_ROWS, SUMS_STRIDE = 4, 8, 68
 MOST_SPLITS = 32
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
@@ -26,6 +26,8 @@ class FusedTuning:
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
+    - repeated_bytes: what the blocks of a product may read, all together, to make x themselves; for more, a
+      kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
     - split_rows: the fewest cache rows of a split of the attention
     - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
@@ -47,6 +49,7 @@ class FusedTuning:
     mma_threads: int = 256
     mma_stages: int = 7
     mma_slots: int = 1
+    repeated_bytes: int = 12 << 20
     blocks: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
@@ -126,7 +129,8 @@ class ProductPlan:
     @property
     def sums(self) -> int:
         """Bytes of the sums of the warps."""
-        return 4 * self.threads // WARP * self.rows * (SUMS_STRIDE if self.mma else self.tile)
+        row = SUMS_STRIDE * min(self.rows, SUMS_ROWS) if self.mma else self.tile * self.rows
+        return 4 * self.threads // WARP * row
 
     def _block_of(self, unit: int) -> int:
         return ((unit + 1) * self.blocks - 1) // self.units
@@ -177,23 +181,26 @@ class FusedPlan:
         # Smaller blocks need less, for GPUs with little shared memory.
         threads = min(128 if self.mma else 256, tuning.threads)
         smaller = replace(tuning, threads=threads, narrow_tile=min(64, tuning.narrow_tile))
-        if not (self._fit(multiprocessors, most_shared) or self._fit(multiprocessors, most_shared, smaller)):
+        # Blocks that do not make x themselves need only their share of x.
+        smallest = replace(smaller, repeated_bytes=0)
+        if not any(self._fit(multiprocessors, most_shared, each) for each in (tuning, smaller, smallest)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
-    def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning | None = None) -> bool:
+    def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning) -> bool:
         """Choose shares and stages; return whether they fit into shared memory."""
-        self.tuning = tuning = tuning or self.tuning
+        self.tuning = tuning
         least_stages = 3 if self.mma else 4
         for count in range(tuning.slots, -1, -1):
             # so many blocks have room at once, and not one more
             limit = (most_shared + RESERVED) // max(1, count) - RESERVED
             least = (most_shared + RESERVED) // (count + 1) if count else 0
             # More blocks have smaller shares of x, fewer stages a smaller ring.
-            factors = (1,) if count else (1, 2, 4, 8, 16)
+            factors = (1,) if count else (1, 2, 4, 8, 16, 32, 64)
             for factor in factors:
                 for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
-                    if max(self.shared.values()) <= limit - self._shares_of_splits():
+                    static = {"o": self._shares_of_splits()}
+                    if all(nbytes + static.get(name, 0) <= limit for name, nbytes in self.shared.items()):
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
                         self.shared["attention"] = least if count > 1 else 0
@@ -207,13 +214,20 @@ class FusedPlan:
         def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
             return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole, self.mma)
 
+        def apart(nbytes: int) -> bool:
+            return self.mma and nbytes > tuning.repeated_bytes
+
         self.stages = stages
+        norms = apart(8 * rows * shape.hidden * blocks)
         self.products = {
-            "qkv": product(shape.hidden, shape.qkv_size, tuning.tile, True),
+            "qkv": product(shape.hidden, shape.qkv_size, tuning.tile, not norms),
             "o": product(shape.q_size, shape.hidden, tuning.narrow_tile, False),
-            "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, True),
+            "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, not norms),
             "down": product(shape.inner, shape.hidden, tuning.narrow_tile, False),
         }
+        sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
+        self.apart = {"qkv": norms, "gate_up": norms, "down": apart(sums * self.products["down"].blocks)}
+        self.apart["lm_head"] = norms
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -223,7 +237,7 @@ class FusedPlan:
             sums = 4 * tuning.threads // WARP * rows
             self._head_bytes = ring_bytes(stages, tuning.threads, self.mma) + x + sums
         else:
-            plan = product(shape.hidden, shape.vocab, tuning.head_tile, True, True)
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not norms, True)
             self.products["lm_head"] = plan
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
@@ -239,11 +253,15 @@ class FusedPlan:
 
     def launch(self, name: str, rows: int, early: bool) -> Launch:
         """Return how a kernel is launched for so many rows."""
-        tuning, shared = self.tuning, self.shared[name]
+        tuning, shared = self.tuning, self.shared.get(name, 0)
         if name == "attention":
             blocks = self.shape.kv_heads * self.groups * self.splits
             grid = max(blocks, self.fill if rows == 1 else 0), rows
             return Launch(name, grid, tuning.attention_threads, shared, early)
+        if name == "down_x":
+            return Launch(name, (-(-self.shape.inner // tuning.threads), rows), tuning.threads, 0, early)
+        if name.endswith("_x"):
+            return Launch(name, (rows, 1), tuning.threads, 0, early)
         return Launch(name, (max(self.fill, self.blocks[name]), 1), tuning.threads, shared, early)
 
     def scratch_bytes(self) -> dict[str, int]:
@@ -253,6 +271,7 @@ class FusedPlan:
             "residual": 8 * rows * shape.hidden,
             "qkv": 4 * self.products["qkv"].parts * rows * shape.qkv_size,
             "gate_up": 4 * self.products["gate_up"].parts * rows * 2 * shape.inner,
+            "x": x_bytes(max(shape.hidden, shape.inner), rows, self.mma),
             "split_sums": 4 * rows * self.splits * shape.q_size,
             "split_scales": 8 * rows * self.splits * shape.heads,
         }
@@ -287,6 +306,7 @@ class FusedPlan:
             "LM_HEAD_BLOCKS": self.blocks["lm_head"],
             "LM_HEAD_SHARED": self._head_bytes,
         }
+        values |= {f"{name.upper()}_X": int(apart) for name, apart in self.apart.items()}
         for name, plan in self.products.items():
             prefix = name.upper()
             values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}

@@ -89,6 +89,13 @@ __device__ inline longlong2 load(const longlong2* address) {
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
   return value;
 }
+__device__ inline uint4 load(const uint4* address) {
+  uint4 value;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
 
 // Read memory that no kernel of the step has written, once.
 __device__ inline uint4 load_once(const void* address) {
