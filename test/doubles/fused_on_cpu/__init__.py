@@ -8,14 +8,15 @@ import hashlib
 import subprocess
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from doubles.cuda_double import DoubleDevice
-from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, Launch
+from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 FOLDER = Path(__file__).parent
-KERNELS = ("qkv", "attention", "o", "gate_up", "down", "lm_head")  # of a decode step, always
+KERNELS = {"fusion.cu": ("fuse", "fused_states")}  # of programs without a layer, by their last file
 
 
 class FusedDoubleDevice(DoubleDevice):
@@ -46,7 +47,7 @@ class FusedDoubleProgram:
     The first launch compiles the plan's kernels, unless `folder` has them already.
     """
 
-    def __init__(self, folder: Path, plan: FusedPlan) -> None:
+    def __init__(self, folder: Path, plan: Any) -> None:
         self._folder, self._plan = folder, plan
 
     @cached_property
@@ -54,23 +55,24 @@ class FusedDoubleProgram:
         name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
         library = self._folder / f"{name}.so"
         if not library.exists():
-            from edgellm_ros.kernels.cuda.fused.compiler import FILES, source
+            from edgellm_ros.kernels.cuda.fused.compiler import source
 
-            kernels = tuple(f"{name}_x" for name, apart in self._plan.apart.items() if apart)
-            build(library, source(FILES), self._plan.macros(), (*KERNELS, *kernels))
+            files = self._plan.files
+            build(library, source(files), self._plan.macros(), KERNELS.get(files[-1], ()))
         return HostKernels(library)
 
     def launch(self, launch: Launch, *arguments: int) -> None:
         self._kernels.launch(launch, *arguments)
 
 
-def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...]) -> None:
-    """Compile kernels that need `primitives.cuh`. kernels: their names."""
+def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> None:
+    """Compile kernels that need `primitives.cuh`. kernels: their names; empty = those of a decode step."""
     (library.parent / "fused.inc").write_text(source)
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w"]
     # for jumps between stacks; for libraries of several plans in one process
     options += ["-U_FORTIFY_SOURCE", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
     options += [f"-D{name}={value}" for name, value in macros]
-    options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
+    if kernels:
+        options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
     places = [f"-I{FOLDER}", f"-I{FOLDER.parent / 'cuda_on_cpu'}", f"-I{library.parent}"]
     subprocess.run(["g++", *options, *places, str(FOLDER / "launch.cpp"), "-o", str(library)], check=True)

@@ -5,6 +5,20 @@
 
 #include "fused.inc"
 
+#ifndef KERNELS
+#if ROWS > 1
+#define TREE_KERNELS KERNEL(tree_attention)
+#else
+#define TREE_KERNELS
+#endif
+#if JOINED  // of a draft head
+#define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
+#else
+#define OWN_KERNELS KERNEL(qkv_x) KERNEL(qkv) KERNEL(lm_head_x) KERNEL(lm_head) KERNEL(last_state)
+#endif
+#define X_KERNELS KERNEL(gate_up_x) KERNEL(down_x)
+#define KERNELS OWN_KERNELS X_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
+#endif
 static const KernelTable kernels = {KERNELS};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.

@@ -119,7 +119,7 @@ struct Stream {
     wait_for_copies<STAGES - 1>();
     wait_for_lanes();
 #pragma unroll
-    for (int i = 0; i < COPIES; ++i) read_transposed(weights[i], place.plus(share.reads[i]));
+    for (int i = 0; i < COPIES; ++i) load_matrices(weights[i], place.plus(share.reads[i]));
     wait_for_lanes();
   }
 

@@ -40,25 +40,41 @@ struct NormedRows {
   }
 
   // Read rows from `first` on from the residual stream; if there are embeddings, read these, and begin the residual
-  // stream if this block shall do so.
-  __device__ void read(i64* residual, const u16* embeds, int first, int rows, bool begin) {
+  // stream, unless it is null, if this block shall do so.
+  __device__ void read_or_begin(i64* residual, const u16* embeds, int first, int rows, bool begins) {
+    read(residual, embeds, first, rows, [](int row) { return row; });
+    if (embeds && residual && begins) begin(residual, first, rows);
+  }
+
+  // Read rows place(first), place(first + 1) and so on.
+  template <class RowPlace>
+  __device__ void read(const i64* residual, const u16* embeds, int first, int rows, RowPlace row_place) {
 #pragma unroll
     for (int row = 0; row < COUNT; ++row)
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) {
         values[row][i] = {0, 0};
         if (first + row >= rows || !inside(i)) continue;
-        const int place = (first + row) * PAIRS + pair(i);
-        longlong2* pairs = reinterpret_cast<longlong2*>(residual);
+        const int place = row_place(first + row) * PAIRS + pair(i);
+        const longlong2* pairs = reinterpret_cast<const longlong2*>(residual);
         if (embeds) {
-          const float2 value = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
-          values[row][i] = value;
-          if (begin) pairs[place] = {to_fixed(value.x), to_fixed(value.y)};
+          values[row][i] = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
         } else {
           const longlong2 value = load(pairs + place);
           values[row][i] = {from_fixed(value.x), from_fixed(value.y)};
         }
       }
+  }
+
+  // Begin the residual stream with the values.
+  __device__ void begin(i64* residual, int first, int rows) const {
+#pragma unroll
+    for (int row = 0; row < AT_ONCE; ++row)
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i)
+        if (first + row < rows && inside(i))
+          reinterpret_cast<longlong2*>(residual)[(first + row) * PAIRS + pair(i)] = {to_fixed(values[row][i].x),
+                                                                                     to_fixed(values[row][i].y)};
   }
 
   // Replace the values by their norm. sums: shared memory of [warps,ROWS].
@@ -140,7 +156,7 @@ __device__ inline void norm_rows(Normed& prepared, i64* residual, const u16* emb
                                  float* sums, int rows, Write write) {
 #pragma unroll 1
   for (int first = 0; first < ROWS; first += Normed::AT_ONCE) {
-    prepared.read(residual, embeds, first, rows, blockIdx.x == 0);
+    prepared.read_or_begin(residual, embeds, first, rows, blockIdx.x == 0);
     if (hidden && !hidden_is_normed && blockIdx.x == 0) prepared.write(hidden, first, rows);
     prepared.normalize(sums, first);
     if (hidden && hidden_is_normed && blockIdx.x == 0) prepared.write(hidden, first, rows);
@@ -160,7 +176,7 @@ __device__ inline void norm_row(const u16* norm, i64* residual, const u16* embed
   NormedRows<1> values;
   values.read_scales(norm);
   wait_for_kernel_before();
-  values.read(residual, embeds, row, rows, true);
+  values.read_or_begin(residual, embeds, row, rows, true);
   if (hidden && !hidden_is_normed) values.write(hidden, row, rows);
   values.normalize(sums.values, row);
   if (hidden && hidden_is_normed) values.write(hidden, row, rows);

@@ -8,6 +8,11 @@ from dataclasses import dataclass, replace
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
+FILES = (
+    "gemv.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh", "decoder.cu",
+)  # fmt: skip
+DRAFT_FILES = (*FILES, "draft.cu")
+OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # kernels with the same products
 WARP = 32
 COPY = 16  # bytes of one asynchronous copy: 8 values
 # With tensor cores: copies of a thread per step; rows of a warp's sums, and their columns with a gap.
@@ -186,6 +191,11 @@ class FusedPlan:
         if not any(self._fit(multiprocessors, most_shared, each) for each in (tuning, smaller, smallest)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Sources of the kernels, after those of the hardware."""
+        return DRAFT_FILES if self.shape.joined else FILES
+
     def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning) -> bool:
         """Choose shares and stages; return whether they fit into shared memory."""
         self.tuning = tuning
@@ -218,16 +228,18 @@ class FusedPlan:
             return self.mma and nbytes > tuning.repeated_bytes
 
         self.stages = stages
+        inputs = (1 + shape.joined) * shape.hidden
         norms = apart(8 * rows * shape.hidden * blocks)
+        others = norms and not shape.joined
+        self.apart = {"qkv": others, "gate_up": norms, "lm_head": others}
         self.products = {
-            "qkv": product(shape.hidden, shape.qkv_size, tuning.tile, not norms),
+            "qkv": product(inputs, shape.qkv_size, tuning.tile, not self.apart["qkv"]),
             "o": product(shape.q_size, shape.hidden, tuning.narrow_tile, False),
             "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, not norms),
             "down": product(shape.inner, shape.hidden, tuning.narrow_tile, False),
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
-        self.apart = {"qkv": norms, "gate_up": norms, "down": apart(sums * self.products["down"].blocks)}
-        self.apart["lm_head"] = norms
+        self.apart["down"] = apart(sums * self.products["down"].blocks)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -237,7 +249,7 @@ class FusedPlan:
             sums = 4 * tuning.threads // WARP * rows
             self._head_bytes = ring_bytes(stages, tuning.threads, self.mma) + x + sums
         else:
-            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not norms, True)
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not self.apart["lm_head"], True)
             self.products["lm_head"] = plan
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
@@ -251,18 +263,30 @@ class FusedPlan:
         heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
         return 4 * self.rows * heads * self.splits
 
-    def launch(self, name: str, rows: int, early: bool) -> Launch:
-        """Return how a kernel is launched for so many rows."""
-        tuning, shared = self.tuning, self.shared.get(name, 0)
+    def has(self, name: str) -> bool:
+        """Return whether a step has this kernel: those with names in _x make x of a product."""
+        return not name.endswith("_x") or self.apart[name.removesuffix("_x")]
+
+    def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:
+        """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
+        tuning, shape = self.tuning, self.shape
+        if name == "tree_attention":
+            tiles = -(-tokens * shape.heads // shape.kv_heads // (16 if shape.head_dim <= 128 else 8))
+            grid = shape.kv_heads * tiles * self.splits, rows // tokens
+            return Launch(name, grid, tuning.attention_threads, 0, early)
+        if name == "last_state":
+            blocks = -(-rows * shape.hidden // (2 * tuning.threads))
+            return Launch(name, (blocks, 1), tuning.threads, 0, early)
+        if name.endswith("_x"):
+            grid = (-(-shape.inner // tuning.threads), rows) if name == "down_x" else (rows, 1)
+            return Launch(name, grid, tuning.threads, 0, early)
+        name, kernel = OF_DRAFTS.get(name, name), name
+        shared = self.shared[name]
         if name == "attention":
             blocks = self.shape.kv_heads * self.groups * self.splits
             grid = max(blocks, self.fill if rows == 1 else 0), rows
-            return Launch(name, grid, tuning.attention_threads, shared, early)
-        if name == "down_x":
-            return Launch(name, (-(-self.shape.inner // tuning.threads), rows), tuning.threads, 0, early)
-        if name.endswith("_x"):
-            return Launch(name, (rows, 1), tuning.threads, 0, early)
-        return Launch(name, (max(self.fill, self.blocks[name]), 1), tuning.threads, shared, early)
+            return Launch(kernel, grid, tuning.attention_threads, shared, early)
+        return Launch(kernel, (max(self.fill, self.blocks[name]), 1), tuning.threads, shared, early)
 
     def scratch_bytes(self) -> dict[str, int]:
         """Return the sizes of the buffers between the kernels."""
@@ -290,6 +314,7 @@ class FusedPlan:
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
             "HIDDEN": shape.hidden,
+            "JOINED": int(shape.joined),
             "HEADS": shape.heads,
             "KV_HEADS": shape.kv_heads,
             "HEAD_DIM": shape.head_dim,

@@ -34,6 +34,14 @@ struct Place {
   }
 };
 
+// Read four matrices of 8 x 8 values from shared memory, transposed, by all lanes of a warp together. Lane 8 * i + j has
+// the place of row j of matrix i; lane 4 * g + t gets column g, rows 2t and 2t + 1 of each.
+__device__ inline void load_matrices(u32 (&values)[4], Place place) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "r"(place.address));
+}
+
 // Start to copy 16 bytes to shared memory; zeros unless `valid`.
 __device__ inline void copy_async(Place target, const void* source, bool valid) {
   const int bytes = valid ? 16 : 0;
@@ -77,6 +85,11 @@ __device__ inline void prefetch(const void* address, u32 bytes) {
 __device__ inline float load(const float* address) {
   float value;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+__device__ inline u16 load(const u16* address) {
+  u16 value;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address));
   return value;
 }
 __device__ inline float2 load(const float2* address) {
@@ -135,15 +148,6 @@ __device__ inline u16 from_float(float value) {
   return bits;
 }
 #endif
-
-// Read four 8 x 8 matrices from shared memory, by all lanes of a warp together. row: row lane % 8 of matrix lane / 8.
-// Lane 4 * g + t gets the values in rows 2t and 2t+1 and column g of each matrix.
-__device__ inline void read_transposed(u32 (&values)[4], Place row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-               : "r"(row.address)
-               : "memory");
-}
 
 // Add the product of a 16 x 16 and a 16 x 8 matrix to `sums`, by all lanes of a warp together. Lane 4 * g + t has
 // a: A[g][2t, 2t+1], A[g+8][2t, 2t+1], A[g][2t+8, 2t+9], A[g+8][2t+8, 2t+9]; b0: B[2t, 2t+1][g]; b1: B[2t+8, 2t+9][g];
