@@ -11,18 +11,19 @@ constexpr int ATTENTION_WARPS = ATTENTION_THREADS / 32, ROW_LANES = ATTENTION_TH
 constexpr int AHEAD = 4;  // rows of keys and of values that a thread has on their way
 constexpr float LOWEST = -1e30f;
 
-// The cache rows that the new tokens of a sequence attend to, and their split. length: with the new rows.
+// The cache rows that the new tokens of a sequence attend to, and their split. length: with the new rows; most: of
+// tree_attention, which wants splits of whole multiples of 16 rows; 0 = of `attention`.
 struct Splits {
   int begin, end, share, used;
 
-  __device__ Splits(int length, int window, int tokens = 1) {
+  __device__ Splits(int length, int window, int tokens = 1, int most = 0) {
     const int first_end = length - tokens + 1;  // of what the first token attends to
     begin = window > 0 && first_end > window ? first_end - window : 0;
     end = length;
-    if (tokens > 1) begin = begin / 16 * 16;
-    const int even = (end - begin + SPLITS - 1) / SPLITS;
+    if (most > 0) begin = begin / 16 * 16;
+    const int count = most > 0 ? most : SPLITS, even = (end - begin + count - 1) / count;
     share = even > SPLIT_ROWS ? even : SPLIT_ROWS;
-    if (tokens > 1) share = (share + 15) / 16 * 16;
+    if (most > 0) share = (share + 15) / 16 * 16;
     used = (end - begin + share - 1) / share;
   }
 };
@@ -263,4 +264,40 @@ __device__ inline void split_weights(float* weights, const float* scales, const 
     for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
     if (lane < SPLITS) weights[place * SPLITS + lane] = weight / sum;
   }
+}
+
+// The merged results of a row, a kernel of its own: one of x for each thread.
+template <class P>
+__device__ inline void merge_splits(const float* sums, const float* scales, const i64* kv_length, u16* x, int window,
+                                    int tokens, int most_splits) {
+  constexpr int AT_ONCE = 8;
+  const int row = blockIdx.y, k = blockIdx.x * THREADS + threadIdx.x, head = k / HEAD_DIM, lane = threadIdx.x % 32;
+  const int used = Splits((int)kv_length[row / tokens], window, tokens, most_splits).used;
+  wait_for_kernel_before();
+  if (k >= P::K) return;  // a whole warp
+  float2 scale = {LOWEST, 0};
+  if (lane < used) scale = load(reinterpret_cast<const float2*>(scales) + (row * SPLITS + lane) * HEADS + head);
+  float sum = 0, high = scale.x, all;
+  float values[AT_ONCE];
+#pragma unroll
+  for (int i = 0; i < AT_ONCE; ++i) values[i] = i < used ? load(sums + (row * SPLITS + i) * P::K + k) : 0.0f;
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, other));
+  float weight = lane < used ? exp2_fast(scale.x - high) : 0.0f;
+  all = weight * scale.y;
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) all += __shfl_xor_sync(~0u, all, other);
+  weight /= all;
+  for (int base = 0; base < used; base += AT_ONCE) {
+    if (base > 0)
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i)
+        values[i] = base + i < used ? load(sums + (row * SPLITS + base + i) * P::K + k) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const float share = __shfl_sync(~0u, weight, (base + i) % 32);
+      if (base + i < used) sum += share * values[i];
+    }
+  }
+  x[P::x_place(k, row)] = from_float(sum);
 }
