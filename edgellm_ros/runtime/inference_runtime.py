@@ -166,7 +166,8 @@ class LLMInferenceRuntime:
         """Record decode steps of all batch sizes with all adapters as graphs, and rounds of drafting.
 
         The device launches a graph with one call. Recording takes seconds and some memory. Steps of an
-        adapter that is added later are recorded when the adapter is first used. Returns False if the device
+        adapter that is added later are recorded when the adapter is first used. From then on a prefill of one
+        sequence is recorded too, once two in a row have had prompts of one length. Returns False if the device
         does not support graphs, or if a step cannot be recorded (the log says why).
         """
         with self._lock:

@@ -435,5 +435,6 @@ class Pipeline:
                 self._metrics.action.total_runs += steps
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps; see `LLMInferenceRuntime`."""
-        return self.method.capture(self.loras.loaded())
+        """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
+        self.runner.records_prefills = self.method.capture(self.loras.loaded())
+        return self.runner.records_prefills
