@@ -167,8 +167,8 @@ class LLMInferenceRuntime:
 
         The device launches a graph with one call. Recording takes seconds and some memory. Steps of an
         adapter that is added later are recorded when the adapter is first used. From then on a prefill of one
-        sequence is recorded too, once two in a row have had prompts of one length. Returns False if the device
-        does not support graphs, or if a step cannot be recorded (the log says why).
+        sequence is recorded too, after two in a row of one length. Returns False if the device does not
+        support graphs, or if a step cannot be recorded (the log says why).
         """
         with self._lock:
             return self.pipeline.capture_decoding_cuda_graph()

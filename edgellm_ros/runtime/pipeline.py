@@ -401,7 +401,12 @@ class Pipeline:
         self.sampling.commit_rows(rows, self.sampling.count(rows))
         self.method.prefilled(rows)
         logprobs = max(sequence.request.logprobs for sequence in sequences)
-        self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
+        first_tokens = self.sampling.copy_to_host(logits, logprobs)
+        if self.action is not None:  # while the device computes the prompts
+            for sequence in sequences:
+                if sequence.request.action_samples:
+                    self.action.prepare(sequence.request.action_samples, sequence.noise_seed)
+        first_tokens.deliver(sequences)
         if keep_hidden_states:
             self.hidden_states.keep(embeds)
         for sequence in sequences:

@@ -149,7 +149,8 @@ def test_a_prefill_is_recorded_when_two_in_a_row_have_one_length(runtime, on_cpu
     first, same, longer = (request(prompt, **WORDS) for prompt in ("go left", "go back", "go to the left"))
     steps = TOKENS - 1
     found = [used(runtime, one) for one in (first, same, same, longer, first, longer, longer)]
-    assert found == [(steps, 0), (steps, 1), (1 + steps, 0), (steps, 0), (1 + steps, 0), (steps, 0), (steps, 1)]
+    assert found[:4] == [(steps, 0), (steps, 1), (1 + steps, 0), (steps, 0)]
+    assert found[4:] == [(1 + steps, 0), (steps, 0), (steps, 1)]
     for one in (longer, first, same):
         assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
 
