@@ -53,8 +53,9 @@ class LLMInferenceRuntime:
     - decode_backend: "onnxruntime" or "tensorrt" for decode steps; "" = same as for prefills
     - drafting: speculative decoding: a configuration, or "eagle", "lookup" with its defaults; None or "off" =
       one token per step
-    - decode: "fused" executes decode steps in the fused kernels (docs/performance.md), "engine" in the
-      engine; "auto" in the faster one, measured when the engines are loaded, if both are available
+    - decode: "fused" executes decode steps and the action head's Euler steps in the fused kernels
+      (docs/performance.md), "engine" in the engines; "auto" each in the faster one, measured when the engines
+      are loaded, if both are available
 
     FileNotFoundError or ValueError for a damaged engine directory or adapter, or for drafting that the engine
     does not support; EngineError for an unusable device or engine, or if `decode` is "fused" and the fused
