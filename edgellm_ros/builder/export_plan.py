@@ -17,6 +17,7 @@ import numpy as np
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, MixtureOfExpertsError, read_section
+from edgellm_ros.builder.draft.fused import describe_head
 from edgellm_ros.builder.draft.graph import build_draft, draft_lm_head
 from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.draft.head import DraftHead, read_head
@@ -26,6 +27,7 @@ from edgellm_ros.builder.families import Family, find_family
 from edgellm_ros.builder.flow_expert import build_expert
 from edgellm_ros.builder.fused_expert import describe_expert
 from edgellm_ros.builder.graph import DTYPES, GraphBuilder
+from edgellm_ros.builder.int8_products import multiply_in_int8
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
 from edgellm_ros.builder.quantization.layouts import find_layout
@@ -52,6 +54,7 @@ from edgellm_ros.engine_directory.files import (
     VERIFY,
     graph_path,
 )
+from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
@@ -81,11 +84,14 @@ class ExportOptions:
     max_verify_tree_size: int = 64
     quantize: str | None = None  # "int4" or "int8": round the layers of the language model
     group_size: int = 64  # inputs that share a scale, with `quantize`
+    cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
         if self.precision not in DTYPES:
             raise ValueError(f"precision must be one of {', '.join(DTYPES)}, got {self.precision!r}")
+        if self.cpu_int8 and self.precision != "fp32":
+            raise ValueError(f"cpu_int8 needs precision fp32, got {self.precision!r}")
         return BuilderConfig(
             self.max_batch_size,
             self.max_input_len,
@@ -215,14 +221,21 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         parts[DRAFT], cpu[DRAFT] = build_draft(*arguments), build_draft(*arguments)
         variants[DRAFT] = build_cuda_draft(*arguments)
         chains[DRAFT] = build_cuda_draft(*arguments, only_chains=True)
-    cpu = {part: graph for part, graph in cpu.items() if attend_to_visible_rows(graph.graph)}
+        if options.precision != "fp32":
+            graphs_and_files = ((parts[part], Path(graph_path(part)).name) for part in (DRAFT, VERIFY))
+            description = describe_head(draft, arguments[1], capacity, *graphs_and_files)
+            texts[FUSED_DRAFT_FILE] = description.contents()
+    if options.cpu_int8:
+        cpu |= {part: build(options.precision) for part, build in model.encoders.items()}
+    cpu = {part: graph for part, graph in cpu.items() if _for_a_cpu(part, graph, options)}
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
         for part, variant in others.items():
-            # Zero points of quantised weights are in graphs for CUDA only.
-            variant.share_weights(parts[part], Path(graph_path(part)).name, own=weights.is_quantized)
+            # Only graphs for CUDA have zero points of quantised weights, only those for a CPU new integers.
+            own = weights.is_quantized or (form == "cpu" and options.cpu_int8)
+            variant.share_weights(parts[part], Path(graph_path(part)).name, own=own)
             graphs[variant_path(graph_path(part), form)] = variant
 
     return ExportPlan(
@@ -240,6 +253,12 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         adapter_folders=folders,
         adapters=adapters,
     )
+
+
+def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:
+    """Change a graph to one for a CPU; return whether it differs from the standard graph."""
+    cut = attend_to_visible_rows(graph.graph)
+    return (options.cpu_int8 and multiply_in_int8(graph, lm_head=part == DRAFT)) or cut
 
 
 def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:

@@ -17,25 +17,17 @@ def describe_decoder(
     """Describe `llm/model.onnx`, which `build_decoder` built and which is saved as `file`."""
     head = options.head
     tied = head.is_embedding and head.vocab_map is None and not head.as_input
-    stored, folder = graph.stored_weights(file), f"{architecture.prefix}.layers"
-    weights_files = {place for place, _ in stored.values()}
-    if len(weights_files) != 1:
-        raise ValueError(f"{file} has weights in {sorted(weights_files)}, expected one file")
-
-    def weight(name: str) -> StoredWeight:
-        shape = graph.graph.initializers[name].shape
-        assert shape is not None
-        return StoredWeight(name, stored[name][1], tuple(shape.numpy()))
-
+    stored, folder = StoredWeights(graph, file), f"{architecture.prefix}.layers"
+    weight = stored.place
     return FusedModel(
-        file=weights_files.pop(),
+        file=stored.file,
         intermediate_size=architecture.intermediate_size,
         epsilon=architecture.epsilon,
         activation="silu",
         rope_interleaved=False,
         tied=tied,
         layers=tuple(
-            _layer(architecture, i, options.capacity, f"{folder}.{i}", weight)
+            describe_layer(architecture, i, options.capacity, f"{folder}.{i}", weight)
             for i in range(architecture.runner.num_hidden_layers)
         ),
         norm=weight(f"{architecture.prefix}.norm.weight"),
@@ -43,13 +35,35 @@ def describe_decoder(
     )
 
 
-def _layer(
+class StoredWeights:
+    """Places of a graph's weights, which are in one file.
+
+    file: name of the graph's file; prefix: of the names of the weights that are meant. ValueError if these
+    are in several files.
+    """
+
+    def __init__(self, graph: GraphBuilder, file: str, prefix: str = "") -> None:
+        self._graph, self._stored = graph, graph.stored_weights(file)
+        files = {place for name, (place, _) in self._stored.items() if name.startswith(prefix)}
+        if len(files) != 1:
+            raise ValueError(f"{file} has weights in {sorted(files)}, expected one file")
+        self.file = files.pop()
+
+    def place(self, name: str) -> StoredWeight:
+        """Return the place of a weight."""
+        shape = self._graph.graph.initializers[name].shape
+        assert shape is not None
+        return StoredWeight(name, self._stored[name][1], tuple(shape.numpy()))
+
+
+def describe_layer(
     architecture: DecoderArchitecture,
     layer: int,
     capacity: int,
     module: str,
     weight: Callable[[str], StoredWeight],
 ) -> FusedLayer:
+    """Describe a layer whose weights have names that begin with `module`."""
     def given(name: str, wanted: bool) -> StoredWeight | None:
         return weight(f"{module}.{name}") if wanted else None
 

@@ -42,12 +42,12 @@ class HostTreeKernels:
             parents = table.nodes.array[:, level - 2]
         log_masses = _log_masses(all_values)
         if top_k == 1:
-            likeliest, known, own = all_values[:, 0].argmax(axis=-1), np.isfinite(log_masses), np.arange(batch)
-            above = table.scores.array[own[:, None], parents].astype(np.float64)
-            scores = np.where(known, above - log_masses, -np.inf).astype(np.float32)[:, 0]
-            tokens = likeliest if token_of_logit is None else token_of_logit.array[likeliest]
-            table.tokens.array[:, start] = np.where(scores > -np.inf, tokens, -1)
-            table.scores.array[:, start], table.parents.array[:, start] = scores, parents[:, 0]
+            likeliest = all_values[:, 0].argmax(axis=-1)
+            sums = np.take_along_axis(table.scores.array, parents, axis=-1).astype(np.float64) - log_masses
+            best = np.where(np.isfinite(log_masses), sums, -np.inf)[:, 0].astype(np.float32)
+            drafted = likeliest if token_of_logit is None else token_of_logit.array[likeliest]
+            table.tokens.array[:, start] = np.where(best > -np.inf, drafted, -1)
+            table.scores.array[:, start], table.parents.array[:, start] = best, parents[:, 0]
             return
         for row, node in np.ndindex(batch, count):
             parent = parents[row, node]

@@ -11,10 +11,14 @@ import numpy as np
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
+from edgellm_ros.engine_directory.fused_draft import FusedDraftModel, StoredFusion
 from edgellm_ros.engine_directory.fused_expert import FusedExpertModel
 from edgellm_ros.engine_directory.fused_model import FusedModel, StoredWeight
 
 if TYPE_CHECKING:
+    from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
+    from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
     from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 
@@ -22,7 +26,10 @@ ALIGNMENT = 256  # bytes, of each weight's address
 
 
 def load_weights(
-    folder: Path, model: FusedModel | FusedExpertModel, dtype: np.dtype, device: Device
+    folder: Path,
+    model: FusedModel | FusedExpertModel | FusedDraftModel | StoredFusion,
+    dtype: np.dtype,
+    device: Device,
 ) -> dict[str, Tensor]:
     """Copy the weights from their file to the device; return them by name.
 
@@ -48,7 +55,7 @@ def load_weights(
 
 
 def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> FusedShape:
-    """Return the shape of an engine's decoder, for batches of at most `most_rows`."""
+    """Return the shape of an engine's decoder, for steps of at most `most_rows` tokens in all."""
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
     llm, first = config.llm, model.layers[0]
@@ -72,7 +79,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> Fuse
         activation=model.activation,
         windows=tuple(layer.window for layer in model.layers),
         tied=model.tied,
-        max_rows=min(config.max_supported_batch_size, most_rows),
+        max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers,
     )
 
@@ -92,6 +99,43 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     )
     owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
     return FusedWeights(layers, address(model.norm), address(model.lm_head), owners)
+
+
+def fusion_shape(config: EngineConfig, fusion: StoredFusion, most_rows: int) -> FusionShape:
+    """Return the shape of the fusion of an engine's draft head, for steps of at most so many tokens."""
+    from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
+
+    assert config.draft is not None  # `check_drafting`
+    return FusionShape(
+        dtype=config.precision,
+        state_size=config.hidden_size,
+        fused_size=config.draft.hidden_size,
+        epsilon=fusion.epsilon,
+        state_norms=bool(fusion.state_norms),
+        joined_norm=fusion.joined_norm is not None,
+        max_rows=most_rows,
+    )
+
+
+def state_fusion(
+    config: EngineConfig, fusion: StoredFusion, tensors: dict[str, Tensor], most_rows: int
+) -> StateFusion:
+    """Return the fusion of an engine's draft head; tensors: its weights on the device."""
+    from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
+    from edgellm_ros.kernels.cuda.fused.fusion import FusionWeights
+
+    shape = fusion_shape(config, fusion, most_rows)
+    norms = tuple(tensors[norm.name].pointer for norm in fusion.state_norms) or (0, 0, 0)
+    if fusion.joined_norm is not None:
+        joined = tensors[fusion.joined_norm.name]
+        size = shape.state_size * joined.dtype.itemsize
+        norms = tuple(joined.pointer + i * size for i in range(NUM_BASE_STATES))
+    bias = tensors[fusion.fc_bias.name].pointer if fusion.fc_bias is not None else 0
+    low, middle, high = norms
+    owners = tuple(tensors[weight.name].owner for weight in fusion.weights())
+    weights = FusionWeights(tensors[fusion.fc.name].pointer, bias, (low, middle, high), owners)
+    assert config.draft is not None  # `check_drafting`
+    return StateFusion(config.draft.base_state_layers, shape, weights)
 
 
 def _check_file(path: Path, stored: list[StoredWeight], sizes: list[int]) -> None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The products of a step. The host passes sizes, tiles and blocks as macros, and what it made of them.
 
-using QKV = Plan<HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, QKV_TILE, QKV_BLOCKS, true>;
+using QKV = Plan<(1 + JOINED) * HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, QKV_TILE, QKV_BLOCKS, true>;
 using O = Plan<HEADS * HEAD_DIM, HIDDEN, O_TILE, O_BLOCKS, false>;
 using GATE_UP = Plan<HIDDEN, 2 * INNER, GATE_UP_TILE, GATE_UP_BLOCKS, true>;
 using DOWN = Plan<INNER, HIDDEN, DOWN_TILE, DOWN_BLOCKS, false>;

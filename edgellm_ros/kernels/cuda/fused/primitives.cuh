@@ -87,6 +87,11 @@ __device__ inline float load(const float* address) {
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address));
   return value;
 }
+__device__ inline u16 load(const u16* address) {
+  u16 value;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+}
 __device__ inline float2 load(const float2* address) {
   float2 value;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(address));
