@@ -4,15 +4,17 @@
 // qkv -- attention -- o -- gate_up -- down -- (next layer) ... -- lm_head
 //
 // Each kernel begins with what its inputs need: the norm of the residual stream, the merge of the attention's splits,
-// the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own.
+// the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own, unless there
+// are many rows: then qkv_x, gate_up_x, down_x and lm_head_x make x [rows] of the product that follows.
 //
 // A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
 // `attention`.
 
-// The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer.
-template <class P, class Finish>
+// The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer. ready: x of a
+// kernel of its own.
+template <class P, bool READY, class Finish>
 __device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
-                                       u16* hidden, bool hidden_is_normed, int rows, Finish finish) {
+                                       u16* hidden, bool hidden_is_normed, const u16* ready, int rows, Finish finish) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
@@ -21,12 +23,17 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  Normed x;
-  x.read_scales(norm);
-  wait_for_kernel_before();
-  norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
-            [&](int row) { share_x<P>(shared.x, x, 0, row); });
-  for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
+  if constexpr (READY) {
+    wait_for_kernel_before();
+    copy_x<P>(shared.x, ready, P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES);
+  } else {
+    Normed x;
+    x.read_scales(norm);
+    wait_for_kernel_before();
+    norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
+              [&](int row) { share_x<P>(shared.x, x, 0, row); });
+    for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
+  }
   __syncthreads();
   multiply<P>(shared, stream, first, count, finish);
 }
@@ -57,9 +64,16 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
 
 #if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
-    qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows) {
-  multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows,
-                       [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
+    qkv_x(const u16* norm, const u16* embeds, i64* residual, u16* hidden, u16* x, i64 rows) {
+  norm_row<QKV>(norm, residual, embeds, hidden, false, x, (int)rows);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, const u16* x,
+        i64 rows) {
+  multiply_normed<QKV, QKV_X>(
+      weights, norm, embeds, residual, hidden, false, x, (int)rows,
+      [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
 }
 #endif
 
@@ -131,37 +145,64 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, i64 rows) {
-  multiply_normed<GATE_UP>(
-      weights, norm, nullptr, residual, nullptr, false, (int)rows,
-      [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
+    gate_up_x(const u16* norm, i64* residual, u16* x, i64 rows) {
+  norm_row<GATE_UP>(norm, residual, nullptr, nullptr, false, x, (int)rows);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, i64 rows) {
+    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, const u16* x, i64 rows) {
+  multiply_normed<GATE_UP, GATE_UP_X>(
+      weights, norm, nullptr, residual, nullptr, false, x, (int)rows,
+      [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
+}
+
+__device__ inline float gated(const float* parts, const u16* bias, int row, int k) {
+  float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
+  float up = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k);
+  if (MLP_BIAS) gate += to_float(bias[k]), up += to_float(bias[INNER + k]);
+  return gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
+}
+
+// A block makes THREADS values of one row.
+extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, const float* parts, u16* x) {
+  wait_for_kernel_before();
+  const int row = blockIdx.y, k = blockIdx.x * THREADS + threadIdx.x;
+  if (k < INNER) x[DOWN::x_place(k, row)] = from_float(gated(parts, bias, row, k));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, const u16* ready,
+         i64 rows) {
   multiply_and_add<DOWN>(
       weights, bias, residual, (int)rows, [] {},
       [&](int first, u16* x) {
-        fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) {
-          float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
-          float up = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k);
-          if (MLP_BIAS) gate += to_float(gate_up_bias[k]), up += to_float(gate_up_bias[INNER + k]);
-          return gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
-        });
+        if constexpr (DOWN_X)
+          copy_x<DOWN>(x, ready, first);
+        else
+          fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) { return gated(parts, gate_up_bias, row, k); });
       });
 }
 
 #if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, i64 rows) {
+    lm_head_x(const u16* norm, i64* residual, u16* hidden, u16* x, i64 rows) {
 #if TIED
-  multiply_table(weights, norm, residual, logits, hidden, (int)rows);
+  norm_row<Table>(norm, residual, nullptr, hidden, true, x, (int)rows);
 #else
-  multiply_normed<LM_HEAD>(weights, norm, nullptr, residual, hidden, true, (int)rows,
-                           [&](int tile, int at, int row, float sum, bool) {
-                             const int column = tile * LM_HEAD::TILE + at;
-                             if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;
-                           });
+  norm_row<LM_HEAD>(norm, residual, nullptr, hidden, true, x, (int)rows);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, const u16* x, i64 rows) {
+#if TIED
+  multiply_table(weights, norm, residual, logits, hidden, x, (int)rows);
+#else
+  multiply_normed<LM_HEAD, LM_HEAD_X>(weights, norm, nullptr, residual, hidden, true, x, (int)rows,
+                                      [&](int tile, int at, int row, float sum, bool) {
+                                        const int column = tile * LM_HEAD::TILE + at;
+                                        if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;
+                                      });
 #endif
 }
 

@@ -127,16 +127,22 @@ class FusedDecoder:
         if not 1 <= rows <= self.max_rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} rows")
         variant = variant_for(self._variants, rows)
+        early = False
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
-                early = self._early and (layer > 0 or name != "qkv")
-                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                if variant.plan.has(name):
+                    yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                    early = self._early
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
         residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
         hidden = self._hidden_states(tensors, shape.layers)
+        norm, x = self._weights.norm, self._scratch["x"].pointer
+        if variant.plan.apart["lm_head"]:
+            launch = variant.plan.launch("lm_head_x", rows, self._early)
+            yield variant.program, launch, (norm, residual, hidden, x, rows)
         launch = variant.plan.launch("lm_head", rows, self._early)
-        yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
+        yield variant.program, launch, (head, norm, residual, logits, hidden, x, rows)
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
 
@@ -168,9 +174,12 @@ class FusedDecoder:
         rows: int,
         tokens: int,
     ) -> dict[str, tuple[int, ...]]:
-        """Return the arguments of a layer's kernels, in the order of their launches."""
+        """Return the arguments of a layer's kernels, in the order of their launches.
+
+        Those with names in _x are launched only if the plan has a kernel of its own for x.
+        """
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
-        residual, qkv, gate_up = scratch["residual"], scratch["qkv"], scratch["gate_up"]
+        residual, qkv, gate_up, x = (scratch[name] for name in ("residual", "qkv", "gate_up", "x"))
         splits = scratch["split_sums"], scratch["split_scales"]
         length = tensors["kv_length"].pointer
         rope = (tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids"))
@@ -181,14 +190,17 @@ class FusedDecoder:
         mask = tensors.get("attention_mask")
         tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
         return {
-            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
+            "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
+            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows),
             "tree_attention" if tree else "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
                 *splits, window, weights.gate_up, self._prefetched, *tree,
             ),
             "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows, tokens),
-            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, rows),
-            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, rows),
+            "gate_up_x": (weights.post_norm, residual, x, rows),
+            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, x, rows),
+            "down_x": (weights.gate_up_bias, gate_up, x),
+            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, x, rows),
         }  # fmt: skip
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:

@@ -68,7 +68,8 @@ class FusedDraft(FusedDecoder):
             variant = variant_for(self._later if layer else self._variants, rows)
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
                 early = self._early and (layer > 0 or name != "joined_qkv")
-                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                if variant.plan.has(name):
+                    yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
         variant = variant_for(self._variants, batch * chosen)
         states = tensors["next_hidden_states"].pointer
         yield variant.program, variant.plan.launch("draft_head", batch * chosen, self._early), (
@@ -93,5 +94,5 @@ class FusedDraft(FusedDecoder):
         norms = weights.input_norm, weights.state_norm
         begins_normed = int(self._draft.norm_before_residual)
         first = weights.qkv, *norms, embeds, states, residual, qkv, begins_normed, rows
-        return {"joined_qkv": first, **{name: arguments[name] for name in list(arguments)[1:]}}
+        return {"joined_qkv": first, **{name: arguments[name] for name in list(arguments)[2:]}}
 

@@ -102,7 +102,6 @@ __device__ inline longlong2 load(const longlong2* address) {
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
   return value;
 }
-
 __device__ inline uint4 load(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -149,15 +148,6 @@ __device__ inline u16 from_float(float value) {
   return bits;
 }
 #endif
-
-// Read four 8 x 8 matrices from shared memory, by all lanes of a warp together. row: row lane % 8 of matrix lane / 8.
-// Lane 4 * g + t gets the values in rows 2t and 2t+1 and column g of each matrix.
-__device__ inline void read_transposed(u32 (&values)[4], Place row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-               : "r"(row.address)
-               : "memory");
-}
 
 // Add the product of a 16 x 16 and a 16 x 8 matrix to `sums`, by all lanes of a warp together. Lane 4 * g + t has
 // a: A[g][2t, 2t+1], A[g+8][2t, 2t+1], A[g][2t+8, 2t+9], A[g+8][2t+8, 2t+9]; b0: B[2t, 2t+1][g]; b1: B[2t+8, 2t+9][g];
