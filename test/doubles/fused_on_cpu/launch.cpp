@@ -16,7 +16,7 @@
 #else
 #define OWN_KERNELS KERNEL(qkv_x) KERNEL(qkv) KERNEL(lm_head_x) KERNEL(lm_head) KERNEL(last_state)
 #endif
-#define X_KERNELS KERNEL(gate_up_x) KERNEL(down_x)
+#define X_KERNELS KERNEL(o_x) KERNEL(gate_up_x) KERNEL(down_x)
 #define KERNELS OWN_KERNELS X_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif
 static const KernelTable kernels = {KERNELS};

@@ -5,7 +5,7 @@
 //
 // Each kernel begins with what its inputs need: the norm of the residual stream, the merge of the attention's splits,
 // the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own, unless there
-// are many rows: then qkv_x, gate_up_x, down_x and lm_head_x make x [rows] of the product that follows.
+// are many rows: then qkv_x, o_x, gate_up_x, down_x and lm_head_x make x [rows] of the product that follows.
 //
 // A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
 // `attention`.
@@ -96,9 +96,42 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 }
 #endif
 
+// A warp merges the splits of one head of one row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    o_x(const float* sums, const float* scales, const i64* kv_length, u16* x, i64 window, i64 tokens) {
+  constexpr int AT_ONCE = 8, ELEMENTS = HEAD_DIM / 32;
+  const int lane = threadIdx.x % 32, head = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, row = blockIdx.y;
+  const int used = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens).used;
+  wait_for_kernel_before();
+  if (head >= HEADS) return;
+  const float2 scale = load(reinterpret_cast<const float2*>(scales) + (row * SPLITS + (lane < used ? lane : 0)) * HEADS + head);
+  const float* const from = sums + row * SPLITS * O::K + head * HEAD_DIM + lane;
+  float values[AT_ONCE][ELEMENTS], result[ELEMENTS] = {};
+  auto fetch = [&](int base) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+      for (int j = 0; j < ELEMENTS; ++j)
+        values[i][j] = load(from + (base + i < used ? base + i : used - 1) * O::K + 32 * j);
+  };
+  fetch(0);
+  const float weight = split_weight(scale, lane < used);
+  for (int base = 0; base < used; base += AT_ONCE) {
+    if (base > 0) fetch(base);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const float share = __shfl_sync(~0u, weight, base + i);  // zero where there is no split
+#pragma unroll
+      for (int j = 0; j < ELEMENTS; ++j) result[j] += share * values[i][j];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < ELEMENTS; ++j) x[O::x_place(head * HEAD_DIM + lane + 32 * j, row)] = from_float(result[j]);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
-      i64 window, i64 rows, i64 tokens) {
+      const u16* ready, i64 window, i64 rows, i64 tokens) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
   struct Merge {
@@ -114,30 +147,52 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
       },
       [&](int first, u16* x) {
+        if constexpr (O_X) {
+          copy_x<O>(x, ready, first);
+          return;
+        }
         // A thread's first values are on their way while the shares of the splits are computed.
         float early[AT_ONCE];
         const int early_row = threadIdx.x / WIDTH, early_k = (first + threadIdx.x % WIDTH) % (O::STEPS * O::K_LANES);
-        const int early_used = early_row < rows && early_k < O::K ? merge.used[early_row] : 0;
+        const int early_used = ROWS == 1 && early_k < O::K ? merge.used[early_row] : 0;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
           early[i] = i < early_used ? load(sums + (early_row * SPLITS + i) * O::K + early_k) : 0.0f;
         const int first_head = first / HEAD_DIM;
         split_weights<LOCAL>(merge.shares, scales, merge.used, first_head, (int)rows);
         __syncthreads();
+        auto share = [&](int row, int k) {
+          return merge.shares + (row * LOCAL + (k / HEAD_DIM + HEADS - first_head) % HEADS) * SPLITS;
+        };
+        int most = 0;
+        for (int row = 0; row < rows; ++row) most = merge.used[row] > most ? merge.used[row] : most;
+        if (ROWS > 1 && most <= AT_ONCE) {
+          // Splits that there are not count nothing.
+          fill_x<O>(x, first, (int)rows, [&](int row, int k, int) {
+            const float* const shares = share(row, k);
+            const int last = merge.used[row] - 1;
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < (AT_ONCE < SPLITS ? AT_ONCE : SPLITS); ++i)
+              sum += shares[i] * load(sums + (row * SPLITS + (i < last ? i : last)) * O::K + k);
+            return sum;
+          });
+          return;
+        }
         fill_x<O>(x, first, (int)rows, [&](int row, int k, int place) {
-          const float* share = merge.shares + (row * LOCAL + (k / HEAD_DIM + HEADS - first_head) % HEADS) * SPLITS;
+          const float* const shares = share(row, k);
           const int used = merge.used[row];
           float sum = 0;
           for (int base = 0; base < used; base += AT_ONCE) {
             float values[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-              values[i] = place + base == 0 ? early[i]
-                          : base + i < used ? load(sums + (row * SPLITS + base + i) * O::K + k)
-                                            : 0.0f;
+              values[i] = ROWS == 1 && place + base == 0 ? early[i]
+                          : base + i < used              ? load(sums + (row * SPLITS + base + i) * O::K + k)
+                                                         : 0.0f;
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-              if (base + i < used) sum += share[base + i] * values[i];
+              if (base + i < used) sum += shares[base + i] * values[i];
           }
           return sum;
         });

@@ -320,13 +320,26 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
   }
 }
 
-// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values.
+// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values; it is also
+// called for values that there are not, with others' row and k, so that reads for several values are on their way at once.
 template <class P, class Value>
 __device__ inline void fill_x(u16* x, int first, int rows, Value value) {
   constexpr int WIDTH = P::POSITIONS * P::K_LANES, ALL = P::STEPS * P::K_LANES;
-  for (int place = threadIdx.x; place < WIDTH * ROWS; place += THREADS) {
-    const int row = place / WIDTH, k = (first + place % WIDTH) % ALL;
-    x[P::x_place(place % WIDTH, row)] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
+  constexpr int COUNT = (WIDTH * ROWS + THREADS - 1) / THREADS, AT_ONCE = COUNT < 4 ? COUNT : 4;
+#pragma unroll 1
+  for (int base = 0; base < COUNT; base += AT_ONCE) {
+    float values[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int place = threadIdx.x + (base + i) * THREADS, row = place / WIDTH, k = (first + place % WIDTH) % ALL;
+      values[i] = value(row < rows ? row : 0, k < P::K ? k : 0, base + i);
+      if (row >= rows || k >= P::K) values[i] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int place = threadIdx.x + (base + i) * THREADS;
+      if (place < WIDTH * ROWS) x[P::x_place(place % WIDTH, place / WIDTH)] = from_float(values[i]);
+    }
   }
 }
 

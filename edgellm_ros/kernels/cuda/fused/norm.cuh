@@ -33,6 +33,18 @@ struct NormedRows {
   __device__ static bool inside(int i) { return PAIRS % THREADS == 0 || threadIdx.x + i * THREADS < PAIRS; }
   __device__ static int pair(int i) { return threadIdx.x + i * THREADS; }
 
+  // Call function(row, share) for rows and pairs that there are; values of others are zeros.
+  template <class Function>
+  __device__ void each(int first, int rows, Function function) {
+#pragma unroll
+    for (int row = 0; row < COUNT; ++row)
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i) {
+        values[row][i] = {0, 0};
+        if (first + row < rows && inside(i)) function(row, i);
+      }
+  }
+
   // Read the norm's scales, which depend on no other kernel.
   __device__ void read_scales(const u16* norm) {
 #pragma unroll
@@ -46,24 +58,21 @@ struct NormedRows {
     if (embeds && residual && begins) begin(residual, first, rows);
   }
 
-  // Read rows place(first), place(first + 1) and so on.
+  // Read rows place(first), place(first + 1) and so on. All reads are on their way before one of them is waited for.
   template <class RowPlace>
   __device__ void read(const i64* residual, const u16* embeds, int first, int rows, RowPlace row_place) {
+    if (embeds) {
+      const u32* const pairs = reinterpret_cast<const u32*>(embeds);
+      each(first, rows, [&](int row, int i) { values[row][i] = to_floats(pairs[row_place(first + row) * PAIRS + pair(i)]); });
+    } else {
+      const longlong2* const pairs = reinterpret_cast<const longlong2*>(residual);
+      longlong2 fixed[COUNT][SHARE] = {};
+      each(first, rows, [&](int row, int i) { fixed[row][i] = load(pairs + row_place(first + row) * PAIRS + pair(i)); });
 #pragma unroll
-    for (int row = 0; row < COUNT; ++row)
+      for (int row = 0; row < COUNT; ++row)
 #pragma unroll
-      for (int i = 0; i < SHARE; ++i) {
-        values[row][i] = {0, 0};
-        if (first + row >= rows || !inside(i)) continue;
-        const int place = row_place(first + row) * PAIRS + pair(i);
-        const longlong2* pairs = reinterpret_cast<const longlong2*>(residual);
-        if (embeds) {
-          values[row][i] = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
-        } else {
-          const longlong2 value = load(pairs + place);
-          values[row][i] = {from_fixed(value.x), from_fixed(value.y)};
-        }
-      }
+        for (int i = 0; i < SHARE; ++i) values[row][i] = {from_fixed(fixed[row][i].x), from_fixed(fixed[row][i].y)};
+    }
   }
 
   // Begin the residual stream with the values.

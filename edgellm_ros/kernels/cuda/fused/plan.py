@@ -18,6 +18,7 @@ COPY = 16  # bytes of one asynchronous copy: 8 values
 # With tensor cores: copies of a thread per step; rows of a warp's sums, and their columns with a gap.
 COPIES, SUMS_ROWS, SUMS_STRIDE = 4, 8, 68
 MOST_SPLITS = 32
+MERGED = 8  # splits that `repeated_bytes` counts with
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -240,6 +241,8 @@ class FusedPlan:
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks)
+        splits = 4 * rows * self.products["o"].width * MERGED
+        self.apart["o"] = apart(splits * self.products["o"].blocks)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -278,7 +281,9 @@ class FusedPlan:
             blocks = -(-rows * shape.hidden // (2 * tuning.threads))
             return Launch(name, (blocks, 1), tuning.threads, 0, early)
         if name.endswith("_x"):
-            grid = (-(-shape.inner // tuning.threads), rows) if name == "down_x" else (rows, 1)
+            of_a_block = {"down_x": tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
+            size = {"down_x": shape.inner, "o_x": shape.q_size}
+            grid = (-(-size[name] // of_a_block[name]), rows) if name in size else (rows, 1)
             return Launch(name, grid, tuning.threads, 0, early)
         name, kernel = OF_DRAFTS.get(name, name), name
         shared = self.shared[name]
@@ -295,7 +300,7 @@ class FusedPlan:
             "residual": 8 * rows * shape.hidden,
             "qkv": 4 * self.products["qkv"].parts * rows * shape.qkv_size,
             "gate_up": 4 * self.products["gate_up"].parts * rows * 2 * shape.inner,
-            "x": x_bytes(max(shape.hidden, shape.inner), rows, self.mma),
+            "x": x_bytes(max(shape.hidden, shape.q_size, shape.inner), rows, self.mma),
             "split_sums": 4 * rows * self.splits * shape.q_size,
             "split_scales": 8 * rows * self.splits * shape.heads,
         }
