@@ -26,6 +26,7 @@ from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionPlan, Fusio
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
+from fixtures.ptx import kernel_bodies
 
 SMALL = FusedDraftShape(
     "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
@@ -270,6 +271,16 @@ def test_the_kernels_keep_their_variables_in_registers(arch):
         found = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
         frames = dict(found)
         assert {name: frames[name] for name in names} == dict.fromkeys(names, "0")
+
+
+@pytest.mark.slow
+def test_the_first_kernel_waits_before_the_second_one_may_start():
+    plan = FusedPlan(SMALL, 1, 20, 227 << 10, FusedTuning())
+    source = compiler.source((compiler.HARDWARE, *plan.files))
+    first = kernel_bodies(source, compiler.options("sm_90", plan))["joined_qkv"]
+    parts = first.split("griddepcontrol.launch_dependents")[:-1]
+    assert parts
+    assert all("griddepcontrol.wait" in part for part in parts)
 
 
 @pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (163 << 10, 8)])
