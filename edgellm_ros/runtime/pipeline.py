@@ -412,7 +412,12 @@ class Pipeline:
         self.sampling.commit_rows(rows, self.sampling.count(rows))
         self.method.prefilled(rows)
         logprobs = max(sequence.request.logprobs for sequence in sequences)
-        self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
+        first_tokens = self.sampling.copy_to_host(logits, logprobs)
+        if self.action is not None:  # while the device computes the prompts
+            for sequence in sequences:
+                if sequence.request.action_samples:
+                    self.action.prepare(sequence.request.action_samples, sequence.noise_seed)
+        first_tokens.deliver(sequences)
         if keep_hidden_states:
             self.hidden_states.keep(embeds)
         for sequence in sequences:
@@ -446,5 +451,6 @@ class Pipeline:
                 self._metrics.action.total_runs += steps
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps; see `LLMInferenceRuntime`."""
-        return self.method.capture(self.loras.loaded())
+        """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
+        self.runner.records_prefills = self.method.capture(self.loras.loaded())
+        return self.runner.records_prefills

@@ -16,10 +16,11 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 from cuda.core import Program
 
 from doubles import fused_on_cpu
-from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, layer_shapes
+from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused import compiler
-from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder
+from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder, StateFusion
+from edgellm_ros.kernels.cuda.fused.fusion import FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, ProductPlan
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
@@ -79,7 +80,7 @@ class Model:
         for node in range(len(mask)):
             mask[node, :first] = self.random.random(first) < 0.9
             if node:
-                parent = self.random.integers(0, node)
+                parent = self.random.integers(0, node) if node != 2 else 0  # not a chain
                 mask[node, first:] = mask[parent, first:]
             mask[node, first + node] = True
 
@@ -133,12 +134,12 @@ class Model:
 def fused(request, device, tmp_path_factory):
     """Function that makes a decoder: on the GPU, or on the host with five multiprocessors."""
     if device.memory == "cuda":
-        return device, lambda shape, weights, tuning=None: FusedDecoder(device, shape, weights, tuning=tuning)
+        return device, functools.partial(FusedDecoder, device)
     host, folder = fused_on_cpu.FusedDoubleDevice(5), tmp_path_factory.mktemp("fused")
     compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
 
-    def make(shape, weights, tuning=CPU_TUNING):
-        return FusedDecoder(host, shape, weights, compile, tuning)
+    def make(shape, weights, tuning=CPU_TUNING, fusion=None):
+        return FusedDecoder(host, shape, weights, compile, tuning, fusion)
 
     return host, make
 
@@ -208,34 +209,51 @@ def test_a_step_is_that_of_numpy(fused, shape, lengths):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", [False, True], ids=["a chain", "a tree"])
 @pytest.mark.parametrize(
-    "shape, lengths, tokens",
+    "shape, lengths, tokens, tree",
     [
-        pytest.param(changed(max_rows=8), [5], 5, id="the first tokens"),
-        pytest.param(changed(max_rows=8), [150], 8, id="a full cache"),
+        pytest.param(changed(max_rows=8), [5], 5, True, id="the first tokens are a tree"),
+        pytest.param(changed(max_rows=8), [150], 8, False, id="a chain fills the cache"),
         pytest.param(
-            changed(dtype="bf16", tied=True, max_rows=8, capacity=149), [4, 34, 149, 50], 2,
-            id="bf16, tied, 4 sequences of 2 tokens",
+            changed(dtype="bf16", tied=True, max_rows=8, capacity=149), [4, 34, 149, 50], 2, False,
+            id="bf16, tied, 4 chains of 2 tokens",
         ),
         pytest.param(
             changed(head_dim=128, rotary_dim=32, interleaved=True, heads=7, kv_heads=1, max_rows=8,
                     qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=False, windows=(20, None)),
-            [65, 23], 3, id="biases, a window, 7 heads per KV head, 2 sequences of 3 tokens",
+            [65, 23], 3, True, id="biases, a window, 7 heads per KV head, 2 trees of 3 tokens",
         ),
         pytest.param(
             changed(head_dim=96, rotary_dim=96, heads=2, kv_heads=2, hidden=192, inner=320, tied=True,
                     hidden_state_layers=(1, 2), max_rows=4, windows=(7, 40)),
-            [77], 4, id="heads of 96, hidden states, windows",
+            [77], 4, False, id="heads of 96, hidden states, windows, a chain",
         ),
         pytest.param(
-            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576, max_rows=4), [139], 3,
-            id="heads of 256",
+            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576, max_rows=4, capacity=151),
+            [139], 3, True, id="heads of 256, an odd capacity, a tree",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_step_of_several_tokens_is_that_of_numpy(fused, shape, lengths, tokens, tree):
     check(fused, shape, lengths, tokens, tree)
+
+
+@pytest.mark.slow
+def test_states_for_a_draft_head_are_those_of_numpy(fused):
+    device, make = fused
+    shape = changed(hidden_state_layers=(1,), max_rows=4)  # the head takes this state too
+    model = Model(shape, [40], tokens=3)
+    fc = model._values((3 * shape.hidden, 64), (3 * shape.hidden) ** -0.5)
+    weights, tensors = model.on_device(device)
+    tensors["fused_hidden_states"] = device.empty((1, 3, 64), np.uint16)
+    on_gpu, head = put(device, fc.view(np.uint16)), FusionShape("fp16", shape.hidden, 64, max_rows=4)
+    fusion = StateFusion((0, 1, 2), head, FusionWeights(on_gpu.pointer, owners=(on_gpu,)))
+    make(shape, weights, fusion=fusion).run(tensors)
+    expected = model.expected()
+    found = device.download(tensors["fused_hidden_states"]).view(np.float16)
+    close(found, fuse(head, expected.stream, fc, None, []), shape)
+    states = device.download(tensors["hidden_states_1"]).view(np.float16)
+    close(states, expected.hidden_states[1], shape)
 
 
 @pytest.mark.slow

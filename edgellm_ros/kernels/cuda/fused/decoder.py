@@ -41,6 +41,9 @@ class FusedDecoder:
     - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
     - fusion: of a draft head, whose output is `fused_hidden_states`
 
+    `max_rows`: most tokens of a step, of all sequences. They are fewer than the shape's where the device has
+    too little shared memory for these.
+
     EngineError if the device's architecture is older than sm_80 or the shape is not supported.
     """
 
@@ -66,6 +69,7 @@ class FusedDecoder:
         self._early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
+        self.max_rows = min(shape.max_rows, max(self._variants))
         self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
         self._scratch = self._make_scratch(self._variants.values())
         self._fusion = fusion
@@ -73,14 +77,19 @@ class FusedDecoder:
         if fusion is not None:
             threads = min(256, self._tuning.threads)
             self._fuse = FusedFusion(device, fusion.shape, fusion.weights, self._compile, threads)
-            rows = (shape.max_rows, shape.hidden)
+            rows = (self.max_rows, shape.hidden)
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
     def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
-        """Make kernels for a shape, by largest number of rows."""
+        """Make kernels for a shape, by largest number of rows, up to what the device has room for."""
         device, variants, rows = self._device, dict[int, Variant](), 1
         while rows < 2 * shape.max_rows:
-            plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
+            try:
+                plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
+            except EngineError:
+                if rows == 1:
+                    raise
+                break
             variants[rows] = Variant(plan, self._compile(plan))
             rows *= 2
         return variants
@@ -115,8 +124,8 @@ class FusedDecoder:
         """
         shape, (batch, tokens, _) = self._shape, tensors["inputs_embeds"].shape
         rows = batch * tokens
-        if not 1 <= rows <= shape.max_rows:
-            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} rows")
+        if not 1 <= rows <= self.max_rows:
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} rows")
         variant = variant_for(self._variants, rows)
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
