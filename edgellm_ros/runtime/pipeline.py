@@ -165,10 +165,10 @@ class Pipeline:
             states.append(recurrent)
         self.drafter: GuardedDrafter | None = None
         if drafting is not None:
-            tree_kernels = load_tree_kernels(self.device)
             head = None
             if drafting.strategy == EAGLE and decode != ENGINE and not decode_backend:
                 head = load_fused_draft(root, config, drafting, self.device)
+            tree_kernels = load_tree_kernels(self.device, fused_head=head is not None)
             drafter = load_drafter(
                 root,
                 config,

@@ -11,13 +11,13 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
-EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
 
@@ -222,11 +222,6 @@ class Variant:
 def variant_for(variants: Mapping[int, Variant], rows: int) -> Variant:
     """Return the smallest kernels that take so many rows."""
     return next(each for size, each in variants.items() if size >= rows)
-
-
-def compute_capability(arch: str) -> int:
-    """Return 90 for "sm_90"."""
-    return int("".join(filter(str.isdigit, arch)))
 
 
 def compiler_for(device: Any) -> Callable[[Any], Any]:
