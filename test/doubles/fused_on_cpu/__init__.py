@@ -8,12 +8,11 @@ import hashlib
 import subprocess
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from doubles.cuda_double import DoubleDevice
-from edgellm_ros.kernels.cuda.fused.plan import FusedPlan
+from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, Launch
 
 FOLDER = Path(__file__).parent
 
@@ -25,24 +24,13 @@ class FusedDoubleDevice(DoubleDevice):
     most_shared_memory = 227 << 10
 
 
-class FusedDoubleProgram:
-    """FusedProgram on the host: `launch` returns when the kernel has ended.
+class HostKernels:
+    """Kernels in a library that `build` made; a kernel has ended when `launch` returns."""
 
-    The first launch compiles the plan's kernels, unless `folder` has them already.
-    """
+    def __init__(self, library: Path) -> None:
+        self._launch = ctypes.CDLL(str(library)).launch
 
-    def __init__(self, folder: Path, plan: FusedPlan) -> None:
-        self._folder, self._plan = folder, plan
-
-    @cached_property
-    def _launch(self) -> Any:
-        name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
-        library = self._folder / f"{name}.so"
-        if not library.exists():
-            build(library, self._plan)
-        return ctypes.CDLL(str(library)).launch
-
-    def launch(self, launch, *arguments: int) -> None:
+    def launch(self, launch: Launch, *arguments: int) -> None:
         packed = np.array(arguments, np.int64)
         pointer = ctypes.c_void_p(packed.ctypes.data)
         status = self._launch(
@@ -51,14 +39,37 @@ class FusedDoubleProgram:
         assert status == 0, f"{launch.name} with {len(arguments)} arguments: {status}"
 
 
-def build(library: Path, plan: FusedPlan) -> None:
-    """Compile the kernels of a plan."""
-    from edgellm_ros.kernels.cuda.fused.compiler import FILES, source
+class FusedDoubleProgram:
+    """FusedProgram on the host.
 
-    (library.parent / "fused.inc").write_text(source(FILES))
+    The first launch compiles the plan's kernels, unless `folder` has them already.
+    """
+
+    def __init__(self, folder: Path, plan: FusedPlan) -> None:
+        self._folder, self._plan = folder, plan
+
+    @cached_property
+    def _kernels(self) -> HostKernels:
+        name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
+        library = self._folder / f"{name}.so"
+        if not library.exists():
+            from edgellm_ros.kernels.cuda.fused.compiler import FILES, source
+
+            build(library, source(FILES), self._plan.macros())
+        return HostKernels(library)
+
+    def launch(self, launch: Launch, *arguments: int) -> None:
+        self._kernels.launch(launch, *arguments)
+
+
+def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> None:
+    """Compile kernels that need `primitives.cuh`. kernels: their names; empty = those of a decode step."""
+    (library.parent / "fused.inc").write_text(source)
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w"]
     # for jumps between stacks; for libraries of several plans in one process
     options += ["-U_FORTIFY_SOURCE", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
-    options += [f"-D{name}={value}" for name, value in plan.macros()]
+    options += [f"-D{name}={value}" for name, value in macros]
+    if kernels:
+        options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
     places = [f"-I{FOLDER}", f"-I{FOLDER.parent / 'cuda_on_cpu'}", f"-I{library.parent}"]
     subprocess.run(["g++", *options, *places, str(FOLDER / "launch.cpp"), "-o", str(library)], check=True)

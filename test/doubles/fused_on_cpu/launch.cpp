@@ -5,8 +5,10 @@
 
 #include "fused.inc"
 
-static const KernelTable kernels = {
-    KERNEL(qkv) KERNEL(attention) KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)};
+#ifndef KERNELS
+#define KERNELS KERNEL(qkv) KERNEL(attention) KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
+#endif
+static const KernelTable kernels = {KERNELS};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, unsigned shared,

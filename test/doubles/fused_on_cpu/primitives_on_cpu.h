@@ -99,6 +99,30 @@ inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits);
 inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
+
+// What a lane gives to a product of matrices; two, so that a lane can begin the next product while others read.
+struct Fragments { u32 values[2][6]; unsigned products; };
+
+inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  static thread_local std::vector<Fragments> all(1024);
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
+  Fragments* const lanes = &all[warp * cuda_on_cpu::WARP];
+  const unsigned half = lanes[lane].products++ % 2;
+  const u32 own[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  std::memcpy(lanes[lane].values[half], own, sizeof own);
+  cuda_on_cpu::meet(cuda_on_cpu::block->warps[warp]);
+  const unsigned g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {  // D[g + i / 2 * 8][2t + i % 2]
+    const unsigned column = 2 * t + i % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned at = k % 8 / 2, shift = k % 2 * 16;
+      const u32 left = lanes[4 * g + at].values[half][i / 2 + k / 8 * 2] >> shift;
+      const u32 right = lanes[4 * column + at].values[half][4 + k / 8] >> shift;
+      sums[i] += to_float(left) * to_float(right);
+    }
+  }
+}
+
 inline float exp2_fast(float value) { return exp2f(value); }
 inline float rsqrt_fast(float value) { return 1 / sqrtf(value); }
 inline i64 round_to_integer(float value) { return llrintf(value); }

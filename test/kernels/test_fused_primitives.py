@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels' primitives against NumPy; without a GPU their double on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
+
+from cuda.core import ProgramOptions
+
+from doubles import fused_on_cpu
+from doubles.fused_decoder import TYPES
+from edgellm_ros.kernels.cuda.compiler import compile_source
+from edgellm_ros.kernels.cuda.fused.compiler import HARDWARE, source
+from edgellm_ros.kernels.cuda.fused.plan import Launch
+from fixtures.on_device import put
+
+# Two warps add the product of their own a [16,16] and b [16,8] to d [16,8] twice.
+MULTIPLY = r"""
+extern "C" __global__ void multiply(const u32* a, const u16* b, float* d) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  a += warp * 128, b += warp * 128, d += warp * 128;
+  const u32 left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
+  const u16* const column = b + g;
+  const u32 low = column[16 * t] | (u32)column[16 * t + 8] << 16;
+  const u32 high = column[16 * t + 64] | (u32)column[16 * t + 72] << 16;
+  float* const upper = d + g * 8 + 2 * t;
+  float* const lower = upper + 64;
+  float sums[4] = {upper[0], upper[1], lower[0], lower[1]};
+  mma(sums, left, low, high);
+  mma(sums, left, low, high);
+  upper[0] = sums[0], upper[1] = sums[1], lower[0] = sums[2], lower[1] = sums[3];
+}
+"""
+
+
+def program(device, dtype: str, folder):
+    """Compile MULTIPLY for the device."""
+    macros = [("BF16", str(int(dtype == "bf16")))]
+    if device.memory != "cuda":
+        fused_on_cpu.build(folder / "multiply.so", MULTIPLY, macros, ("multiply",))
+        return fused_on_cpu.HostKernels(folder / "multiply.so")
+    from edgellm_ros.kernels.cuda.fused.program import FusedProgram
+
+    macros.append(("TRIGGER_FIRST", "0"))
+    options = ProgramOptions(arch=device.arch, std="c++17", define_macro=macros)
+    return FusedProgram(device, compile_source(device.arch, source((HARDWARE,)) + MULTIPLY, options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_mma_adds_the_product_of_two_matrices(device, dtype, tmp_path):
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((2, 16, n)).astype(TYPES[dtype]) for n in (16, 8))
+    d = random.standard_normal((2, 16, 8)).astype(np.float32)
+    tensors = put(device, a.view(np.uint16)), put(device, b.view(np.uint16)), put(device, d)
+    launch = Launch("multiply", (1, 1), 64)
+    program(device, dtype, tmp_path).launch(launch, *(tensor.pointer for tensor in tensors))
+    expected = d + 2 * (a.astype(np.float64) @ b.astype(np.float64))
+    np.testing.assert_allclose(device.download(tensors[2]), expected, rtol=0, atol=1e-4)
