@@ -9,6 +9,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
+
 struct float2 { float x, y; };
 struct alignas(16) longlong2 { i64 x, y; };
 
@@ -87,6 +89,19 @@ inline uint4 load_once(const void* address) {
   return value;
 }
 
+template <class T>
+u32 read_once(const T* address) { return *address; }
+
+template <class T>
+T __shfl_sync(unsigned, T value, int from) { return cuda_on_cpu::exchange(value, from); }
+
+inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
+  const u64 bytes = (u64)b << 32 | a;
+  u32 result = 0;
+  for (int i = 0; i < 4; ++i) result |= (u32)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+}
+
 #if BF16
 inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
 inline u16 from_float(float value) {
@@ -99,6 +114,11 @@ inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits);
 inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
+
+inline u32 multiply_add(u32 a, u32 b, u32 c) {
+  const float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
+  return from_float(fmaf(x.x, y.x, z.x)) | (u32)from_float(fmaf(x.y, y.y, z.y)) << 16;
+}
 
 // What a lane gives to a product of matrices; two, so that a lane can begin the next product while others read.
 struct Fragments { u32 values[2][6]; unsigned products; };

@@ -11,7 +11,7 @@ from edgellm_ros.kernels.cuda.compiler import cached, compile_source, join_sourc
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan
 
 HARDWARE = "primitives.cuh"  # not for a host compiler
-FILES = ("gemv.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "decoder.cu")
+FILES = ("gemv.cuh", "quantized.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "decoder.cu")
 
 
 def source(files: tuple[str, ...] = (HARDWARE, *FILES)) -> str:

@@ -31,12 +31,12 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
     float low[ROWS], high[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
-    write_x(shared.x + 2 * Normed::pair(i) * ROWS, low);
-    write_x(shared.x + (2 * Normed::pair(i) + 1) * ROWS, high);
+    write_x<P>(shared.x, 2 * Normed::pair(i), low);
+    write_x<P>(shared.x, 2 * Normed::pair(i) + 1, high);
   }
   for (int i = P::K * ROWS + threadIdx.x; i < P::STEPS * P::K_LANES * ROWS; i += THREADS) shared.x[i] = 0;
   __syncthreads();
-  multiply<P>(shared, stream, first, count, finish);
+  multiply_any<P>(shared, stream, first, count, finish);
 }
 
 // The product with a matrix whose result is added to the residual stream. prepare(): before the kernel waits; fill(k, x):
@@ -56,7 +56,7 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   wait_for_kernel_before();
   fill(P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES, shared.x);
   __syncthreads();
-  multiply<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+  multiply_any<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
     const int column = tile * P::TILE + at;
     if (row >= rows || column >= P::N) return;
     add_to_residual(residual + row * P::N + column, bias && from_start ? sum + to_float(bias[column]) : sum);
@@ -69,7 +69,7 @@ __device__ inline void fill_x(u16* x, int first, int rows, Value value) {
   constexpr int WIDTH = P::POSITIONS * P::K_LANES, ALL = P::STEPS * P::K_LANES;
   for (int place = threadIdx.x; place < WIDTH * ROWS; place += THREADS) {
     const int row = place / WIDTH, k = (first + place % WIDTH) % ALL;
-    x[place % WIDTH * ROWS + row] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
+    x[P::x_place(place % WIDTH, row)] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
   }
 }
 

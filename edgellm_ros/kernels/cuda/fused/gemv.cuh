@@ -11,14 +11,17 @@ template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, bool WHOLE_ = f
 struct Plan {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_;
   static constexpr bool WHOLE = WHOLE_;  // blocks take whole tiles
+  static constexpr bool QUANTIZED = false;
   static constexpr int COLUMN_LANES = TILE / 8, K_LANES = THREADS / COLUMN_LANES;
   static constexpr int STEPS = (K + K_LANES - 1) / K_LANES;  // of a tile
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
   static constexpr int MOST_UNITS = WHOLE ? (TILES + BLOCKS - 1) / BLOCKS * STEPS : (UNITS + BLOCKS - 1) / BLOCKS;
   // x of so many steps is in shared memory: of all, or of those of one block that have different k.
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
-  static constexpr int SHARED = 16 * STAGES * THREADS + 2 * POSITIONS * K_LANES * ROWS + 4 * (THREADS / 32) * TILE * ROWS;
+  static constexpr int RING = STAGES * THREADS, X = POSITIONS * K_LANES * ROWS;  // places, values
+  static constexpr int SHARED = 16 * RING + 2 * X + 4 * (THREADS / 32) * TILE * ROWS;
 
+  __device__ static constexpr int x_place(int k, int row) { return k * ROWS + row; }
   __device__ static constexpr int first_unit(int block) {
     return WHOLE ? (int)((i64)block * TILES / BLOCKS) * STEPS : (int)((i64)block * UNITS / BLOCKS);
   }
@@ -85,9 +88,14 @@ struct Stream {
   }
 };
 
-template <int COUNT>
-__device__ inline void write_x(u16* x, const float (&values)[COUNT]) {
-  if constexpr (COUNT == 1) {
+// Write the rows' values of one k.
+template <class P, int COUNT>
+__device__ inline void write_x(u16* all, int k, const float (&values)[COUNT]) {
+  u16* const x = all + P::x_place(k, 0);
+  if constexpr (P::QUANTIZED) {
+#pragma unroll
+    for (int row = 0; row < COUNT; ++row) all[P::x_place(k, row)] = from_float(values[row]);
+  } else if constexpr (COUNT == 1) {
     x[0] = from_float(values[0]);
   } else {
 #pragma unroll
@@ -134,8 +142,8 @@ struct Shared {
 
   __device__ explicit Shared(uint4* memory)
       : ring(memory),
-        x(reinterpret_cast<u16*>(memory + STAGES * THREADS)),
-        sums(reinterpret_cast<float*>(x + P::POSITIONS * P::K_LANES * ROWS)) {}
+        x(reinterpret_cast<u16*>(memory + P::RING)),
+        sums(reinterpret_cast<float*>(x + P::X)) {}
 };
 
 // Multiply this block's share. `finish(tile, column in the tile, row, sum, whether it includes k = 0)`.

@@ -6,11 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
 WARP = 32
 COPY = 16  # bytes of one asynchronous copy: 8 values
 MOST_SPLITS = 32
+COLUMNS = 16  # of a warp that multiplies quantised weights
+PIECES = 4  # copies of one such column in a step of a warp
+FEWEST_STEPS = 3  # of quantised weights on their way
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -20,6 +24,7 @@ class FusedTuning:
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
+    - quantized_tile, quantized_narrow_tile: the same, of products with quantised weights
     - stages: steps of weights that a block has on their way to shared memory
     - blocks: blocks of a product per multiprocessor
     - split_rows: the fewest cache rows of a split of the attention
@@ -37,6 +42,8 @@ class FusedTuning:
     tile: int = 64
     narrow_tile: int = 128
     head_tile: int = 64
+    quantized_tile: int = 64
+    quantized_narrow_tile: int = 256
     stages: int = 13
     blocks: int = 1
     attention_threads: int = 256
@@ -63,10 +70,24 @@ class ProductPlan:
     whole_tiles: bool = False
 
     @property
+    def lanes(self) -> int:
+        """Rows of the matrix that a step has."""
+        return self.threads * 8 // self.tile
+
+    @property
+    def ring(self) -> int:
+        """Bytes of weights on their way to shared memory."""
+        return COPY * self.stages * self.threads
+
+    @property
+    def sums(self) -> int:
+        """Bytes of the sums of the warps."""
+        return 4 * self.threads // WARP * self.tile * self.rows
+
+    @property
     def steps(self) -> int:
         """Number of steps of a tile."""
-        lanes = self.threads * 8 // self.tile
-        return -(-self.k // lanes)
+        return -(-self.k // self.lanes)
 
     @property
     def tiles(self) -> int:
@@ -94,20 +115,39 @@ class ProductPlan:
     @property
     def width(self) -> int:
         """Values of a row of x that a block has in shared memory."""
-        lanes = self.threads * 8 // self.tile
         most = -(-self.units // self.blocks)
         if self.whole_tiles:
             most = -(-self.tiles // self.blocks) * self.steps
-        return lanes * (self.steps if self.all_of_x or most > self.steps else most)
+        return self.lanes * (self.steps if self.all_of_x or most > self.steps else most)
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
-        ring = COPY * self.stages * self.threads
-        return ring + 2 * self.width * self.rows + 4 * self.threads // WARP * self.tile * self.rows
+        return self.ring + 2 * self.width * self.rows + self.sums
 
     def _block_of(self, unit: int) -> int:
         return ((unit + 1) * self.blocks - 1) // self.units
+
+
+@dataclass(frozen=True)
+class QuantizedProductPlan(ProductPlan):
+    """Shares of the blocks of a product with quantised weights; `QuantizedPlan` in quantized.cuh is the same."""
+
+    form: Quantized = Quantized(4, 128)
+
+    @property
+    def lanes(self) -> int:
+        k_warps = self.threads // WARP * COLUMNS // self.tile
+        return k_warps * PIECES * 8 * COPY // self.form.bits
+
+    @property
+    def ring(self) -> int:
+        steps = FEWEST_STEPS if self.stages < 2 * FEWEST_STEPS else self.stages // 2
+        return 2 * COPY * steps * self.threads
+
+    @property
+    def sums(self) -> int:
+        return 4 * self.threads // WARP * COLUMNS * self.rows
 
 
 @dataclass(frozen=True)
@@ -164,12 +204,20 @@ class FusedPlan:
         def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
             return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole)
 
+        def layer_product(name: str, k: int, n: int, narrow: bool) -> ProductPlan:
+            form = shape.form(name)
+            if form is None:
+                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, not narrow)
+            tile = min(tuning.quantized_narrow_tile if narrow else tuning.quantized_tile, tuning.threads // 2)
+            sizes = tuning.threads, stages, rows, blocks
+            return QuantizedProductPlan(k, n, tile, *sizes, all_of_x=not narrow, form=form)
+
         self.stages = stages
         self.products = {
-            "qkv": product(shape.hidden, shape.qkv_size, tuning.tile, True),
-            "o": product(shape.q_size, shape.hidden, tuning.narrow_tile, False),
-            "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, True),
-            "down": product(shape.inner, shape.hidden, tuning.narrow_tile, False),
+            "qkv": layer_product("qkv", shape.hidden, shape.qkv_size, False),
+            "o": layer_product("o", shape.q_size, shape.hidden, True),
+            "gate_up": layer_product("gate_up", shape.hidden, 2 * shape.inner, False),
+            "down": layer_product("down", shape.inner, shape.hidden, True),
         }
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
@@ -246,4 +294,8 @@ class FusedPlan:
             prefix = name.upper()
             values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
             values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
+            form = shape.form(name)
+            values[f"{prefix}_BITS"] = 16 if form is None else form.bits
+            values[f"{prefix}_GROUP"] = 0 if form is None else form.group
+            values[f"{prefix}_ZERO_POINTS"] = str(form is not None and form.zero_points).lower()
         return [(name, str(value)) for name, value in values.items()]

@@ -7,6 +7,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the model's type
+
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #define STATIC_SHARED(type, name) __shared__ type name
 
@@ -94,6 +96,17 @@ __device__ inline uint4 load_once(const void* address) {
   return value;
 }
 
+__device__ inline u32 read_once(const u16* address) {
+  u16 value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ inline u32 read_once(const unsigned char* address) {
+  u16 value;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+}
+
 #if BF16
 __device__ inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
 __device__ inline float2 to_floats(u32 bits) {
@@ -123,6 +136,17 @@ __device__ inline u16 from_float(float value) {
   return bits;
 }
 #endif
+
+// Compute a * b + c of two values of the model's type in one register each.
+__device__ inline u32 multiply_add(u32 a, u32 b, u32 c) {
+  u32 result;
+#if BF16
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+#else
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+#endif
+  return result;
+}
 
 // Add the product of a 16 x 16 and a 16 x 8 matrix to `sums`, by all lanes of a warp together. Lane 4 * g + t has
 // a: A[g][2t, 2t+1], A[g+8][2t, 2t+1], A[g][2t+8, 2t+9], A[g+8][2t+8, 2t+9]; b0: B[2t, 2t+1][g]; b1: B[2t+8, 2t+9][g];
