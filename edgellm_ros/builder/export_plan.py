@@ -177,8 +177,6 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
     adapters = read_adapters(folders, inputs, options.max_lora_rank)
-    if model.describe_llm is not None and options.precision != "fp32" and not weights.is_quantized:
-        texts[FUSED_FILE] = model.describe_llm(llm_options, llm, Path(graph_path("llm")).name).contents()
     if options.max_lora_rank is None:
         rank = max((adapter.rank for adapter in adapters.values()), default=0)
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
@@ -216,9 +214,16 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
         for part, variant in others.items():
-            # Zero points of quantised weights are in graphs for CUDA only.
+            path = variant_path(graph_path(part), form)
+            # Graphs for CUDA have quantised weights in a layout of their own, those of `llm` for all.
+            if weights.is_quantized and part == VERIFY and "llm" in variants and form != "cpu":
+                original = Path(variant_path(graph_path("llm"), "cuda")).name
+                variant.share_weights(variants["llm"], original, own=True)
             variant.share_weights(parts[part], Path(graph_path(part)).name, own=weights.is_quantized)
-            graphs[variant_path(graph_path(part), form)] = variant
+            graphs[path] = variant
+    if model.describe_llm is not None and options.precision != "fp32":
+        file = Path(variant_path(graph_path("llm"), "cuda")).name
+        texts[FUSED_FILE] = model.describe_llm(llm_options, variants["llm"], file).contents()
 
     return ExportPlan(
         family=family.name,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`llm/fused.json` of an engine directory: a dense decoder as the fused kernels take it.
 
-The file names the weights of every layer and their places in the file of weights, so that kernels can run on
+The file names the weights of every layer and their places in the files of weights, so that kernels can run on
 them without the graph.
 """
 
@@ -16,24 +16,63 @@ from pathlib import Path
 from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
 
 FUSED_FILE = "llm/fused.json"
+ITEM_BYTES = {"fp16": 2, "bf16": 2, "uint8": 1}
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """One weight in the file of weights, of the engine's precision."""
+    """One weight in a file of weights."""
 
-    name: str  # of the graphs' initializer
+    name: str  # of the graph's initializer
+    file: str  # in the same folder
     offset: int  # in bytes
-    shape: tuple[int, ...]  # matrices: [fan_in, fan_out], row-major
+    dtype: str  # one of ITEM_BYTES
+    shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if self.offset < 0 or not self.shape or min(self.shape) < 1:
             raise ValueError(f"{self.name} has offset {self.offset} and shape {list(self.shape)}")
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"{self.name} has dtype {self.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
 
     @property
     def size(self) -> int:
         """Return the number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes."""
+        return self.size * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a matrix [K,N] is quantised: an element is (value - zero point) * scale.
+
+    Values and zero points are unsigned. Of two of 4 bits in a byte the first is in the lower half.
+    """
+
+    bits: int  # of a value, 4 or 8
+    group: int  # rows that share a scale
+    scales: StoredWeight  # [N,K/group]
+    zero_points: StoredWeight | None  # [N,bytes]; null = half of the range
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix [K,N]: K inputs, N outputs."""
+
+    values: StoredWeight  # [K,N]; quantised [N,K/group,bytes]
+    quantized: Quantization | None  # null = the values are of the engine's precision
+
+    def weights(self) -> Iterator[StoredWeight]:
+        """Yield values, scales and zero points."""
+        yield self.values
+        if self.quantized is not None:
+            yield self.quantized.scales
+            if self.quantized.zero_points is not None:
+                yield self.quantized.zero_points
 
 
 @dataclass(frozen=True)
@@ -42,28 +81,32 @@ class FusedLayer:
 
     window: int | None  # sliding window; null = the layer attends to all tokens
     input_norm: StoredWeight
-    qkv: StoredWeight  # columns of queries, keys, values
+    qkv: StoredMatrix  # columns of queries, keys, values
     qkv_bias: StoredWeight | None
     q_norm: StoredWeight | None
     k_norm: StoredWeight | None
-    o: StoredWeight
+    o: StoredMatrix
     o_bias: StoredWeight | None
     post_norm: StoredWeight
-    gate_up: StoredWeight  # columns of the gate, then of the up-projection
+    gate_up: StoredMatrix  # columns of the gate, then of the up-projection
     gate_up_bias: StoredWeight | None
-    down: StoredWeight
+    down: StoredMatrix
     down_bias: StoredWeight | None
 
     def weights(self) -> Iterator[StoredWeight]:
-        """Yield the weights that the layer has."""
-        return (value for value in vars(self).values() if isinstance(value, StoredWeight))
+        """Yield the weights that the layer has; those of a matrix follow each other."""
+        for value in vars(self).values():
+            if isinstance(value, StoredWeight):
+                yield value
+            elif isinstance(value, StoredMatrix):
+                yield from value.weights()
 
 
 @dataclass(frozen=True)
 class FusedModel:
     """All contents of `llm/fused.json`."""
 
-    file: str  # of the weights, in the same folder
+    problem: str | None  # why the fused kernels cannot run the model, which then has no layers here
     intermediate_size: int
     epsilon: float  # of every RMSNorm
     activation: str  # of the gate

@@ -59,6 +59,13 @@ def qwen3(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def rounded(tmp_path_factory):
+    """A decoder with layers in 4 bits."""
+    changes, options = {"tie_word_embeddings": False}, {"quantize": "int4", "group_size": 32}
+    return export_decoder(tmp_path_factory.mktemp("rounded"), "qwen3", changes, **options)
+
+
+@pytest.fixture(scope="module")
 def omni(tiny_checkpoint, acting_engine, tmp_path_factory):
     """The model of `acting_engine` in fp16, with an adapter `a`."""
     directory = tmp_path_factory.mktemp("omni")
@@ -79,14 +86,14 @@ def steps(decoders) -> int:
 
 
 @on_host
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded"])
 def test_the_tokens_are_those_of_the_engine(request, decoders, name):
     engine = request.getfixturevalue(name)
     assert answers(engine, REQUESTS, "fused") == answers(engine, REQUESTS, "engine")
     assert steps(decoders) == 29  # of the longest answer, whose first token is from the prefill
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded"])
 @pytest.mark.parametrize(("rows", "context"), [(1, 0), (3, 40), (2, 200)])
 def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, name, rows, context):
     found = {}

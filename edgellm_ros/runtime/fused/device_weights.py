@@ -3,43 +3,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine.tensor import Tensor, bfloat16
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.fused_model import FusedModel, StoredWeight
+from edgellm_ros.engine_directory.fused_model import FusedLayer, FusedModel, StoredMatrix, StoredWeight
 
 if TYPE_CHECKING:
+    from edgellm_ros.kernels.cuda.fused.quantized import Quantized
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
     from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 
 ALIGNMENT = 256  # bytes, of each weight's address
 
 
-def load_weights(folder: Path, model: FusedModel, dtype: np.dtype, device: Device) -> dict[str, Tensor]:
-    """Copy the weights from their file to the device; return them by name.
+def load_weights(folder: Path, model: FusedModel, device: Device) -> dict[str, Tensor]:
+    """Copy the weights from their files to the device; return them by name.
 
-    ValueError if the file does not fit `llm/fused.json`.
+    Values, scales and zero points of a quantised matrix follow each other in memory: a kernel gets one
+    address. ValueError if a file does not fit `llm/fused.json`.
     """
-    path = folder / model.file
     stored = list(model.weights())
-    sizes = [weight.size * dtype.itemsize for weight in stored]
-    _check_file(path, stored, sizes)
+    files = {name: folder / name for name in dict.fromkeys(weight.file for weight in stored)}
+    for weight in stored:
+        _check_file(files[weight.file], weight)
     places, total = [], 0
-    for nbytes in sizes:
+    for weight in stored:
         places.append(total)
-        total += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    buffer, contents = device.empty((total,), np.uint8), np.memmap(path, np.uint8, "r")
+        total += -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
+    buffer = device.empty((total,), np.uint8)
+    contents = {name: np.memmap(path, np.uint8, "r") for name, path in files.items()}
     tensors = {}
-    for weight, place, nbytes in zip(stored, places, sizes, strict=True):
-        target = buffer.rows(place, place + nbytes)
-        device.upload(target, contents[weight.offset : weight.offset + nbytes])
-        array = None if target.array is None else target.array.view(dtype).reshape(weight.shape)
-        tensors[weight.name] = Tensor(target.pointer, weight.shape, dtype, target.owner, array)
+    for weight, place in zip(stored, places, strict=True):
+        target, own = buffer.rows(place, place + weight.nbytes), element_type(weight.dtype)
+        device.upload(target, contents[weight.file][weight.offset : weight.offset + weight.nbytes])
+        array = None if target.array is None else target.array.view(own).reshape(weight.shape)
+        tensors[weight.name] = Tensor(target.pointer, weight.shape, own, target.owner, array)
     device.synchronize()  # a session may read them on a stream of its own, or pack them on the host
     return tensors
 
@@ -71,6 +75,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> Fuse
         tied=model.tied,
         max_rows=min(config.max_supported_batch_size, most_rows),
         hidden_state_layers=config.hidden_state_layers,
+        quantized=tuple(_forms(first)),
     )
 
 
@@ -78,8 +83,9 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     """Return the addresses of weights on the device."""
     from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
-    def address(weight: StoredWeight | None) -> int:
-        return 0 if weight is None else tensors[weight.name].pointer
+    def address(weight: StoredWeight | StoredMatrix | None) -> int:
+        first = weight.values if isinstance(weight, StoredMatrix) else weight
+        return 0 if first is None else tensors[first.name].pointer
 
     layers = tuple(
         FusedLayerWeights(
@@ -91,11 +97,24 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     return FusedWeights(layers, address(model.norm), address(model.lm_head), owners)
 
 
-def _check_file(path: Path, stored: list[StoredWeight], sizes: list[int]) -> None:
-    available = path.stat().st_size if path.is_file() else 0
-    for weight, nbytes in zip(stored, sizes, strict=True):
-        if weight.offset + nbytes > available:
-            raise ValueError(
-                f"{path} has {available} bytes, but {weight.name} ends at {weight.offset + nbytes}: "
-                "export the engine again"
-            )
+def element_type(name: str) -> np.dtype:
+    """Return the type "fp16", "bf16" or "uint8"."""
+    return bfloat16() if name == "bf16" else np.dtype({"fp16": np.float16, "uint8": np.uint8}[name])
+
+
+def _forms(layer: FusedLayer) -> Iterator[tuple[str, Quantized]]:
+    """Yield the forms of a layer's quantised matrices by kernel."""
+    from edgellm_ros.kernels.cuda.fused.quantized import Quantized
+
+    for name, matrix in vars(layer).items():
+        found = matrix.quantized if isinstance(matrix, StoredMatrix) else None
+        if found is not None:
+            yield name, Quantized(found.bits, found.group, found.zero_points is not None)
+
+
+def _check_file(path: Path, weight: StoredWeight) -> None:
+    available, end = path.stat().st_size if path.is_file() else 0, weight.offset + weight.nbytes
+    if end > available:
+        raise ValueError(
+            f"{path} has {available} bytes, but {weight.name} ends at {end}: export the engine again"
+        )

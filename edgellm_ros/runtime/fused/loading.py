@@ -15,7 +15,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
-from edgellm_ros.runtime.fused.backend import FusedBackend, element_type
+from edgellm_ros.runtime.fused.backend import FusedBackend
 from edgellm_ros.runtime.fused.device_weights import fused_shape, fused_weights, load_weights
 
 logger = logging.getLogger(__name__)
@@ -91,11 +91,13 @@ def _load(root: Path, config: EngineConfig, device: Device) -> FusedDecoding:
     from edgellm_ros.kernels.cuda.fused.shape import MOST_ROWS
 
     model = FusedModel.load(path)
+    if model.problem is not None:
+        raise Unavailable(f"the kernels do not take this model: {model.problem}")
     shape = fused_shape(config, model, MOST_ROWS)
     problem = shape.unsupported()
     if problem is not None:
         raise Unavailable(f"the kernels do not take this model: {problem}")
-    tensors = load_weights(path.parent, model, element_type(config.precision), device)
+    tensors = load_weights(path.parent, model, device)
     try:
         decoder = make_decoder(device, shape, fused_weights(model, tensors))
     except (DeviceLostError, DeviceMemoryError):

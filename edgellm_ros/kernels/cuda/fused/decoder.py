@@ -55,7 +55,9 @@ class FusedDecoder:
             plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
             self._variants[rows] = _Variant(plan, compile(plan))
             rows *= 2
-        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
+        form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
+        gate_up = 2 * size if form is None else size * form.bits // 8
+        self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
         sizes: dict[str, int] = {}
         for variant in self._variants.values():
             for name, nbytes in variant.plan.scratch_bytes().items():

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.quantized import Quantized
@@ -131,9 +131,9 @@ class ProductPlan:
 
 @dataclass(frozen=True)
 class QuantizedProductPlan(ProductPlan):
-    """Shares of the blocks of a product with quantised weights; `QuantizedPlan` in quantized.cuh is the same."""
+    """Shares of the blocks of a product with quantised weights; `QuantizedPlan` is the same."""
 
-    form: Quantized = Quantized(4, 128)
+    form: Quantized = field(default_factory=lambda: Quantized(4, 128))
 
     @property
     def lanes(self) -> int:
