@@ -237,8 +237,8 @@ class GraphBuilder:
     def share_weights(self, original: GraphBuilder, file: str, own: bool = False) -> None:
         """Take weights from the files of `original`, which is saved as `file` in the same folder.
 
-        Weights of several graphs can be taken, one call for each. own: whether the graph may have weights that
-        the original lacks; else they are a ValueError, as are weights of another shape or type.
+        Weights of several graphs can be taken, one call for each. own: whether the graph may have weights
+        that the original lacks; else they are a ValueError, as are weights of another shape or type.
         """
         weights, places = dict(original.weights_by_name()), original._places(file)
         for name, weight in self.weights_by_name():

@@ -42,7 +42,7 @@ class Model:
     build_llm: Callable[[LLMOptions], ModelBuilder]  # llm/model.onnx
     build_cuda_llm: Callable[[LLMOptions], ModelBuilder] | None = None  # llm/model.cuda.onnx
     describe_llm: Callable[[LLMOptions, GraphBuilder, str], FusedModel] | None = None  # llm/fused.json
-    # ^ function of options, `build_cuda_llm`'s graph and its file's name; None for layers that the fused kernels lack
+    # ^ function of options, `build_cuda_llm`'s graph and its file's name; None without fused kernels
     verifies_drafts: bool = False  # whether `build_llm` and `build_cuda_llm` take the option `fusion`
     position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
     vision: VisionConfig | None = None

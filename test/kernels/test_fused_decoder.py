@@ -32,8 +32,8 @@ SMALL = FusedShape(
     capacity=150, qk_norm=True, max_rows=1,
 )  # fmt: skip
 CPU_TUNING = FusedTuning(
-    threads=64, tile=32, narrow_tile=32, head_tile=32, stages=3, split_rows=16, prefetched_bytes=1 << 14,
-    quantized_tile=32, quantized_narrow_tile=32,
+    threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
+    prefetched_bytes=1 << 14, quantized_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
 
@@ -170,7 +170,14 @@ def close(found: np.ndarray, expected: np.ndarray, shape: FusedShape) -> None:
     [
         pytest.param(SMALL, [1], id="the first token"),
         pytest.param(SMALL, [150], id="a full cache"),
-        pytest.param(changed(dtype="bf16", tied=True, max_rows=4), [1, 33, 150], id="bf16, tied, 3 rows"),
+        pytest.param(
+            changed(dtype="bf16", tied=True, max_rows=16), [1, 33, 150, 7, 8, 64, 65, 2, 149, 16, 17],
+            id="bf16, tied, 11 rows",
+        ),
+        pytest.param(
+            changed(hidden=192, inner=320, vocab=216, heads=2, max_rows=16), list(range(3, 147, 9)),
+            id="16 rows",
+        ),
         pytest.param(
             changed(head_dim=128, rotary_dim=32, interleaved=True, heads=7, kv_heads=1, max_rows=8,
                     qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=False, windows=(20, None)),

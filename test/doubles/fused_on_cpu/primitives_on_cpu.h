@@ -54,6 +54,7 @@ struct Place {
 
   explicit Place(uint4* memory) : memory(memory) {}
   void advance(int places) { memory += places; }
+  Place plus(int places) const { return Place(memory + places); }
   uint4 read() const { return *memory; }
 };
 
@@ -120,24 +121,43 @@ inline u32 multiply_add(u32 a, u32 b, u32 c) {
   return from_float(fmaf(x.x, y.x, z.x)) | (u32)from_float(fmaf(x.y, y.y, z.y)) << 16;
 }
 
-// What a lane gives to a product of matrices; two, so that a lane can begin the next product while others read.
-struct Fragments { u32 values[2][6]; unsigned products; };
+namespace fused_on_cpu {
+
+// What the lanes of a warp give to each other; two, so that a lane can begin the next exchange while others read.
+template <class T>
+struct Lanes { T values[2][cuda_on_cpu::WARP]; unsigned exchanges[cuda_on_cpu::WARP]; };
+
+// What all lanes of the warp have as their value.
+template <class T>
+const T* exchange_all(const T& value) {
+  static thread_local std::vector<Lanes<T>> all(1024 / cuda_on_cpu::WARP);
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
+  Lanes<T>& own = all[warp];
+  const unsigned half = own.exchanges[lane]++ % 2;
+  own.values[half][lane] = value;
+  cuda_on_cpu::meet(cuda_on_cpu::block->warps[warp]);
+  return own.values[half];
+}
+
+struct Fragments { u32 a[4], b[2]; };
+
+}  // namespace fused_on_cpu
+
+inline void read_transposed(u32 (&values)[4], Place row) {
+  const u16* const* rows = fused_on_cpu::exchange_all(reinterpret_cast<const u16*>(row.memory));
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) values[i] = rows[8 * i + 2 * t][g] | (u32)rows[8 * i + 2 * t + 1][g] << 16;
+}
 
 inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  static thread_local std::vector<Fragments> all(1024);
-  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
-  Fragments* const lanes = &all[warp * cuda_on_cpu::WARP];
-  const unsigned half = lanes[lane].products++ % 2;
-  const u32 own[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  std::memcpy(lanes[lane].values[half], own, sizeof own);
-  cuda_on_cpu::meet(cuda_on_cpu::block->warps[warp]);
-  const unsigned g = lane / 4, t = lane % 4;
+  const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
   for (unsigned i = 0; i < 4; ++i) {  // D[g + i / 2 * 8][2t + i % 2]
     const unsigned column = 2 * t + i % 2;
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned at = k % 8 / 2, shift = k % 2 * 16;
-      const u32 left = lanes[4 * g + at].values[half][i / 2 + k / 8 * 2] >> shift;
-      const u32 right = lanes[4 * column + at].values[half][4 + k / 8] >> shift;
+      const u32 left = lanes[4 * g + at].a[i / 2 + k / 8 * 2] >> shift;
+      const u32 right = lanes[4 * column + at].b[k / 8] >> shift;
       sums[i] += to_float(left) * to_float(right);
     }
   }

@@ -21,20 +21,9 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   Normed x;
   x.read_scales(norm);
   wait_for_kernel_before();
-  x.read(residual, embeds, rows);
-  if (hidden && !hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
-  x.normalize(shared.sums);
-  if (hidden && hidden_is_normed && blockIdx.x == 0) x.write(hidden, rows);
-#pragma unroll
-  for (int i = 0; i < Normed::SHARE; ++i) {
-    if (!Normed::inside(i)) continue;
-    float low[ROWS], high[ROWS];
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
-    write_x<P>(shared.x, 2 * Normed::pair(i), low);
-    write_x<P>(shared.x, 2 * Normed::pair(i) + 1, high);
-  }
-  for (int i = P::K * ROWS + threadIdx.x; i < P::STEPS * P::K_LANES * ROWS; i += THREADS) shared.x[i] = 0;
+  norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
+            [&](int row) { share_x<P>(shared.x, x, 0, row); });
+  for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   __syncthreads();
   multiply_any<P>(shared, stream, first, count, finish);
 }
@@ -61,23 +50,6 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
     if (row >= rows || column >= P::N) return;
     add_to_residual(residual + row * P::N + column, bias && from_start ? sum + to_float(bias[column]) : sum);
   });
-}
-
-// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values.
-template <class P, class Value>
-__device__ inline void fill_x(u16* x, int first, int rows, Value value) {
-  constexpr int WIDTH = P::POSITIONS * P::K_LANES, ALL = P::STEPS * P::K_LANES;
-  for (int place = threadIdx.x; place < WIDTH * ROWS; place += THREADS) {
-    const int row = place / WIDTH, k = (first + place % WIDTH) % ALL;
-    x[P::x_place(place % WIDTH, row)] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
-  }
-}
-
-// Leave a block's part of a product at [part,ROWS,N].
-template <class P>
-__device__ inline void leave_part(float* parts, int tile, int at, int row, float sum) {
-  const int column = tile * P::TILE + at, part = (int)blockIdx.x - P::first_block(tile);
-  if (column < P::N) parts[(part * ROWS + row) * P::N + column] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

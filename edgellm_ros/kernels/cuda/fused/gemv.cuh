@@ -1,27 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of a few rows x with a matrix [K,N], N contiguous, for which memory bandwidth is the limit.
 //
-// Columns are cut into tiles. A block's threads take 8 columns of a tile each and different k; a block reads
-// THREADS / (TILE / 8) rows of a tile per step. All steps of all tiles are in one order, of which each block takes an
-// equal share, so a tile may begin in one block and end in another: each of them has a part of the tile's sums.
+// Columns are cut into tiles. A block's threads take 8 columns of a tile each and different k; a block reads K_LANES
+// rows of a tile per step. All steps of all tiles are in one order, of which each block takes an equal share, so a tile
+// may begin in one block and end in another: each of them has a part of the tile's sums.
 // Weights reach shared memory asynchronously, STAGES steps ahead, also across tiles; the first STAGES steps are on
-// their way before the kernel waits for the kernels before. A thread reads only what it copied itself.
+// their way before the kernel waits for the kernels before.
+//
+// TENSOR_CORES: products are computed on tensor cores. A warp takes 64 columns and 16 k per step, four copies of each thread; the
+// weights are the left side of `mma` (16 columns, 16 k), eight rows of x the right side. Otherwise a thread makes one
+// copy per step, and multiplies only what it copied itself.
+
+constexpr int WARP_COLUMNS = 64, WARP_K = 16;  // of a warp's step on tensor cores
+constexpr int COPIES = TENSOR_CORES ? 4 : 1;            // of a thread per step
+// x in shared memory: [k,ROWS], with tensor cores [k / 16,ROWS,16]; there, gaps spread writes over the banks.
+constexpr int X_GROUP = TENSOR_CORES ? WARP_K : 1, X_STRIDE = X_GROUP * (TENSOR_CORES && ROWS >= 4 ? ROWS + 1 : ROWS);
+// Sums of a warp: [ROWS,TILE], with tensor cores [ROWS,64 and a gap].
+constexpr int SUMS_STRIDE = WARP_COLUMNS + 4;
 
 template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, bool WHOLE_ = false>
 struct Plan {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_;
   static constexpr bool WHOLE = WHOLE_;  // blocks take whole tiles
   static constexpr bool QUANTIZED = false;
-  static constexpr int COLUMN_LANES = TILE / 8, K_LANES = THREADS / COLUMN_LANES;
+  static constexpr int COLUMN_LANES = TILE / 8, K_LANES = THREADS / COLUMN_LANES * COPIES;
   static constexpr int STEPS = (K + K_LANES - 1) / K_LANES;  // of a tile
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
   static constexpr int MOST_UNITS = WHOLE ? (TILES + BLOCKS - 1) / BLOCKS * STEPS : (UNITS + BLOCKS - 1) / BLOCKS;
   // x of so many steps is in shared memory: of all, or of those of one block that have different k.
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
-  static constexpr int RING = STAGES * THREADS, X = POSITIONS * K_LANES * ROWS;  // places, values
-  static constexpr int SHARED = 16 * RING + 2 * X + 4 * (THREADS / 32) * TILE * ROWS;
+  static constexpr int RING = STAGES * COPIES * THREADS;             // places
+  static constexpr int X = POSITIONS * K_LANES / X_GROUP * X_STRIDE;  // values
+  static constexpr int SUMS = THREADS / 32 * ROWS * (TENSOR_CORES ? SUMS_STRIDE : TILE);
+  static constexpr int SHARED = 16 * RING + 2 * X + 4 * SUMS;
+  static_assert(!TENSOR_CORES || TILE % WARP_COLUMNS == 0 && THREADS / 32 % (TILE / WARP_COLUMNS) == 0);
 
-  __device__ static constexpr int x_place(int k, int row) { return k * ROWS + row; }
+  __device__ static constexpr int x_place(int k, int row) {
+    return k / X_GROUP * X_STRIDE + row * X_GROUP + k % X_GROUP;
+  }
   __device__ static constexpr int first_unit(int block) {
     return WHOLE ? (int)((i64)block * TILES / BLOCKS) * STEPS : (int)((i64)block * UNITS / BLOCKS);
   }
@@ -48,54 +64,91 @@ __device__ inline float sum_of_parts(const float* parts, int row, int column) {
   return sum;
 }
 
-// The weights of one thread on their way to shared memory, in a ring of STAGES places.
+// The threads' shares of a step. With tensor cores, lanes 8 * r to 8 * r + 7 copy 128 bytes of row 4 * copy + r of
+// their warp's 16; these lie in shared memory so that neither writing nor reading whole matrices makes lanes wait.
+template <class P>
+struct Share {
+  static constexpr int GROUPS = P::TILE / WARP_COLUMNS;  // warps beside each other in a tile
+  int k, column;                                         // of the first copy, in the step
+  int writes[COPIES], reads[COPIES];                     // places of copies and of matrices in the step
+
+  __device__ Share() {
+    if constexpr (TENSOR_CORES) {
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, eighth = lane % 8, matrix = lane / 8;
+      k = warp / GROUPS * WARP_K + lane / 8, column = warp % GROUPS * WARP_COLUMNS + eighth * 8;
+      // In matrices 0 and 1, rows 2t and 2t+1 are k 4t and 4t+1, in 2 and 3 they are 4t+2 and 4t+3; 1 and 3 have the
+      // columns right of 0 and 2.
+      const int row = eighth / 2 * 4 + eighth % 2 + matrix / 2 * 2;
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i) {
+        writes[i] = warp * 32 * COPIES + (4 * i + lane / 8) * 8 + (eighth ^ (2 * i + lane / 8 % 2));
+        reads[i] = warp * 32 * COPIES + row * 8 + ((2 * i + matrix % 2) ^ eighth);
+      }
+    } else {
+      k = threadIdx.x / P::COLUMN_LANES, column = threadIdx.x % P::COLUMN_LANES * 8;
+      writes[0] = reads[0] = threadIdx.x;
+    }
+  }
+};
+
+// The weights of a block on their way to shared memory, in a ring of STAGES steps.
 template <class P>
 struct Stream {
   // Every copy is inside the matrix; otherwise some threads have none in a tile's last step or in the last tile.
   static constexpr bool ALIGNED = P::K % P::K_LANES == 0 && P::N % P::TILE == 0;
+  Share<P> share;
   const u16* source;
   Place place;
-  int left, step, slot, k, column;
+  int left, step, slot, column;
 
   __device__ Stream(const u16* weights, uint4* ring, int first, int count)
-      : place(ring + threadIdx.x), left(count), step(first % P::STEPS), slot(0) {
-    k = threadIdx.x / P::COLUMN_LANES, column = first / P::STEPS * P::TILE + threadIdx.x % P::COLUMN_LANES * 8;
-    source = weights + (i64)(k + step * P::K_LANES) * P::N + column;
+      : place(ring), left(count), step(first % P::STEPS), slot(0) {
+    column = first / P::STEPS * P::TILE + share.column;
+    source = weights + (i64)(share.k + step * P::K_LANES) * P::N + column;
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) next();
   }
 
-  // Wait for the oldest copy and return it.
+  // Wait for the oldest step and return this thread's copy.
   __device__ uint4 take() const {
     wait_for_copies<STAGES - 1>();
-    return place.read();
+    return place.plus(share.reads[0]).read();
   }
 
-  // Start a copy to the place that `take` has read; always ends a group, so that groups can be counted.
+  // Wait for the oldest step and read the warp's share of it: left sides of `mma`, 16 columns each.
+  __device__ void take(u32 (&weights)[COPIES][4]) const {
+    wait_for_copies<STAGES - 1>();
+    wait_for_lanes();
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) read_transposed(weights[i], place.plus(share.reads[i]));
+    wait_for_lanes();
+  }
+
+  // Start copies to the places that `take` has read; always ends a group, so that groups can be counted.
   __device__ void next() {
     if (left > 0) {
-      if constexpr (ALIGNED)
-        copy_async(place, source);
-      else
-        copy_async(place, source, k + step * P::K_LANES < P::K && column < P::N);
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i) {
+        const Place target = place.plus(share.writes[i]);
+        if constexpr (ALIGNED)
+          copy_async(target, source + (i64)i * 4 * P::N);
+        else
+          copy_async(target, source + (i64)i * 4 * P::N,
+                     share.k + 4 * i + step * P::K_LANES < P::K && column < P::N);
+      }
       source += P::K_LANES * P::N, --left;
       if (++step == P::STEPS) step = 0, column += P::TILE, source += P::TILE - (i64)P::STEPS * P::K_LANES * P::N;
     }
     commit_copies();
     const bool last = ++slot == STAGES;
-    place.advance(last ? -(STAGES - 1) * THREADS : THREADS);
+    place.advance((last ? 1 - STAGES : 1) * COPIES * THREADS);
     if (last) slot = 0;
   }
 };
 
-// Write the rows' values of one k.
-template <class P, int COUNT>
-__device__ inline void write_x(u16* all, int k, const float (&values)[COUNT]) {
-  u16* const x = all + P::x_place(k, 0);
-  if constexpr (P::QUANTIZED) {
-#pragma unroll
-    for (int row = 0; row < COUNT; ++row) all[P::x_place(k, row)] = from_float(values[row]);
-  } else if constexpr (COUNT == 1) {
+template <int COUNT>
+__device__ inline void write_x(u16* x, const float (&values)[COUNT]) {
+  if constexpr (COUNT == 1) {
     x[0] = from_float(values[0]);
   } else {
 #pragma unroll
@@ -133,12 +186,12 @@ __device__ inline float dot(const float (&a)[8], const float (&b)[8]) {
   return sum;
 }
 
-// Where a kernel's dynamic shared memory is: ring, x [POSITIONS * K_LANES, ROWS], sums of the warps.
+// Where a kernel's dynamic shared memory is: ring, x, sums of the warps.
 template <class P>
 struct Shared {
   uint4* ring;
   u16* x;
-  float* sums;  // [warps,ROWS,TILE], also for the sums of norms
+  float* sums;  // also for the sums of norms
 
   __device__ explicit Shared(uint4* memory)
       : ring(memory),
@@ -146,30 +199,27 @@ struct Shared {
         sums(reinterpret_cast<float*>(x + P::X)) {}
 };
 
-// Multiply this block's share. `finish(tile, column in the tile, row, sum, whether it includes k = 0)`.
-template <class P, class Finish>
-__device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
-  constexpr int WARPS = THREADS / 32, TILE = P::TILE;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column_lane = threadIdx.x % P::COLUMN_LANES;
-  int step = first % P::STEPS, tile = first / P::STEPS;
-  const u16* const x_begin = shared.x + threadIdx.x / P::COLUMN_LANES * ROWS;
-  const u16* x_now = x_begin + (P::POSITIONS == P::STEPS ? step * P::K_LANES * ROWS : 0);
-  while (count > 0) {
-    const bool from_start = step == 0;
-    float sums[ROWS][8] = {};
-    int steps = P::STEPS - step < count ? P::STEPS - step : count;
-    count -= steps;
-#pragma unroll 1
-    for (; steps > 0; --steps, x_now += P::K_LANES * ROWS) {
-      float weights[8], x[ROWS];
-      unpack(weights, stream.take());
-      read_x(x, x_now);
+// A thread's sums of some steps of a tile, without tensor cores.
+template <class P>
+struct ThreadSums {
+  float sums[ROWS][8] = {};
+
+  __device__ static int first_x() { return threadIdx.x / P::COLUMN_LANES * ROWS; }
+
+  __device__ void add(Stream<P>& stream, const u16* x_now) {
+    float weights[8], x[ROWS];
+    unpack(weights, stream.take());
+    read_x(x, x_now);
 #pragma unroll
-      for (int row = 0; row < ROWS; ++row)
+    for (int row = 0; row < ROWS; ++row)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sums[row][j] += x[row] * weights[j];
-      stream.next();
-    }
+      for (int j = 0; j < 8; ++j) sums[row][j] += x[row] * weights[j];
+    stream.next();
+  }
+
+  // Write the warp's sums: [warps,ROWS,TILE].
+  __device__ void write(float* out) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column_lane = threadIdx.x % P::COLUMN_LANES;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
 #pragma unroll
@@ -177,17 +227,111 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
         float sum = sums[row][j];
 #pragma unroll
         for (int other = P::COLUMN_LANES; other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-        if (lane < P::COLUMN_LANES) shared.sums[(warp * ROWS + row) * TILE + column_lane * 8 + j] = sum;
+        if (lane < P::COLUMN_LANES) out[(warp * ROWS + row) * P::TILE + column_lane * 8 + j] = sum;
       }
-    __syncthreads();
-    for (int place = threadIdx.x; place < TILE * ROWS; place += THREADS) {
-      float sum = 0;
+  }
+
+  __device__ static float total(const float* sums, int column, int row) {
+    float sum = 0;
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) sum += shared.sums[w * ROWS * TILE + place];
-      finish(tile, place % TILE, place / TILE, sum, from_start);
+    for (int w = 0; w < THREADS / 32; ++w) sum += sums[(w * ROWS + row) * P::TILE + column];
+    return sum;
+  }
+};
+
+// The same with tensor cores. Fewer than 8 rows of x are multiplied several times.
+template <class P>
+struct MatrixSums {
+  static constexpr int GROUPS = Share<P>::GROUPS;
+  float sums[(ROWS + 7) / 8][COPIES][4] = {};  // of rows 2t and 2t+1: column 16 * copy + g, then that right of it by 8
+
+  __device__ static int first_x() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return warp / GROUPS * X_STRIDE + lane / 4 % ROWS * X_GROUP + lane % 4 * 4;
+  }
+
+  __device__ void add(Stream<P>& stream, const u16* x_now) {
+    u32 weights[COPIES][4];
+    stream.take(weights);
+    stream.next();
+#pragma unroll
+    for (int rows = 0; rows < (ROWS + 7) / 8; ++rows) {
+      const uint2 x = *reinterpret_cast<const uint2*>(x_now + rows * 8 * X_GROUP);
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i) mma(sums[rows][i], weights[i], x.x, x.y);
     }
+  }
+
+  // Write the warp's sums: [warps,ROWS,SUMS_STRIDE].
+  __device__ void write(float* out) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int rows = 0; rows < (ROWS + 7) / 8; ++rows)
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int row = rows * 8 + lane % 4 * 2 + j % 2, column = 16 * i + j / 2 * 8 + lane / 4;
+          if (row < ROWS) out[(warp * ROWS + row) * SUMS_STRIDE + column] = sums[rows][i][j];
+        }
+  }
+
+  __device__ static float total(const float* sums, int column, int row) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < THREADS / 32; w += GROUPS)
+      sum += sums[((w + column / WARP_COLUMNS) * ROWS + row) * SUMS_STRIDE + column % WARP_COLUMNS];
+    return sum;
+  }
+};
+
+template <class P, bool>
+struct SumsOf {
+  using Type = ThreadSums<P>;
+};
+template <class P>
+struct SumsOf<P, true> {
+  using Type = MatrixSums<P>;
+};
+
+// Multiply this block's share. `finish(tile, column in the tile, row, sum, whether it includes k = 0)`.
+template <class P, class Finish>
+__device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
+  using Sums = typename SumsOf<P, TENSOR_CORES>::Type;
+  constexpr int TILE = P::TILE, X_STEP = P::K_LANES / X_GROUP * X_STRIDE;
+  int step = first % P::STEPS, tile = first / P::STEPS;
+  const u16* const x_begin = shared.x + Sums::first_x();
+  const u16* x_now = x_begin + (P::POSITIONS == P::STEPS ? step * X_STEP : 0);
+  while (count > 0) {
+    const bool from_start = step == 0;
+    Sums sums;
+    int steps = P::STEPS - step < count ? P::STEPS - step : count;
+    count -= steps;
+#pragma unroll 1
+    for (; steps > 0; --steps, x_now += X_STEP) sums.add(stream, x_now);
+    sums.write(shared.sums);
+    __syncthreads();
+    for (int place = threadIdx.x; place < TILE * ROWS; place += THREADS)
+      finish(tile, place % TILE, place / TILE, Sums::total(shared.sums, place % TILE, place / TILE), from_start);
     __syncthreads();
     step = 0, ++tile;
     if constexpr (P::POSITIONS == P::STEPS) x_now = x_begin;
   }
+}
+
+// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values.
+template <class P, class Value>
+__device__ inline void fill_x(u16* x, int first, int rows, Value value) {
+  constexpr int WIDTH = P::POSITIONS * P::K_LANES, ALL = P::STEPS * P::K_LANES;
+  for (int place = threadIdx.x; place < WIDTH * ROWS; place += THREADS) {
+    const int row = place / WIDTH, k = (first + place % WIDTH) % ALL;
+    x[P::x_place(place % WIDTH, row)] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
+  }
+}
+
+// Leave a block's part of a product at [part,ROWS,N].
+template <class P>
+__device__ inline void leave_part(float* parts, int tile, int at, int row, float sum) {
+  const int column = tile * P::TILE + at, part = (int)blockIdx.x - P::first_block(tile);
+  if (column < P::N) parts[(part * ROWS + row) * P::N + column] = sum;
 }

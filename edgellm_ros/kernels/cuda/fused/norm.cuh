@@ -22,11 +22,14 @@ __device__ inline void add_to_residual(i64* residual, float value) {
   atomicAdd(reinterpret_cast<u64*>(residual), (u64)to_fixed(value));
 }
 
-// One thread's share of the rows of x: pairs of values, THREADS pairs apart.
+// One thread's share of some rows of x: pairs of values, THREADS pairs apart.
 struct Normed {
   static constexpr int PAIRS = HIDDEN / 2, SHARE = (PAIRS + THREADS - 1) / THREADS;
+  // Rows at once: as many as have room in registers.
+  static constexpr int LIMIT = SHARE < 32 ? 32 / SHARE : 1;
+  static constexpr int AT_ONCE = ROWS <= LIMIT ? ROWS : LIMIT >= 8 ? 8 : LIMIT >= 4 ? 4 : LIMIT >= 2 ? 2 : 1;
   u32 scales[SHARE];
-  float2 values[ROWS][SHARE];
+  float2 values[AT_ONCE][SHARE];
 
   __device__ static bool inside(int i) { return PAIRS % THREADS == 0 || threadIdx.x + i * THREADS < PAIRS; }
   __device__ static int pair(int i) { return threadIdx.x + i * THREADS; }
@@ -37,15 +40,16 @@ struct Normed {
     for (int i = 0; i < SHARE; ++i) scales[i] = inside(i) ? reinterpret_cast<const u32*>(norm)[pair(i)] : 0;
   }
 
-  // Read rows from the residual stream; if there are embeddings, read these and begin the residual stream.
-  __device__ void read(i64* residual, const u16* embeds, int rows) {
+  // Read rows from `first` on from the residual stream; if there are embeddings, read these and begin the residual
+  // stream.
+  __device__ void read(i64* residual, const u16* embeds, int first, int rows) {
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
+    for (int row = 0; row < AT_ONCE; ++row)
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) {
         values[row][i] = {0, 0};
-        if (row >= rows || !inside(i)) continue;
-        const int place = row * PAIRS + pair(i);
+        if (first + row >= rows || !inside(i)) continue;
+        const int place = (first + row) * PAIRS + pair(i);
         longlong2* pairs = reinterpret_cast<longlong2*>(residual);
         if (embeds) {
           const float2 value = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
@@ -59,23 +63,23 @@ struct Normed {
   }
 
   // Replace the values by their norm. sums: shared memory of [warps,ROWS].
-  __device__ void normalize(float* sums) {
+  __device__ void normalize(float* sums, int first) {
     constexpr int WARPS = THREADS / 32;
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
+    for (int row = 0; row < AT_ONCE; ++row) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) sum += values[row][i].x * values[row][i].x + values[row][i].y * values[row][i].y;
 #pragma unroll
       for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-      if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 * ROWS + row] = sum;
+      if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 * ROWS + first + row] = sum;
     }
     __syncthreads();
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
+    for (int row = 0; row < AT_ONCE; ++row) {
       float sum = 0;
 #pragma unroll
-      for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp * ROWS + row];
+      for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp * ROWS + first + row];
       const float factor = rsqrt_fast(sum * (1.0f / HIDDEN) + EPSILON);
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) {
@@ -85,14 +89,60 @@ struct Normed {
     }
   }
 
+  // Both values of a pair in the model's type.
+  __device__ u32 bits(int row, int i) const {
+    return from_float(values[row][i].x) | (u32)from_float(values[row][i].y) << 16;
+  }
+
   // Write the values in the model's type; the stride of rows is H.
-  __device__ void write(u16* out, int rows) const {
+  __device__ void write(u16* out, int first, int rows) const {
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
+    for (int row = 0; row < AT_ONCE; ++row)
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
-        if (row < rows && inside(i))
-          reinterpret_cast<u32*>(out)[row * PAIRS + pair(i)] =
-              from_float(values[row][i].x) | (u32)from_float(values[row][i].y) << 16;
+        if (first + row < rows && inside(i))
+          reinterpret_cast<u32*>(out)[(first + row) * PAIRS + pair(i)] = bits(row, i);
   }
 };
+
+// Write the values to shared memory as x of a product, from k and row on.
+template <class P>
+__device__ inline void share_x(u16* shared, const Normed& x, int k, int first) {
+#pragma unroll
+  for (int i = 0; i < Normed::SHARE; ++i) {
+    if (!Normed::inside(i)) continue;
+    if constexpr (P::QUANTIZED) {
+#pragma unroll
+      for (int row = 0; row < Normed::AT_ONCE; ++row) {
+        const u32 bits = x.bits(row, i);
+        shared[P::x_place(k + 2 * Normed::pair(i), first + row)] = (u16)bits;
+        shared[P::x_place(k + 2 * Normed::pair(i) + 1, first + row)] = bits >> 16;
+      }
+    } else if constexpr (TENSOR_CORES) {
+#pragma unroll
+      for (int row = 0; row < Normed::AT_ONCE; ++row)
+        *reinterpret_cast<u32*>(shared + P::x_place(k + 2 * Normed::pair(i), first + row)) = x.bits(row, i);
+    } else {
+      float low[Normed::AT_ONCE], high[Normed::AT_ONCE];
+#pragma unroll
+      for (int row = 0; row < Normed::AT_ONCE; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
+      write_x(shared + P::x_place(k + 2 * Normed::pair(i), first), low);
+      write_x(shared + P::x_place(k + 2 * Normed::pair(i) + 1, first), high);
+    }
+  }
+}
+
+// Write the norm of all rows, after the kernel before has ended. prepared: has the scales; sums: shared memory of
+// [warps,ROWS]; hidden: an output of the values before or after the norm, written by one block; write(first of the rows at hand).
+template <class Write>
+__device__ inline void norm_rows(Normed& prepared, i64* residual, const u16* embeds, u16* hidden, bool hidden_is_normed,
+                                 float* sums, int rows, Write write) {
+#pragma unroll 1
+  for (int first = 0; first < ROWS; first += Normed::AT_ONCE) {
+    prepared.read(residual, embeds, first, rows);
+    if (hidden && !hidden_is_normed && blockIdx.x == 0) prepared.write(hidden, first, rows);
+    prepared.normalize(sums, first);
+    if (hidden && hidden_is_normed && blockIdx.x == 0) prepared.write(hidden, first, rows);
+    write(first);
+  }
+}

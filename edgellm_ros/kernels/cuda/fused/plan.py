@@ -11,6 +11,8 @@ from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
 WARP = 32
 COPY = 16  # bytes of one asynchronous copy: 8 values
+# With tensor cores: copies of a thread per step; columns of a warp's sums and a gap.
+COPIES, SUMS_STRIDE = 4, 68
 MOST_SPLITS = 32
 COLUMNS = 16  # of a warp that multiplies quantised weights
 PIECES = 4  # copies of one such column in a step of a warp
@@ -26,6 +28,9 @@ class FusedTuning:
       columns
     - quantized_tile, quantized_narrow_tile: the same, of products with quantised weights
     - stages: steps of weights that a block has on their way to shared memory
+    - mma_rows: the fewest rows whose products are computed on tensor cores
+    - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
+      four copies instead of one
     - blocks: blocks of a product per multiprocessor
     - split_rows: the fewest cache rows of a split of the attention
     - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
@@ -45,6 +50,10 @@ class FusedTuning:
     quantized_tile: int = 64
     quantized_narrow_tile: int = 256
     stages: int = 13
+    mma_rows: int = 4
+    mma_threads: int = 256
+    mma_stages: int = 7
+    mma_slots: int = 1
     blocks: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
@@ -68,21 +77,12 @@ class ProductPlan:
     most_blocks: int
     all_of_x: bool
     whole_tiles: bool = False
+    mma: bool = False
 
     @property
     def lanes(self) -> int:
         """Rows of the matrix that a step has."""
-        return self.threads * 8 // self.tile
-
-    @property
-    def ring(self) -> int:
-        """Bytes of weights on their way to shared memory."""
-        return COPY * self.stages * self.threads
-
-    @property
-    def sums(self) -> int:
-        """Bytes of the sums of the warps."""
-        return 4 * self.threads // WARP * self.tile * self.rows
+        return self.threads * 8 // self.tile * (COPIES if self.mma else 1)
 
     @property
     def steps(self) -> int:
@@ -123,10 +123,30 @@ class ProductPlan:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
-        return self.ring + 2 * self.width * self.rows + self.sums
+        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums
+
+    @property
+    def ring(self) -> int:
+        """Bytes of weights on their way to shared memory."""
+        return ring_bytes(self.stages, self.threads, self.mma)
+
+    @property
+    def sums(self) -> int:
+        """Bytes of the sums of the warps."""
+        return 4 * self.threads // WARP * self.rows * (SUMS_STRIDE if self.mma else self.tile)
 
     def _block_of(self, unit: int) -> int:
         return ((unit + 1) * self.blocks - 1) // self.units
+
+
+def ring_bytes(stages: int, threads: int, mma: bool) -> int:
+    """Return the bytes of the weights that a block has on their way."""
+    return COPY * stages * threads * (COPIES if mma else 1)
+
+
+def x_bytes(width: int, rows: int, mma: bool) -> int:
+    """Return the bytes of x in shared memory; `x_place` in gemv.cuh has the layout."""
+    return 2 * width * (rows + 1 if mma and rows >= 4 else rows)
 
 
 @dataclass(frozen=True)
@@ -141,13 +161,10 @@ class QuantizedProductPlan(ProductPlan):
         return k_warps * PIECES * 8 * COPY // self.form.bits
 
     @property
-    def ring(self) -> int:
-        steps = FEWEST_STEPS if self.stages < 2 * FEWEST_STEPS else self.stages // 2
-        return 2 * COPY * steps * self.threads
-
-    @property
-    def sums(self) -> int:
-        return 4 * self.threads // WARP * COLUMNS * self.rows
+    def shared_bytes(self) -> int:
+        steps = max(FEWEST_STEPS, self.ring // (2 * COPY * self.threads))
+        sums = self.threads // WARP * COLUMNS * self.rows
+        return 2 * COPY * steps * self.threads + 2 * self.width * self.rows + 4 * sums
 
 
 @dataclass(frozen=True)
@@ -170,25 +187,36 @@ class FusedPlan:
     def __init__(
         self, shape: FusedShape, rows: int, multiprocessors: int, most_shared: int, tuning: FusedTuning
     ) -> None:
+        self.mma = rows >= tuning.mma_rows
+        if self.mma:
+            tuning = replace(
+                tuning,
+                threads=tuning.mma_threads,
+                stages=tuning.mma_stages,
+                slots=tuning.mma_slots,
+            )
+        elif rows > 1:
+            tuning = replace(tuning, slots=min(tuning.slots, 1))
         self.shape, self.rows, self.tuning = shape, rows, tuning
         self.shared: dict[str, int] = {}  # bytes of a block, by kernel
         # Smaller blocks need less, for GPUs with little shared memory.
-        smaller = replace(tuning, threads=min(256, tuning.threads), narrow_tile=min(64, tuning.narrow_tile))
+        threads = min(128 if self.mma else 256, tuning.threads)
+        smaller = replace(tuning, threads=threads, narrow_tile=min(64, tuning.narrow_tile))
         if not (self._fit(multiprocessors, most_shared) or self._fit(multiprocessors, most_shared, smaller)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
     def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning | None = None) -> bool:
         """Choose shares and stages; return whether they fit into shared memory."""
         self.tuning = tuning = tuning or self.tuning
-        slots = tuning.slots if self.rows == 1 else min(tuning.slots, 1)
-        for count in range(slots, -1, -1):
+        least_stages = 3 if self.mma else 4
+        for count in range(tuning.slots, -1, -1):
             # so many blocks have room at once, and not one more
             limit = (most_shared + RESERVED) // max(1, count) - RESERVED
             least = (most_shared + RESERVED) // (count + 1) if count else 0
             # More blocks have smaller shares of x, fewer stages a smaller ring.
             factors = (1,) if count else (1, 2, 4, 8, 16)
             for factor in factors:
-                for stages in range(tuning.stages, min(tuning.stages, 4 if count else 2) - 1, -1):
+                for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
                     if max(self.shared.values()) <= limit - self._shares_of_splits():
                         self.fill = multiprocessors if count else 0
@@ -202,15 +230,15 @@ class FusedPlan:
         blocks = multiprocessors * blocks_each
 
         def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
-            return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole)
+            return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole, self.mma)
 
         def layer_product(name: str, k: int, n: int, narrow: bool) -> ProductPlan:
             form = shape.form(name)
             if form is None:
                 return product(k, n, tuning.narrow_tile if narrow else tuning.tile, not narrow)
             tile = min(tuning.quantized_narrow_tile if narrow else tuning.quantized_tile, tuning.threads // 2)
-            sizes = tuning.threads, stages, rows, blocks
-            return QuantizedProductPlan(k, n, tile, *sizes, all_of_x=not narrow, form=form)
+            sizes = tuning.threads, stages, rows, blocks, not narrow
+            return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, form=form)
 
         self.stages = stages
         self.products = {
@@ -222,10 +250,11 @@ class FusedPlan:
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
-            self.blocks["lm_head"] = min(blocks, shape.vocab)
-            width = -(-shape.hidden // 256) * 256
-            warps = tuning.threads // WARP
-            self._head_bytes = COPY * stages * tuning.threads + 2 * width * rows + 4 * warps * rows
+            tokens = 16 if self.mma else 1  # of a warp at once
+            self.blocks["lm_head"] = min(blocks, -(-shape.vocab // tokens))
+            x = x_bytes(shape.hidden, rows, True) if self.mma else 2 * -(-shape.hidden // 256) * 256 * rows
+            sums = 4 * tuning.threads // WARP * rows
+            self._head_bytes = ring_bytes(stages, tuning.threads, self.mma) + x + sums
         else:
             plan = product(shape.hidden, shape.vocab, tuning.head_tile, True, True)
             self.products["lm_head"] = plan
@@ -267,6 +296,7 @@ class FusedPlan:
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,
+            "TENSOR_CORES": int(self.mma),
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),

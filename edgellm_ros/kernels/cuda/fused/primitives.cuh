@@ -22,6 +22,11 @@ struct Place {
     address = (u32)wide;
   }
   __device__ void advance(int places) { address += 16 * places; }
+  __device__ Place plus(int places) const {
+    Place other = *this;
+    other.advance(places);
+    return other;
+  }
   __device__ uint4 read() const {
     uint4 value;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -146,6 +151,15 @@ __device__ inline u32 multiply_add(u32 a, u32 b, u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
 #endif
   return result;
+}
+
+// Read four 8 x 8 matrices from shared memory, by all lanes of a warp together. row: row lane % 8 of matrix lane / 8.
+// Lane 4 * g + t gets the values in rows 2t and 2t+1 and column g of each matrix.
+__device__ inline void read_transposed(u32 (&values)[4], Place row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "r"(row.address)
+               : "memory");
 }
 
 // Add the product of a 16 x 16 and a 16 x 8 matrix to `sums`, by all lanes of a warp together. Lane 4 * g + t has

@@ -23,7 +23,7 @@ struct QuantizedPlan {
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
   static constexpr int MOST_UNITS = (UNITS + BLOCKS - 1) / BLOCKS;
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
-  static constexpr int DEPTH = STAGES < 6 ? 3 : STAGES / 2;  // steps in the ring, each of two places for a thread
+  static constexpr int DEPTH = STAGES * COPIES < 6 ? 3 : STAGES * COPIES / 2;  // steps in the ring, two copies of a thread each
   static constexpr int RING = 2 * DEPTH * THREADS;           // places
   static constexpr int X = POSITIONS * K_LANES * ROWS;
   static constexpr int SHARED = 16 * RING + 2 * X + 4 * WARPS * 16 * ROWS;

@@ -9,7 +9,7 @@ from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (64, 96, 128, 256)
-MOST_ROWS = 8
+MOST_ROWS = 16
 MOST_HEADS_PER_KV_HEAD = 16
 ACTIVATIONS = ("silu",)
 

@@ -1,78 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logits with the embedding table [V,H] as the matrix: each warp multiplies whole rows of the table, 256 values per
-// step, STAGES steps ahead.
+// Logits with the embedding table [V,H] as the matrix. Each warp takes whole rows of the table, STAGES steps ahead: one
+// row at a time, 256 values per step, or with tensor cores 16 rows at a time, 64 values of each per step.
 
 struct Table {
-  static constexpr int STEPS = (HIDDEN + 255) / 256, WIDTH = 256 * STEPS, WARPS = THREADS / 32;
-  static constexpr int SHARED = 16 * STAGES * THREADS + 2 * WIDTH * ROWS + 4 * WARPS * ROWS;
+  static constexpr int TOKENS = TENSOR_CORES ? 16 : 1, STEP = TENSOR_CORES ? 64 : 256;
+  static constexpr int STEPS = (HIDDEN + STEP - 1) / STEP, WIDTH = STEP * STEPS, WARPS = THREADS / 32;
+  static constexpr int GROUPS = (VOCAB + TOKENS - 1) / TOKENS;
+  static constexpr int RING = STAGES * COPIES * THREADS, X = TENSOR_CORES ? WIDTH / X_GROUP * X_STRIDE : WIDTH * ROWS;
+  static constexpr int SHARED = 16 * RING + 2 * X + 4 * WARPS * ROWS;
 
-  __device__ static int first_token(int block) { return (int)((i64)block * VOCAB / LM_HEAD_BLOCKS); }
+  // As in products, or [ROWS,WIDTH].
+  __device__ static constexpr int x_place(int k, int row) {
+    return TENSOR_CORES ? k / X_GROUP * X_STRIDE + row * X_GROUP + k % X_GROUP : row * WIDTH + k;
+  }
+
+  __device__ static int first_group(int block) { return (int)((i64)block * GROUPS / LM_HEAD_BLOCKS); }
 };
 
-__device__ inline void multiply_table(const u16* table, const u16* norm, i64* residual, float* logits, u16* hidden,
-                                      int rows) {
-  DYNAMIC_SHARED(memory);
-  if (blockIdx.x >= LM_HEAD_BLOCKS) {
-    wait_for_kernel_before();
-    return;
+// The rows of one warp on their way to shared memory, in a ring of STAGES steps. With tensor cores, lanes 8 * r to
+// 8 * r + 7 copy 128 bytes of row 4 * copy + r.
+struct TableStream {
+  const u16* source;
+  Place place;
+  int group, end, step = 0, slot = 0;
+
+  __device__ TableStream(const u16* table, uint4* ring, int first, int end) : place(ring), group(first), end(end) {
+    source = table + (i64)first * Table::TOKENS * HIDDEN;
+    source += TENSOR_CORES ? lane() / 8 * HIDDEN + lane() % 8 * 8 : lane() * 8;
+    place.advance(warp() * 32 * COPIES);
+#pragma unroll
+    for (int i = 0; i < STAGES; ++i) next();
   }
-  u16* x = reinterpret_cast<u16*>(memory + STAGES * THREADS);  // [ROWS,WIDTH]
-  float* sums = reinterpret_cast<float*>(x + Table::WIDTH * ROWS);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int first = Table::first_token(blockIdx.x) + warp, end = Table::first_token(blockIdx.x + 1);
-  Place place(memory + threadIdx.x);
-  const u16* source = table + (i64)first * HIDDEN + lane * 8;
-  int token_ahead = first, step_ahead = 0, slot = 0;
-  auto next = [&] {
-    if (token_ahead < end) {
-      if constexpr (HIDDEN % 256 == 0)
-        copy_async(place, source);
-      else
-        copy_async(place, source, step_ahead * 256 + lane * 8 < HIDDEN);
-      source += 256;
-      if (++step_ahead == Table::STEPS) {
-        step_ahead = 0, token_ahead += Table::WARPS, source += Table::WARPS * HIDDEN - Table::WIDTH;
+
+  __device__ static int lane() { return threadIdx.x % 32; }
+  __device__ static int warp() { return threadIdx.x / 32; }
+
+  // The place of a chunk of 8 values with tensor cores: neither writing nor reading makes lanes wait.
+  __device__ static int place_of(int token, int chunk) { return token * 8 + (chunk ^ token % 2 * 4); }
+
+  // The row's values that this lane copied.
+  __device__ uint4 read() const { return place.plus(lane()).read(); }
+  // 8 values of one of 16 rows, with tensor cores.
+  __device__ uint4 read(int token, int chunk) const { return place.plus(place_of(token, chunk)).read(); }
+
+  // Start copies to the places that have been read; always ends a group, so that groups can be counted.
+  __device__ void next() {
+    if (group < end) {
+      if constexpr (TENSOR_CORES) {
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) {
+          const int token = 4 * i + lane() / 8;
+          const Place target = place.plus(place_of(token, lane() % 8));
+          if constexpr (VOCAB % Table::TOKENS == 0)
+            copy_async(target, source + i * 4 * HIDDEN);
+          else
+            copy_async(target, source + i * 4 * HIDDEN, group * Table::TOKENS + token < VOCAB);
+        }
+      } else if constexpr (HIDDEN % Table::STEP == 0) {
+        copy_async(place.plus(lane()), source);
+      } else {
+        copy_async(place.plus(lane()), source, step * Table::STEP + lane() * 8 < HIDDEN);
       }
+      source += Table::STEP;
+      if (++step == Table::STEPS)
+        step = 0, group += Table::WARPS, source += (i64)Table::WARPS * Table::TOKENS * HIDDEN - Table::WIDTH;
     }
     commit_copies();
     const bool last = ++slot == STAGES;
-    place.advance(last ? -(STAGES - 1) * THREADS : THREADS);
+    place.advance((last ? 1 - STAGES : 1) * COPIES * THREADS);
     if (last) slot = 0;
-  };
-#pragma unroll
-  for (int i = 0; i < STAGES; ++i) next();
-  {
-    Normed values;
-    values.read_scales(norm);
-    wait_for_kernel_before();
-    values.read(residual, nullptr, rows);
-    values.normalize(sums);
-    if (hidden && blockIdx.x == 0) values.write(hidden, rows);
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-#pragma unroll
-      for (int i = 0; i < Normed::SHARE; ++i)
-        if (Normed::inside(i))
-          reinterpret_cast<u32*>(x + row * Table::WIDTH)[Normed::pair(i)] =
-              from_float(values.values[row][i].x) | (u32)from_float(values.values[row][i].y) << 16;
-    for (int i = HIDDEN + threadIdx.x; i < Table::WIDTH; i += THREADS)
-#pragma unroll
-      for (int row = 0; row < ROWS; ++row) x[row * Table::WIDTH + i] = 0;
   }
-  __syncthreads();
+};
+
+// Logits of a warp's rows of the table, one row at a time.
+__device__ inline void multiply_rows(TableStream& stream, int first, int end, const u16* x, float* logits, int rows) {
+  const int lane = TableStream::lane();
   for (int token = first; token < end; token += Table::WARPS) {
     float logit[ROWS] = {};
     for (int step = 0; step < Table::STEPS; ++step) {
       wait_for_copies<STAGES - 1>();
       float weights[8];
-      unpack(weights, place.read());
+      unpack(weights, stream.read());
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) {
         float values[8];
-        unpack(values, *reinterpret_cast<const uint4*>(x + row * Table::WIDTH + step * 256 + lane * 8));
+        unpack(values, *reinterpret_cast<const uint4*>(x + Table::x_place(step * 256 + lane * 8, row)));
         logit[row] += dot(weights, values);
       }
-      next();
+      stream.next();
     }
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
@@ -81,4 +96,71 @@ __device__ inline void multiply_table(const u16* table, const u16* norm, i64* re
       if (lane == row && row < rows) logits[(i64)row * VOCAB + token] = logit[row];
     }
   }
+}
+
+// The same on tensor cores, 16 rows at a time. The k of one product are those of the chunks 0 to 3 or 4 to 7.
+__device__ inline void multiply_groups(TableStream& stream, int first, int end, const u16* x, float* logits, int rows) {
+  constexpr int HALVES = (ROWS + 7) / 8;
+  const int g = TableStream::lane() / 4, t = TableStream::lane() % 4;
+  for (int group = first; group < end; group += Table::WARPS) {
+    float sums[HALVES][4] = {};
+    for (int step = 0; step < Table::STEPS; ++step) {
+      wait_for_copies<STAGES - 1>();
+      wait_for_lanes();
+      uint4 upper[2], lower[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) upper[i] = stream.read(g, 4 * i + t), lower[i] = stream.read(g + 8, 4 * i + t);
+      wait_for_lanes();
+      stream.next();
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) {
+          const int k = step * Table::STEP + i * 32 + t * 8;
+          const uint4 values = *reinterpret_cast<const uint4*>(x + Table::x_place(k, half * 8 + g % ROWS));
+          mma(sums[half], {upper[i].x, lower[i].x, upper[i].y, lower[i].y}, values.x, values.y);
+          mma(sums[half], {upper[i].z, lower[i].z, upper[i].w, lower[i].w}, values.z, values.w);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int row = half * 8 + 2 * t + j % 2, token = group * Table::TOKENS + j / 2 * 8 + g;
+        if (row < rows && row < ROWS && token < VOCAB) logits[(i64)row * VOCAB + token] = sums[half][j];
+      }
+  }
+}
+
+__device__ inline void multiply_table(const u16* table, const u16* norm, i64* residual, float* logits, u16* hidden,
+                                      int rows) {
+  DYNAMIC_SHARED(memory);
+  if (blockIdx.x >= LM_HEAD_BLOCKS) {
+    wait_for_kernel_before();
+    return;
+  }
+  u16* x = reinterpret_cast<u16*>(memory + Table::RING);
+  float* sums = reinterpret_cast<float*>(x + Table::X);
+  const int first = Table::first_group(blockIdx.x) + TableStream::warp(), end = Table::first_group(blockIdx.x + 1);
+  TableStream stream(table, memory, first, end);
+  Normed values;
+  values.read_scales(norm);
+  wait_for_kernel_before();
+  norm_rows(values, residual, nullptr, hidden, true, sums, rows, [&](int first_row) {
+#pragma unroll
+    for (int row = 0; row < Normed::AT_ONCE; ++row)
+#pragma unroll
+      for (int i = 0; i < Normed::SHARE; ++i)
+        if (Normed::inside(i))
+          *reinterpret_cast<u32*>(x + Table::x_place(2 * Normed::pair(i), first_row + row)) = values.bits(row, i);
+  });
+  if constexpr (!TENSOR_CORES)
+    for (int i = HIDDEN + threadIdx.x; i < Table::WIDTH; i += THREADS)
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row) x[Table::x_place(i, row)] = 0;
+  __syncthreads();
+  if constexpr (TENSOR_CORES)
+    multiply_groups(stream, first, end, x, logits, rows);
+  else
+    multiply_rows(stream, first, end, x, logits, rows);
 }
