@@ -25,6 +25,7 @@ from edgellm_ros.runtime.fused import choice, loading
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.fused_decoding import export_decoder, fused_on_host
+from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.requests_for_tests import IMAGE, request
 from fixtures.tiny_adapter import write_adapter
 
@@ -254,6 +255,11 @@ class TestWhenTheEngineDecodes:
         engine = export_decoder(tmp_path, "llama", {"head_dim": 16})
         reason = r"the kernels do not take this model: head_dim is 16, not one of \(64, 96, 128, 256\)"
         self.assert_reason(caplog, reason, engine)
+
+    def test_with_weights_in_a_form_without_kernels(self, decoders, caplog, tmp_path):
+        export(write_quantized_checkpoint(tmp_path / "checkpoint", "fp8"), tmp_path, precision="fp16")
+        reason = "model.layers.0.self_attn.qkv_proj is stored as FLOAT8E4M3FN in a form without kernels"
+        self.assert_reason(caplog, f"the kernels do not take this model: {reason}", tmp_path)
 
     def test_with_kernels_that_cannot_be_compiled(self, caplog, llama):
         def fail(*arguments):
