@@ -58,8 +58,28 @@ struct Place {
   uint4 read() const { return *memory; }
 };
 
+struct Words {
+  const char* memory;
+
+  explicit Words(const void* memory) : memory(static_cast<const char*>(memory)) {}
+  Words plus(int places) const { return Words(memory + 16 * places); }
+  template <class T>
+  T at(int places) const {
+    T value;
+    std::memcpy(&value, memory + 16 * places, sizeof value);
+    return value;
+  }
+  u32 read(int places) const { return at<u32>(places); }
+  uint2 read_pair() const { return at<uint2>(0); }
+  uint4 read_quad() const { return at<uint4>(0); }
+};
+
 inline void copy_async(Place target, const void* source, bool valid = true) {
   fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
+}
+template <int PLACES, i64 BYTES>
+void copy_async_at(Place target, const void* source) {
+  copy_async(target.plus(PLACES), static_cast<const char*>(source) + BYTES);
 }
 inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
 
@@ -116,10 +136,7 @@ inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float1
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
 
-inline u32 multiply_add(u32 a, u32 b, u32 c) {
-  const float2 x = to_floats(a), y = to_floats(b), z = to_floats(c);
-  return from_float(fmaf(x.x, y.x, z.x)) | (u32)from_float(fmaf(x.y, y.y, z.y)) << 16;
-}
+inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 
 namespace fused_on_cpu {
 

@@ -36,6 +36,39 @@ struct Place {
   }
 };
 
+// A word in shared memory, and those at distances of 16 bytes.
+struct Words {
+  u32 address;
+
+  __device__ explicit Words(const void* memory) {
+    u64 wide;
+    asm volatile("cvta.to.shared.u64 %0, %1;" : "=l"(wide) : "l"(memory));
+    address = (u32)wide;
+  }
+  __device__ Words plus(int places) const {
+    Words other = *this;
+    other.address += 16 * places;
+    return other;
+  }
+  __device__ u32 read(int places) const {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address + 16 * places));
+    return value;
+  }
+  __device__ uint2 read_pair() const {
+    uint2 value;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
+    return value;
+  }
+  __device__ uint4 read_quad() const {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address));
+    return value;
+  }
+};
+
 // Start to copy 16 bytes to shared memory; zeros unless `valid`.
 __device__ inline void copy_async(Place target, const void* source, bool valid) {
   const int bytes = valid ? 16 : 0;
@@ -44,6 +77,14 @@ __device__ inline void copy_async(Place target, const void* source, bool valid) 
 }
 __device__ inline void copy_async(Place target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target.address), "l"(source) : "memory");
+}
+
+// The same from BYTES behind the source to so many PLACES behind the target.
+template <int PLACES, i64 BYTES>
+__device__ inline void copy_async_at(Place target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(target.address), "l"(source), "n"(16 * PLACES),
+               "n"(BYTES)
+               : "memory");
 }
 
 // End a group of copies.
@@ -142,14 +183,10 @@ __device__ inline u16 from_float(float value) {
 }
 #endif
 
-// Compute a * b + c of two values of the model's type in one register each.
-__device__ inline u32 multiply_add(u32 a, u32 b, u32 c) {
+// Compute value & mask | bits in one instruction.
+__device__ inline u32 masked_or(u32 value, u32 mask, u32 bits) {
   u32 result;
-#if BF16
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-#else
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-#endif
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
   return result;
 }
 
