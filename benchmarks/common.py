@@ -39,6 +39,20 @@ def engine(args: argparse.Namespace) -> Path:
     return args.engine
 
 
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    """Add the option --engines, for benchmarks that compare engines."""
+    parser.add_argument(
+        "--engines",
+        metavar="DIR[,DIR...]",
+        help="exported engine directories to compare, in place of --engine; the first one is the reference",
+    )
+
+
+def engines(args: argparse.Namespace) -> list[str]:
+    """Return the engine directories of --engines, as they are; else that of --engine, exported if needed."""
+    return args.engines.split(",") if args.engines else [str(engine(args))]
+
+
 def first_look(seed: int, **fields: Any) -> LLMGenerationRequest:
     """Make the first request of an episode: camera frame, command, one trajectory."""
     world = World(make_episode(seed))

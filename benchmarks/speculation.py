@@ -72,6 +72,7 @@ from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.fused.loading import AUTO, DECODES
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 
 WARM_UP_RUNS = 1
@@ -96,6 +97,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         model=str(args.checkpoint) if args.checkpoint else asdict(args.shape),
         precision=args.precision,
         device=args.device,
+        decode=args.decode,
         device_name=getattr(device, "description", None),
         cores=len(os.sched_getaffinity(0)),
         prompts=len(next(iter(batches.values()))) if args.checkpoint else None,
@@ -194,11 +196,11 @@ class _Comparison:
         self._forces = args.checkpoint is None
         self._errors: dict[str, str] = {}
         self._profile = KernelProfile(device.synchronize) if args.profile else None
-        self._vanilla = Contender(OFF, engine, device, None, False)
+        self._vanilla = Contender(OFF, engine, device, None, False, args.decode)
         self._drafting: list[Contender] = []
         for name, setting in args.settings.items():
             with self._excusing(name):
-                self._drafting.append(Contender(name, engine, device, setting, self._forces))
+                self._drafting.append(Contender(name, engine, device, setting, self._forces, args.decode))
         clock.done("load")
 
     @contextmanager
@@ -372,6 +374,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--head", type=Path, help="draft head of the checkpoint (default: its folder `draft`)")
     add("--precision", choices=BYTES_PER_VALUE, help="default: fp16 for a shape, fp32 for a checkpoint")
     add("--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)")
+    add(
+        "--decode",
+        choices=DECODES,
+        default=AUTO,
+        help="what executes decode steps, verifications and drafts: the engine, the fused kernels, or the "
+        "faster one (default: %(default)s)",
+    )
     add("--batch", type=_numbers(integer(1)), default="1", metavar="N[,N...]", help="sizes (default: 1)")
     add(
         "--settings",

@@ -24,6 +24,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import (
     LOOKUP,
     SpecDecodeDraftingConfig,
 )
+from edgellm_ros.runtime.fused.loading import AUTO
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -75,11 +76,18 @@ class Contender:
     """A runtime with one setting.
 
     - drafting: None = one token per step
+    - decode: what executes steps and verifications, as for `LLMInferenceRuntime`
     - kernels: the tree kernels of a runtime that drafts; forced if `forces`
     """
 
     def __init__(
-        self, name: str, engine: Path, device: Device, drafting: SpecDecodeDraftingConfig | None, forces: bool
+        self,
+        name: str,
+        engine: Path,
+        device: Device,
+        drafting: SpecDecodeDraftingConfig | None,
+        forces: bool,
+        decode: str = AUTO,
     ) -> None:
         self.name = name
         self.drafting = drafting
@@ -102,7 +110,9 @@ class Contender:
             return self.kernels
 
         with _tree_kernels(observed):
-            self.runtime = LLMInferenceRuntime(engine, device=device, prefix_cache_bytes=0, drafting=drafting)
+            self.runtime = LLMInferenceRuntime(
+                engine, device=device, prefix_cache_bytes=0, drafting=drafting, decode=decode
+            )
         if isinstance(self.kernels, ForcedTreeKernels):
             self.kernels.lengths = self.runtime.pipeline.runner.kv_cache.lengths
 

@@ -20,13 +20,16 @@ ARENA_CHECKPOINT = PACKAGE.parent / "models" / "arena"
 
 
 def export_if_needed(
-    checkpoint_dir: str | Path, engine_dir: str | Path, before_export: Callable[[], None] = lambda: None
+    checkpoint_dir: str | Path,
+    engine_dir: str | Path,
+    before_export: Callable[[], None] = lambda: None,
+    precision: str = "fp32",
 ) -> EngineConfig:
     """Export a checkpoint unless the engine directory is up to date.
 
-    The export has default limits. A directory is up to date if it is complete and neither the checkpoint nor
-    the builder's code has changed since the export. `before_export` is called before an export. Raises the
-    errors of `export`.
+    The export has default limits. A directory is up to date if it is complete and of this precision, and
+    neither the checkpoint nor the builder's code has changed since the export. `before_export` is called
+    before an export. Raises the errors of `export`.
     """
     checkpoint, engine = Path(checkpoint_dir), Path(engine_dir)
     if not (checkpoint / "config.json").is_file():
@@ -34,12 +37,15 @@ def export_if_needed(
     source, stamp = source_hash(checkpoint), engine / SOURCE_FILE
     if stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == source:
         try:
-            return EngineConfig.load(engine)
+            config = EngineConfig.load(engine)
         except (ValueError, FileNotFoundError):
             pass  # damaged since the export: export again
+        else:
+            if config.precision == precision:
+                return config
     before_export()
     stamp.unlink(missing_ok=True)
-    config = export(checkpoint, engine)
+    config = export(checkpoint, engine, precision=precision)
     stamp.write_text(source + "\n", encoding="utf-8")
     return config
 

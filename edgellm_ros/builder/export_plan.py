@@ -17,6 +17,7 @@ import numpy as np
 from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.checkpoint_config import ConfigSection, MixtureOfExpertsError, read_section
+from edgellm_ros.builder.draft.fused import describe_head
 from edgellm_ros.builder.draft.graph import build_draft, draft_lm_head
 from edgellm_ros.builder.draft.graph_cuda import build_cuda_draft
 from edgellm_ros.builder.draft.head import DraftHead, read_head
@@ -24,7 +25,9 @@ from edgellm_ros.builder.draft.layout import EMBEDDING
 from edgellm_ros.builder.expert_config import ExpertArchitecture, expert_architecture
 from edgellm_ros.builder.families import Family, find_family
 from edgellm_ros.builder.flow_expert import build_expert
+from edgellm_ros.builder.fused_expert import describe_expert
 from edgellm_ros.builder.graph import DTYPES, GraphBuilder
+from edgellm_ros.builder.int8_products import multiply_in_int8
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
 from edgellm_ros.builder.quantization.layouts import find_layout
@@ -51,6 +54,8 @@ from edgellm_ros.engine_directory.files import (
     VERIFY,
     graph_path,
 )
+from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
+from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
@@ -79,11 +84,14 @@ class ExportOptions:
     max_verify_tree_size: int = 64
     quantize: str | None = None  # "int4" or "int8": round the layers of the language model
     group_size: int = 64  # inputs that share a scale, with `quantize`
+    cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
         if self.precision not in DTYPES:
             raise ValueError(f"precision must be one of {', '.join(DTYPES)}, got {self.precision!r}")
+        if self.cpu_int8 and self.precision != "fp32":
+            raise ValueError(f"cpu_int8 needs precision fp32, got {self.precision!r}")
         return BuilderConfig(
             self.max_batch_size,
             self.max_input_len,
@@ -188,6 +196,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
+        if options.precision != "fp32":
+            described = describe_expert(expert, parts["action"], Path(graph_path("action")).name)
+            texts[FUSED_EXPERT_FILE] = described.contents()
     if model.build_cuda_llm is not None:
         variants["llm"] = model.build_cuda_llm(llm_options)
     variants |= {part: build(options.precision) for part, build in model.cuda_encoders.items()}
@@ -208,22 +219,29 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         parts[DRAFT], cpu[DRAFT] = build_draft(*arguments), build_draft(*arguments)
         variants[DRAFT] = build_cuda_draft(*arguments)
         chains[DRAFT] = build_cuda_draft(*arguments, only_chains=True)
-    cpu = {part: graph for part, graph in cpu.items() if attend_to_visible_rows(graph.graph)}
+        if options.precision != "fp32":
+            graphs_and_files = ((parts[part], Path(graph_path(part)).name) for part in (DRAFT, VERIFY))
+            description = describe_head(draft, arguments[1], capacity, *graphs_and_files)
+            texts[FUSED_DRAFT_FILE] = description.contents()
+    if options.cpu_int8:
+        cpu |= {part: build(options.precision) for part, build in model.encoders.items()}
+    cpu = {part: graph for part, graph in cpu.items() if _for_a_cpu(part, graph, options)}
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
+    cuda_file = Path(variant_path(graph_path("llm"), "cuda")).name
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
         for part, variant in others.items():
-            path = variant_path(graph_path(part), form)
-            # Graphs for CUDA have quantised weights in a layout of their own, those of `llm` for all.
-            if weights.is_quantized and part == VERIFY and "llm" in variants and form != "cpu":
-                original = Path(variant_path(graph_path("llm"), "cuda")).name
-                variant.share_weights(variants["llm"], original, own=True)
-            variant.share_weights(parts[part], Path(graph_path(part)).name, own=weights.is_quantized)
-            graphs[path] = variant
+            # Only graphs for CUDA have quantised weights in a layout of their own, which those of `llm` have
+            # for all; only graphs for a CPU have new integers.
+            own = weights.is_quantized or (form == "cpu" and options.cpu_int8)
+            if weights.is_quantized and part == VERIFY and form != "cpu" and "llm" in variants:
+                variant.share_weights(variants["llm"], cuda_file, own=True)
+            variant.share_weights(parts[part], Path(graph_path(part)).name, own=own)
+            graphs[variant_path(graph_path(part), form)] = variant
     if model.describe_llm is not None and options.precision != "fp32":
-        file = Path(variant_path(graph_path("llm"), "cuda")).name
-        texts[FUSED_FILE] = model.describe_llm(llm_options, variants["llm"], file).contents()
+        described_llm = (llm, Path(graph_path("llm")).name), (variants["llm"], cuda_file)
+        texts[FUSED_FILE] = model.describe_llm(llm_options, *described_llm).contents()
 
     return ExportPlan(
         family=family.name,
@@ -240,6 +258,12 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         adapter_folders=folders,
         adapters=adapters,
     )
+
+
+def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:
+    """Change a graph to one for a CPU; return whether it differs from the standard graph."""
+    cut = attend_to_visible_rows(graph.graph)
+    return (options.cpu_int8 and multiply_in_int8(graph, lm_head=part == DRAFT)) or cut
 
 
 def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:

@@ -21,6 +21,8 @@ from edgellm_ros.builder.export_plan import (
 from edgellm_ros.builder.vocabulary import VOCAB_MAP
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, list_files
+from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
+from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
 
 
@@ -41,6 +43,7 @@ def export(
     max_verify_tree_size: int = 64,
     quantize: str | None = None,
     group_size: int = 64,
+    cpu_int8: bool = False,
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
@@ -67,6 +70,9 @@ def export(
     `group_size` inputs (32, 64 or 128) that share a scale. Embeddings, LM head, encoders, action expert and
     draft head keep `precision`. The weights of a checkpoint that is quantised stay as they are.
 
+    cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/int8_products.py`), those of encoders and
+    draft head too; the other graphs do not change. Needs precision fp32.
+
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming
     file, key and value, for a checkpoint that is incomplete or not supported.
@@ -86,6 +92,7 @@ def export(
         max_verify_tree_size,
         quantize,
         group_size,
+        cpu_int8,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))
 
@@ -114,7 +121,8 @@ def _clear(engine: Path) -> None:
     """
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
-    optional = (f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE, FUSED_FILE)
+    tensors = f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
+    optional = *tensors, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     for pattern in (*graphs, "*/*.plan*", *optional):

@@ -30,6 +30,9 @@ class LLMOptions:
     only_chains: bool = False  # without the mask of a graph for CUDA with `fusion`
 
 
+StoredGraph = tuple[GraphBuilder, str]  # and the name of its file
+
+
 @dataclass(frozen=True)
 class Model:
     """One checkpoint, read by its family."""
@@ -41,8 +44,9 @@ class Model:
     stop_token_ids: tuple[int, ...]
     build_llm: Callable[[LLMOptions], ModelBuilder]  # llm/model.onnx
     build_cuda_llm: Callable[[LLMOptions], ModelBuilder] | None = None  # llm/model.cuda.onnx
-    describe_llm: Callable[[LLMOptions, GraphBuilder, str], FusedModel] | None = None  # llm/fused.json
-    # ^ function of options, `build_cuda_llm`'s graph and its file's name; None without fused kernels
+    describe_llm: Callable[[LLMOptions, StoredGraph, StoredGraph], FusedModel] | None = None
+    # ^ llm/fused.json: function of options and of the graphs of `build_llm` and `build_cuda_llm`; None for
+    #   layers that the fused kernels lack
     verifies_drafts: bool = False  # whether `build_llm` and `build_cuda_llm` take the option `fusion`
     position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
     vision: VisionConfig | None = None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 
 DEVICES = ("cpu", "cuda", "tensorrt")
+PRECISIONS = ("fp32", "fp16", "bf16")  # as in engine_directory.config, which `edgellm --help` does not import
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:

@@ -54,6 +54,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="checkpoint to export (default: the demo's, models/arena of a clone)",
     )
     parser.add_argument(
+        "--precision",
+        choices=arguments.PRECISIONS,
+        default="fp32",
+        help="type of the exported weights and of the KV cache (default: %(default)s)",
+    )
+    parser.add_argument(
         "--action-samples",
         type=arguments.integer(1, 16),
         default=1,
@@ -98,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         spoken=args.spoken,
         lora=args.lora,
         decode=args.decode,
+        precision=args.precision,
     )
     display = Display(sys.stderr, args.episodes)
     try:

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.config import ActionConfig
+from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.engine.device import Device, DeviceGraph, on_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import BoundRun, EngineExecutor
+from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
@@ -34,8 +36,10 @@ class ActionRunner:
     may round differently in another shape (see OnnxRuntimeBackend). The engine reads the filled rows of the
     KV cache in place; their number is rounded up to a multiple of ROWS_STEP.
 
-    All Euler steps are one graph, if the device supports graphs: it is recorded after their first run with a
-    binding of the engine, and launched with one call from then on.
+    All Euler steps are one graph, if the device supports graphs: it is recorded after their first run with
+    the same tensors, and launched with one call from then on.
+
+    fused: kernels that run the steps in place of the engine while `uses_fused` is true.
     """
 
     def __init__(
@@ -46,10 +50,13 @@ class ActionRunner:
         kernels: Kernels,
         rope_table: RopeTable,
         max_samples: int,
+        fused: FusedActions | None = None,
     ) -> None:
         self.max_samples = max_samples
         self.default_steps = config.num_denoise_steps
         self.action_space = UnicycleActionSpace(config.action_space)
+        self.uses_fused = fused is not None
+        self._fused = fused
         self._executor = executor
         self._config = config
         self._device = device
@@ -62,8 +69,9 @@ class ActionRunner:
         self._row_numbers = on_device(device, np.arange(int(capacity)))
         self._time = device.empty((1,), np.float32)
         self._recorder = GraphRecorder()
-        # by binding, steps of the request, first step of the graph; the latest one last
-        self._graphs: OrderedDict[tuple[BoundRun, int, int], DeviceGraph] = OrderedDict()
+        # by tensors, steps of the request, first step of the graph; the latest one last
+        self._graphs: OrderedDict[tuple[Hashable, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
+        self._times: OrderedDict[int, Tensor] = OrderedDict()  # embeddings, by steps of the request
         rope_shape = (1, space.horizon, rope_table.cos.shape[1])
         self._rope_cos, self._rope_sin = (
             device.empty(rope_shape, np.float32),
@@ -99,11 +107,18 @@ class ActionRunner:
             **{f"key_cache_{i}": keys[i] for i in self._config.kv_caches},
             **{f"value_cache_{i}": values[i] for i in self._config.kv_caches},
         }
-        self._executor.prepare(0, {"n": samples, "P": rows}, tensors, device.stream)
-        device.fill_zero(self._time)
+        if self.uses_fused:
+            key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
+            kept: Any = self._time_rows(steps)
+            step = partial(self._fused_step, steps, kept, tensors)
+        else:
+            self._executor.prepare(0, {"n": samples, "P": rows}, tensors, device.stream)
+            device.fill_zero(self._time)
+            key = kept = self._executor.bound_run
+            step = partial(self._engine_step, steps, trajectory, velocity)
         for first in range(0, steps, STEPS_PER_GRAPH):
             chunk = range(first, min(first + STEPS_PER_GRAPH, steps))
-            if not self._run(chunk, steps, trajectory, velocity, report):
+            if not self._run(chunk, (key, steps, first), step, kept, report):
                 return None
         result = device.download(trajectory)
         if not np.isfinite(result).all():
@@ -113,25 +128,26 @@ class ActionRunner:
     def _run(
         self,
         chunk: range,
-        steps: int,
-        trajectory: Tensor,
-        velocity: Tensor,
+        key: tuple[Hashable, int, int],
+        step: Callable[[int, bool], None],
+        kept: Any,
         report: Callable[[int], bool],
     ) -> bool:
-        """Queue some Euler steps, with their graph if they have one; False if `report` ended them."""
-        key = self._executor.bound_run, steps, chunk.start
-        graph = self._graphs.get(key)
-        step = partial(self._step, steps=steps, trajectory=trajectory, velocity=velocity)
+        """Queue some Euler steps, with their graph if they have one; False if `report` ended them.
+
+        step(number, whether it is the first one); kept: what must live as long as a graph of the steps.
+        """
+        graph, _ = self._graphs.get(key, (None, None))
 
         def run() -> None:
             for number in chunk:
-                step(number)
+                step(number, number == chunk.start)
 
         for number in chunk:
             if not report(number):
                 return False
             if graph is None:
-                step(number)
+                step(number, number == chunk.start)
         if graph is not None:
             self._graphs.move_to_end(key)
             graph.launch(self._device.stream)
@@ -141,12 +157,32 @@ class ActionRunner:
                 lambda reason: logger.warning("%s runs without graphs: %s", self._executor.name, reason),
             )
             if graph is not None:
-                self._graphs[key] = graph
+                self._graphs[key] = graph, kept
             if len(self._graphs) > KEPT_GRAPHS:
                 self._graphs.popitem(last=False)
         return True
 
-    def _step(self, number: int, steps: int, trajectory: Tensor, velocity: Tensor) -> None:
+    def _engine_step(
+        self, steps: int, trajectory: Tensor, velocity: Tensor, number: int, first: bool
+    ) -> None:
         """Queue one Euler step, which also writes the time of the next one."""
         self._executor.execute(self._device.stream)
         self._kernels.euler_step(trajectory, velocity, 1.0 / steps, self._time, (number + 1) / steps)
+
+    def _fused_step(
+        self, steps: int, times: Tensor, tensors: Mapping[str, Tensor], number: int, first: bool
+    ) -> None:
+        """Queue one Euler step of the fused kernels."""
+        assert self._fused is not None
+        row = times.rows(number, number + 1).view(times.shape[1])
+        self._fused.expert.step(tensors, row, 1.0 / steps, first)
+
+    def _time_rows(self, steps: int) -> Tensor:
+        """Return the embeddings of the times of so many steps, on the device."""
+        assert self._fused is not None
+        if steps not in self._times:
+            self._times[steps] = on_device(self._device, self._fused.times.rows(steps))
+            if len(self._times) > KEPT_GRAPHS:
+                self._times.popitem(last=False)
+        self._times.move_to_end(steps)
+        return self._times[steps]

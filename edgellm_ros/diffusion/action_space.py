@@ -32,20 +32,22 @@ class UnicycleActionSpace:
         stays there until the end of the step.
         """
         acceleration, curvature = np.moveaxis(np.asarray(actions, np.float64), -1, 0)
-        dt = self.config.dt
-        states = np.zeros((*acceleration.shape[:-1], acceleration.shape[-1] + 1, 4))
-        states[..., 0, 3] = max(speed, 0.0)
-        for step in range(acceleration.shape[-1]):
-            x, y, heading, before = np.moveaxis(states[..., step, :], -1, 0)
-            after = before + acceleration[..., step] * dt
-            stops = after < 0
-            moving_time = np.where(stops, before / np.where(stops, -acceleration[..., step], 1.0), dt)
-            after = np.maximum(after, 0.0)
-            distance = 0.5 * (before + after) * moving_time
-            turn = curvature[..., step] * distance
-            chord = distance * np.sinc(turn / (2 * np.pi))  # np.sinc(x) is sin(pi x) / (pi x)
-            states[..., step + 1, 0] = x + chord * np.cos(heading + turn / 2)
-            states[..., step + 1, 1] = y + chord * np.sin(heading + turn / 2)
-            states[..., step + 1, 2] = heading + turn
-            states[..., step + 1, 3] = after
+        dt, count = self.config.dt, acceleration.shape[-1]
+        speeds = np.empty((*acceleration.shape[:-1], count + 1))
+        speeds[..., 0] = max(speed, 0.0)
+        free = acceleration * dt
+        for step in range(count):  # only this depends on the step before in more than a sum
+            speeds[..., step + 1] = np.maximum(speeds[..., step] + free[..., step], 0.0)
+        before, after = speeds[..., :-1], speeds[..., 1:]
+        stops = before + free < 0
+        moving_time = np.where(stops, before / np.where(stops, -acceleration, 1.0), dt)
+        distance = 0.5 * (before + after) * moving_time
+        turn = curvature * distance
+        chord = distance * np.sinc(turn / (2 * np.pi))  # np.sinc(x) is sin(pi x) / (pi x)
+        states = np.zeros((*speeds.shape, 4))
+        np.cumsum(turn, axis=-1, out=states[..., 1:, 2])
+        middle = states[..., :-1, 2] + turn / 2
+        np.cumsum(chord * np.cos(middle), axis=-1, out=states[..., 1:, 0])
+        np.cumsum(chord * np.sin(middle), axis=-1, out=states[..., 1:, 1])
+        states[..., 3] = speeds
         return states.astype(np.float32)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 Shape = tuple[int, ...]
+KEPT_VIEWS = 64  # of a tensor; a view takes 4 us to make, and the same ones are made in every step
 
 
 def bfloat16() -> np.dtype:
@@ -28,9 +29,11 @@ class Tensor:
     - pointer: address of the first element
     - owner: the object that keeps the memory alive, shared by views
     - array: NumPy view of the same memory; None for memory that is not on the host
+
+    A tensor never changes, so equal views of it are one object.
     """
 
-    __slots__ = ("array", "dtype", "owner", "pointer", "shape")
+    __slots__ = ("_views", "array", "dtype", "owner", "pointer", "shape")
 
     def __init__(self, pointer: int, shape: Shape, dtype: np.dtype, owner: Any, array: Any = None) -> None:
         self.pointer = pointer
@@ -38,6 +41,7 @@ class Tensor:
         self.dtype = dtype
         self.owner = owner
         self.array = array
+        self._views: dict[tuple[int | None, ...], Tensor] = {}  # by shape, or (first row, end, None)
 
     @classmethod
     def from_array(cls, array: np.ndarray) -> Tensor:
@@ -56,21 +60,34 @@ class Tensor:
 
         ValueError if the shape has more elements than this tensor.
         """
+        kept = self._views.get(shape)
+        if kept is not None:
+            return kept
         size = prod(shape)
         if size > self.size:
             raise ValueError(
                 f"a view of shape {shape} has {size} elements, more than its tensor of shape {self.shape}"
             )
         array = None if self.array is None else self.array.reshape(-1)[:size].reshape(shape)
-        return Tensor(self.pointer, shape, self.dtype, self.owner, array)
+        return self._keep(shape, Tensor(self.pointer, shape, self.dtype, self.owner, array))
 
     def rows(self, start: int, stop: int) -> Tensor:
         """View elements start..stop-1 along the first axis. ValueError out of range."""
+        kept = self._views.get((start, stop, None))
+        if kept is not None:
+            return kept
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"rows {start}:{stop} are outside a tensor of shape {self.shape}")
         offset = start * prod(self.shape[1:]) * self.dtype.itemsize
         array = None if self.array is None else self.array[start:stop]
-        return Tensor(self.pointer + offset, (stop - start, *self.shape[1:]), self.dtype, self.owner, array)
+        view = Tensor(self.pointer + offset, (stop - start, *self.shape[1:]), self.dtype, self.owner, array)
+        return self._keep((start, stop, None), view)
+
+    def _keep(self, key: tuple[int | None, ...], view: Tensor) -> Tensor:
+        if len(self._views) >= KEPT_VIEWS:
+            self._views.clear()
+        self._views[key] = view
+        return view
 
     def __repr__(self) -> str:
         return f"Tensor({self.dtype}, {list(self.shape)}, at {self.pointer:#x})"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
@@ -235,6 +235,20 @@ def sample_row(
     uniform = token_uniform(int(state.seed.array[row]), int(state.position.array[row]) + offset)
     place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return int(order[min(place, kept - 1)])
+
+
+def row_sampler(
+    logits: np.ndarray, state: SamplingState, row: int
+) -> Callable[[int, Sequence[int]], int]:
+    """Return a function that samples at one of several nodes: node, logit indices of its path -> index.
+
+    logits [M,V] float32 of the nodes. The result is that of `sample_row`; without a temperature and a penalty
+    all nodes are sampled at once.
+    """
+    if float(state.temperature.array[row]) or float(state.repetition_penalty.array[row]) != 1.0:
+        return lambda node, path: sample_row(logits[node], state, row, len(path), path)
+    likeliest = np.where(np.isfinite(logits).all(axis=-1), logits.argmax(axis=-1), -1).tolist()
+    return lambda node, path: likeliest[node]
 
 
 def most_likely(logits: np.ndarray, count: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.host import most_likely, sample_row, write_rope
+from edgellm_ros.kernels.host import most_likely, row_sampler, write_rope
 from edgellm_ros.kernels.protocol import RopeTable, SamplingState
 from edgellm_ros.kernels.tree_protocol import (
     ChainInputs,
@@ -22,7 +22,11 @@ from edgellm_ros.kernels.tree_protocol import (
 
 
 class HostTreeKernels:
-    """The kernels on a CPU; `TreeKernels` documents the methods."""
+    """The kernels on a CPU; `TreeKernels` documents the methods.
+
+    Chains (K = 1), the default on a CPU, take shorter ways to the same results: their entries are in the
+    order of their scores, and every entry is the parent of the next one.
+    """
 
     def add_candidates(
         self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
@@ -37,6 +41,14 @@ class HostTreeKernels:
         else:
             parents = table.nodes.array[:, level - 2]
         log_masses = _log_masses(all_values)
+        if top_k == 1:
+            likeliest = all_values[:, 0].argmax(axis=-1)
+            sums = np.take_along_axis(table.scores.array, parents, axis=-1).astype(np.float64) - log_masses
+            best = np.where(np.isfinite(log_masses), sums, -np.inf)[:, 0].astype(np.float32)
+            drafted = likeliest if token_of_logit is None else token_of_logit.array[likeliest]
+            table.tokens.array[:, start] = np.where(best > -np.inf, drafted, -1)
+            table.scores.array[:, start], table.parents.array[:, start] = best, parents[:, 0]
+            return
         for row, node in np.ndindex(batch, count):
             parent = parents[row, node]
             above = np.float64(table.scores.array[row, parent])
@@ -91,9 +103,11 @@ class HostTreeKernels:
         check_level(table, level)
         top_k, own = table.top_k, np.arange(table.top_k)
         start, stop = entries(top_k, level - 1), entries(top_k, level)
-        order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, :top_k]
+        tokens, order = table.tokens.array[:, start:stop], np.zeros((len(lengths.array), 1), np.int64)
+        if top_k > 1:
+            order = np.argsort(-table.scores.array[:, start:stop], axis=-1, kind="stable")[:, :top_k]
+            tokens = np.take_along_axis(tokens, order, axis=-1)
         table.nodes.array[:, level - 1] = start + order
-        tokens = np.take_along_axis(table.tokens.array[:, start:stop], order, axis=-1)
         np.take(embedding.array, tokens, axis=0, out=out.embeds.array, mode="clip")
         places = np.broadcast_to(newest.array, order.shape) if level == 1 else order // top_k
         for rows, above, taken in zip(states.array, places, parents.array, strict=True):
@@ -105,6 +119,10 @@ class HostTreeKernels:
         if out.filled is not None:
             out.filled.array[...] = lengths.array + level * top_k
         if out.mask is None:
+            return
+        if top_k == 1:
+            shown = lengths.array[:, None, None] + level
+            np.less(np.arange(out.mask.shape[3]), shown, out=out.mask.array[:, 0])
             return
         for row, length in enumerate(lengths.array.tolist()):
             mask, above = out.mask.array[row, 0], own
@@ -118,6 +136,13 @@ class HostTreeKernels:
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
         check_tree_size(table, tree)
+        if table.top_k == 1:
+            tree.tokens.array[:, 0], tree.tokens.array[:, 1:] = (
+                last_tokens.array, table.tokens.array[:, 1 : tree.size],
+            )  # fmt: skip
+            tree.parents.array[...] = np.arange(-1, tree.size - 1)
+            tree.depths.array[...] = np.arange(tree.size)
+            return
         order = np.argsort(-table.scores.array[:, 1:], axis=-1, kind="stable")[:, : tree.size - 1]
         chosen = np.sort(order, axis=-1) + 1
         tree.tokens.array[:, 0], tree.parents.array[:, 0], tree.depths.array[:, 0] = (
@@ -136,6 +161,9 @@ class HostTreeKernels:
         size = tree.size
         for row, length in enumerate(lengths.array.tolist()):
             mask = out.array[row, 0]
+            if (tree.depths.array[row] == np.arange(size)).all():
+                np.less(np.arange(mask.shape[1]), length + 1 + np.arange(size)[:, None], out=mask)
+                continue
             mask[:, :length], mask[:, length:] = True, False
             # each product doubles the distance up to which ancestors are marked
             marks = np.eye(size, dtype=np.float32)
@@ -167,21 +195,25 @@ class HostTreeKernels:
         batch, most = path.shape
         for row in range(batch):
             limit = min(most, int(state.path_limit.array[row]))
-            tree_tokens, parents = tree.tokens.array[row], tree.parents.array[row]
+            above, drafted = tree.parents.array[row].tolist(), tree.tokens.array[row].tolist()
+            children: dict[tuple[int, int], int] = {}  # by parent and token, the first one counts
+            for node, key in enumerate(zip(above, drafted, strict=True)):
+                children.setdefault(key, node)
+            sample = row_sampler(logits.array[row], state, row)
             indices: list[int] = []
             ids: list[int] = []
             nodes = [0]
             while True:
-                index = sample_row(logits.array[row, nodes[-1]], state, row, len(indices), indices)
+                index = sample(nodes[-1], indices)
                 token = index if index < 0 or vocab_map is None else int(vocab_map.array[index])
                 indices.append(index)
                 ids.append(token)
                 if index < 0 or len(ids) >= limit:
                     break
-                children = np.flatnonzero((parents == nodes[-1]) & (tree_tokens == token))
-                if not len(children):
+                child = children.get((nodes[-1], token))
+                if child is None:
                     break
-                nodes.append(int(children[0]))
+                nodes.append(child)
             count = len(ids)
             for out, values, rest in ((sampled, indices, -1), (tokens, ids, -1), (path, nodes, nodes[-1])):
                 out.array[row, :count], out.array[row, count:] = values, rest
@@ -197,6 +229,8 @@ class HostTreeKernels:
             source = length + path.array[row, :count]
             target = length + np.arange(count)
             moved = (source != target) & (source < capacity)
+            if not moved.any():
+                continue
             rows = cache.array[:, first_row + row]
             rows[:, :, target[moved]] = rows[:, :, source[moved]]
 

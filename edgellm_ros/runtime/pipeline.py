@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.fused_actions import choose_by_time as choose_actions_by_time
+from edgellm_ros.diffusion.fused_actions import load_fused_actions
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -34,6 +36,7 @@ from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.decoding.decode_loop import DecodeLoop
 from edgellm_ros.runtime.decoding.method import DecodeMethod
 from edgellm_ros.runtime.decoding.speculative.drafting_config import (
+    EAGLE,
     SpecDecodeDraftingConfig,
     base_graph,
     fused_size,
@@ -43,8 +46,9 @@ from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
-from edgellm_ros.runtime.fused.choice import choose_by_time
-from edgellm_ros.runtime.fused.loading import AUTO, load_fused
+from edgellm_ros.runtime.fused.choice import Verification, choose_by_time
+from edgellm_ros.runtime.fused.draft import load_fused_draft
+from edgellm_ros.runtime.fused.loading import AUTO, ENGINE, load_fused
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
@@ -94,7 +98,7 @@ class Pipeline:
         builder = config.builder
         horizon = config.action.action_space.horizon if config.action else 0
         llm = base_graph(drafting, config)
-        fused = load_fused(root, config, self.device, decode, decode_backend, drafting is not None)
+        fused = load_fused(root, config, self.device, decode, decode_backend, drafting)
         decode_engine = engine(llm, decode_backend) if decode_backend else None
         self.runner = LLMEngineRunner(
             engine(llm, shared=fused.shared if fused else None),
@@ -108,6 +112,7 @@ class Pipeline:
             fused_size=fused_size(drafting, config),
             fused_executor=fused.executor if fused else None,
             most_fused_rows=fused.most_rows if fused else 0,
+            most_verified_rows=fused.most_verified_rows if fused else 0,
         )
         self.vision = self.audio = self.action = None
         if config.vision is not None:
@@ -118,7 +123,16 @@ class Pipeline:
             self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
         if config.action is not None:
             table, samples = self.runner.rope_table, builder.max_action_samples
-            self.action = ActionRunner(engine("action"), config.action, self.device, kernels, table, samples)
+            actions = load_fused_actions(root, config, self.device, decode)
+            self.action = ActionRunner(
+                engine("action", shared=actions.shared if actions else None),
+                config.action,
+                self.device,
+                kernels,
+                table,
+                samples,
+                actions,
+            )
 
         # 2. weights that are inputs: embeddings, adapters, the LM head
         dtype = self.runner.embeds_dtype
@@ -152,6 +166,9 @@ class Pipeline:
         self.drafter: GuardedDrafter | None = None
         if drafting is not None:
             tree_kernels = load_tree_kernels(self.device)
+            head = None
+            if drafting.strategy == EAGLE and decode != ENGINE and not decode_backend:
+                head = load_fused_draft(root, config, drafting, self.device)
             drafter = load_drafter(
                 root,
                 config,
@@ -159,10 +176,12 @@ class Pipeline:
                 self.device,
                 kernels,
                 tree_kernels,
-                engine,
+                partial(engine, shared=head.shared if head else None),
                 self.runner,
                 self.embedder,
                 self.sampling,
+                head.executor if head else None,
+                head.most_rows if head else 0,
             )
             self.drafter = GuardedDrafter(drafter, self.device)
             metrics.spec_decode.strategy = drafter.name
@@ -188,7 +207,15 @@ class Pipeline:
             )
         self.use_decode_method(method)
         if fused is not None and decode == AUTO:
-            choose_by_time(self.device, self.runner, self.embedder, self.logits)
+            verification = None
+            if drafting is not None:
+                verification = Verification(tree_kernels, drafting.tree_size)
+            choose_by_time(self.device, self.runner, self.embedder, self.logits, verification)
+        if self.action is not None and self.action.uses_fused and decode == AUTO and config.action:
+            row = cache.sequence(0)
+            choose_actions_by_time(self.device, self.action, row, config.action.kv_caches)
+            self.device.fill_zero(row.length)
+            cache.clear_row(0)
 
         # 4. state that outlives a batch: prefixes, hidden states
         head_cache = self.drafter.kv_cache if self.drafter is not None else None

@@ -24,6 +24,11 @@ def test_an_up_to_date_engine_is_not_exported_again(checkpoint, tmp_path):
     export_if_needed(checkpoint, tmp_path / "engine", lambda: pytest.fail("exported again"))
 
 
+def test_an_engine_of_another_precision_is_exported_again(checkpoint, tmp_path):
+    export_if_needed(checkpoint, tmp_path / "engine")
+    assert export_if_needed(checkpoint, tmp_path / "engine", precision="fp16").precision == "fp16"
+
+
 def test_a_renamed_adapter_is_exported_under_its_new_name(checkpoint, tmp_path):
     export_if_needed(checkpoint, tmp_path / "engine")
     (checkpoint / "lora" / "wild").rename(checkpoint / "lora" / "odd")

@@ -32,17 +32,16 @@ ACT_ORDER = {f"{LAYER}.{name}.g_idx": np.arange(64, dtype=np.int32) % 2 for name
 def dequantised(engine, matrix) -> np.ndarray:
     """Compute a matrix [K,N] of `llm/fused.json`."""
 
-    def read(weight):
-        dtype = {"fp16": np.float16, "uint8": np.uint8}[weight.dtype]
-        contents = (engine / "llm" / weight.file).read_bytes()
+    contents = (engine / "llm" / matrix.file).read_bytes()
+
+    def read(weight, dtype=np.uint8):
         return np.frombuffer(contents, dtype, weight.size, weight.offset).reshape(weight.shape[0], -1)
 
-    form = matrix.quantized
-    values, scales = unpacked(read(matrix.values), form.bits).T.astype(np.float64), read(form.scales).T
-    zeros = np.full(scales.shape, 1 << form.bits - 1, np.uint8)
-    if form.zero_points is not None:
-        zeros = unpacked(read(form.zero_points), form.bits)[:, : len(scales)].T
-    zeros, scales = (np.repeat(each, form.group, axis=0) for each in (zeros, scales))
+    bits, scales = matrix.bits, read(matrix.scales, np.float16).T
+    values, zeros = unpacked(read(matrix.values), bits).T.astype(float), np.full(scales.shape, 1 << bits - 1)
+    if matrix.zero_points is not None:
+        zeros = unpacked(read(matrix.zero_points), bits)[:, : len(scales)].T
+    zeros, scales = (np.repeat(each, matrix.group, axis=0) for each in (zeros, scales))
     return (values - zeros) * scales
 
 
@@ -50,12 +49,12 @@ def dequantised(engine, matrix) -> np.ndarray:
 def test_every_place_holds_the_checkpoints_weights(tmp_path, method, bits):
     checkpoint = write_quantized_checkpoint(tmp_path / "checkpoint", method)
     export(checkpoint, tmp_path / "engine", precision="fp16")
-    layer = FusedModel.load(tmp_path / "engine" / FUSED_FILE).layers[0]
+    model = FusedModel.load(tmp_path / "engine" / FUSED_FILE)
     weights = Weights(checkpoint, find_layout(read_section(checkpoint / "config.json")))
     for field, names in PARTS.items():
-        matrix = getattr(layer, field)
-        assert (matrix.quantized.bits, matrix.quantized.group) == (bits, 32)
-        assert (matrix.quantized.zero_points is None) == (method == "packed")
+        assert getattr(model.layers[0], field) is None
+        matrix = getattr(model.quantized[0], field)
+        assert matrix.form == (bits, 32, method != "packed")
         parts = [weights.matrix(f"{LAYER}.{name}").dequantized() for name in names]
         expected = np.concatenate(parts, axis=1)
         np.testing.assert_allclose(dequantised(tmp_path / "engine", matrix), expected, rtol=1e-6)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -46,6 +47,22 @@ def start(tmp_path, environment):
         child.stop()
 
 
+def wait_until_idle(pid: int, seconds: float = 60.0) -> None:
+    """Wait until a process that has loaded rclpy uses less than a tenth of a processor for a second."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        loaded, before = "rclpy" in Path(f"/proc/{pid}/maps").read_text(), processor_seconds(pid)
+        time.sleep(1.0)
+        if loaded and processor_seconds(pid) - before < 0.1:
+            return
+    raise TimeoutError(f"process {pid} was busy for {seconds:g} s")
+
+
+def processor_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.real_time
 def test_it_says_that_no_edgellm_node_is_there(start):
     arena = start(ARENA_MODULE, active_timeout=1.0)
@@ -75,11 +92,8 @@ def test_it_gives_up_on_a_frame_that_is_never_answered(start, arena_engine):
 @pytest.mark.parametrize("pause_s", [0.01, 0.02, 0.04])
 def test_signals_in_a_row_end_it_with_exit_code_0(start, pause_s):
     """A terminal signals the whole group, a supervisor its child once more."""
-    arena = start(ARENA_MODULE, attempts=3)
-    deadline = time.monotonic() + 30
-    while "rclpy" not in Path(f"/proc/{arena.process.pid}/maps").read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(2.0)  # it waits for the edgellm node
+    arena = start(ARENA_MODULE, active_timeout=120.0)
+    wait_until_idle(arena.process.pid)  # it waits for the edgellm node
     for _ in range(3):
         arena.process.send_signal(signal.SIGINT)
         time.sleep(pause_s)

@@ -8,7 +8,7 @@ memory by address, so that the whole runtime can run on it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ import numpy as np
 from doubles.deferred_device import DeferredDevice
 from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
+from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
 from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
@@ -41,6 +43,7 @@ class LayerArrays:
     o_bias: np.ndarray | None = None
     gate_up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
+    state_norm: np.ndarray | None = None  # of a draft head's first layer
 
 
 def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
@@ -69,35 +72,39 @@ def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
 class Step:
     """Inputs of a step as arrays; the caches are updated in place."""
 
-    embeds: np.ndarray  # [B,H]
+    embeds: np.ndarray  # [B,S,H]
     cos: np.ndarray  # [P,R/2]
     sin: np.ndarray
-    position_ids: np.ndarray  # [B]
-    kv_length: np.ndarray  # [B], with the new token
+    position_ids: np.ndarray  # [B,S]
+    kv_length: np.ndarray  # [B], with the new tokens
     caches: list[tuple[np.ndarray, np.ndarray]]  # of each layer [B,Hkv,C,D]
+    mask: np.ndarray | None = None  # [B,S,C] of trees; None: the tokens of a sequence are a chain
 
 
 @dataclass
 class StepResult:
     """Outputs of a step in float64."""
 
-    logits: np.ndarray  # [B,V]
-    hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,H]
+    logits: np.ndarray  # [B,S,V]
+    hidden_states: dict[int, np.ndarray] = field(default_factory=dict)  # by layer from 1: [B,S,H]
+    stream: list[np.ndarray] = field(default_factory=list)  # before each layer and after the last: [B,S,H]
 
 
 def decode_step(
     shape: FusedShape, layers: list[LayerArrays], norm: np.ndarray, lm_head: np.ndarray, step: Step
 ) -> StepResult:
-    """Compute one token per row. lm_head: [V,H] if the shape is tied, else [H,V]."""
+    """Compute S tokens of each sequence. lm_head: [V,H] if the shape is tied, else [H,V]."""
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
     for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
+        result.stream.append(x)
         qkv = _linear(rms_norm(x, layer.input_norm, shape.epsilon), layer.qkv, layer.qkv_bias)
         x = x + _linear(attention(shape, layer, shape.window(i), qkv, caches, step), layer.o, layer.o_bias)
         normed = rms_norm(x, layer.post_norm, shape.epsilon)
-        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
+        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=-1)
         x = x + _linear(gate / (1 + np.exp(-gate)) * up, layer.down, layer.down_bias)
         if i + 1 in shape.hidden_state_layers:
             result.hidden_states[i + 1] = x
+    result.stream.append(x)
     x = rms_norm(x, norm, shape.epsilon)
     if shape.layers in shape.hidden_state_layers:
         result.hidden_states[shape.layers] = x
@@ -113,34 +120,46 @@ def attention(
     caches: tuple[np.ndarray, np.ndarray],
     step: Step,
 ) -> np.ndarray:
-    """Write the new keys and values to the caches and attend to them: [B,(Hq+2Hkv)*D] -> [B,Hq*D]."""
-    batch, size, group = len(qkv), shape.head_dim, shape.heads // shape.kv_heads
+    """Write the new keys and values to the caches and attend: [B,S,(Hq+2Hkv)*D] -> [B,S,Hq*D]."""
+    batch, tokens, size = *qkv.shape[:2], shape.head_dim
     q, k, v = (
-        part.reshape(batch, -1, size)
-        for part in np.split(qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=1)
+        part.reshape(batch, tokens, -1, size)
+        for part in np.split(qkv, [shape.q_size, shape.q_size + shape.kv_size], axis=-1)
     )
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = rms_norm(q, layer.q_norm, shape.epsilon), rms_norm(k, layer.k_norm, shape.epsilon)
     q, k = (rotate(shape, heads, step) for heads in (q, k))
-    out = np.empty((batch, shape.heads, size))
+    out = np.empty((batch, tokens, shape.heads, size))
     keys, values = caches
-    for row in range(batch):
-        last = int(step.kv_length[row]) - 1
-        keys[row, :, last], values[row, :, last] = k[row], v[row]
-        first = 0 if window is None else max(0, last - window + 1)
-        seen = slice(first, last + 1)
-        for head in range(shape.heads):
-            scores = keys[row, head // group, seen].astype(np.float64) @ q[row, head] * size**-0.5
-            weights = np.exp(scores - scores.max())
-            out[row, head] = weights / weights.sum() @ values[row, head // group, seen].astype(np.float64)
-    return out.reshape(batch, -1)
+    for b in range(batch):
+        first_new = int(step.kv_length[b]) - tokens
+        new = slice(first_new, first_new + tokens)
+        keys[b, :, new], values[b, :, new] = k[b].swapaxes(0, 1), v[b].swapaxes(0, 1)
+        for token in range(tokens):
+            rows = seen_rows(step, b, token, window)
+            for head in range(shape.heads):
+                kv_head = head // (shape.heads // shape.kv_heads)
+                scores = keys[b, kv_head, rows].astype(np.float64) @ q[b, token, head] * size**-0.5
+                weights = np.exp(scores - scores.max())
+                out[b, token, head] = weights / weights.sum() @ values[b, kv_head, rows].astype(np.float64)
+    return out.reshape(batch, tokens, -1)
+
+
+def seen_rows(step: Step, sequence: int, token: int, window: int | None) -> np.ndarray:
+    """Return the rows of the cache that a new token attends to."""
+    tokens, length = step.embeds.shape[1], int(step.kv_length[sequence])
+    rows = np.arange(length - tokens + token + 1)
+    if step.mask is not None:
+        rows = np.flatnonzero(step.mask[sequence, token, :length])
+    end = length - tokens + np.count_nonzero(rows >= length - tokens)  # the token's position, and 1
+    return rows if window is None else rows[rows >= end - window]
 
 
 def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
-    """Rotate the first values of heads [B,n,D] by each row's position."""
+    """Rotate the first values of heads [...,n,D] by each token's position."""
     half = shape.rotary_dim // 2
     cos, sin = (
-        table[step.position_ids].astype(np.float64)[:, None] for table in (step.cos, step.sin)
+        table[step.position_ids].astype(np.float64)[..., None, :] for table in (step.cos, step.sin)
     )
     places = np.arange(shape.rotary_dim).reshape(half, 2).T if shape.interleaved else None
     first, second = places if places is not None else (np.arange(half), half + np.arange(half))
@@ -160,20 +179,47 @@ def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.nd
     return y if bias is None else y + bias.astype(np.float64)
 
 
+def fuse(
+    shape: FusionShape,
+    states: Sequence[np.ndarray],
+    fc: np.ndarray,
+    bias: np.ndarray | None,
+    norms: Sequence[np.ndarray],
+) -> np.ndarray:
+    """Compute the fused states of three states [...,Hb]; norms: three, or one of all states."""
+    values = [state.astype(np.float64) for state in states]
+    if shape.state_norms:
+        values = [
+            rms_norm(value, norm, shape.epsilon) for value, norm in zip(values, norms, strict=True)
+        ]
+    joined = np.concatenate(values, axis=-1)
+    if shape.joined_norm:
+        joined = rms_norm(joined, norms[0], shape.epsilon)
+    fused = _linear(joined, fc, bias)
+    return fused.clip(-65504, 65504) if shape.dtype == "fp16" else fused
+
+
 class HostFusedDecoder:
     """FusedDecoder on host memory; on a DeferredDevice a step is queued like a kernel."""
 
-    def __init__(self, device: Any, shape: FusedShape, weights: FusedWeights) -> None:
+    def __init__(
+        self, device: Any, shape: FusedShape, weights: FusedWeights, fusion: StateFusion | None = None
+    ) -> None:
         self.steps = 0
+        self.sizes: list[tuple[int, int]] = []  # of each step: sequences, tokens of each
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
         self._layers = [_layer(layer, shape) for layer in weights.layers]
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
         self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
+        self._fusion = fusion
+        if fusion is not None:
+            self._fusion_arrays = _fusion_arrays(fusion)
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps += 1
+        self.sizes.append(tensors["inputs_embeds"].shape[:2])
         if isinstance(self._device, DeferredDevice):
             self._device.queue(lambda: self._run(tensors))
         else:
@@ -181,24 +227,31 @@ class HostFusedDecoder:
 
     def _run(self, tensors: Mapping[str, Tensor]) -> None:
         arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
-        assert len(arrays["inputs_embeds"]) <= self._shape.max_rows
+        batch, tokens, _ = arrays["inputs_embeds"].shape
+        assert batch * tokens <= self._shape.max_rows
+        mask = arrays.get("attention_mask") if tokens > 1 else None
         step = Step(
-            embeds=arrays["inputs_embeds"][:, 0],
+            embeds=arrays["inputs_embeds"],
             cos=arrays["rope_cos"],
             sin=arrays["rope_sin"],
-            position_ids=arrays["position_ids"][:, 0],
+            position_ids=arrays["position_ids"],
             kv_length=arrays["kv_length"],
             caches=[
                 (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
             ],
+            mask=None if mask is None else mask[:, 0],
         )
         head = self._lm_head
         if head is None:
             head = arrays["embedding" if self._shape.tied else "lm_head.weight"]
         result = decode_step(self._shape, self._layers, self._norm, head, step)
-        arrays["logits"][:, 0] = result.logits
+        arrays["logits"][...] = result.logits
         for layer, states in result.hidden_states.items():
-            arrays[f"hidden_states_{layer}"][:, 0] = states
+            arrays[f"hidden_states_{layer}"][...] = states
+        if self._fusion is not None:
+            states = [result.stream[layer] for layer in self._fusion.layers]
+            fused = fuse(self._fusion.shape, states, *self._fusion_arrays)
+            arrays["fused_hidden_states"][...] = fused
 
 
 def _layer(layer: FusedLayerWeights, shape: FusedShape) -> LayerArrays:
@@ -215,6 +268,18 @@ def _layer(layer: FusedLayerWeights, shape: FusedShape) -> LayerArrays:
             contents = array_at(pointer, (nbytes,), np.dtype(np.uint8))
             arrays[name] = QuantizedMatrix.read(contents, form, size, dtype).dequantized()
     return LayerArrays(**arrays)
+
+
+def _fusion_arrays(fusion: StateFusion) -> tuple[np.ndarray, np.ndarray | None, list[np.ndarray]]:
+    """Return the weights of a fusion: fc, its bias, norms."""
+    shape, weights, dtype = fusion.shape, fusion.weights, TYPES[fusion.shape.dtype]
+    size, norms = shape.state_size, []
+    if shape.state_norms:
+        norms = [array_at(pointer, (size,), dtype) for pointer in weights.norms]
+    if shape.joined_norm:
+        norms = [array_at(weights.norms[0], (3 * size,), dtype)]
+    bias = array_at(weights.bias, (shape.fused_size,), dtype) if weights.bias else None
+    return array_at(weights.fc, (3 * size, shape.fused_size), dtype), bias, norms
 
 
 def array_at(pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

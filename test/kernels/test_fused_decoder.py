@@ -45,7 +45,9 @@ def changed(**changes) -> FusedShape:
 class Model:
     """Random weights, caches and inputs of a shape, as arrays and on a device."""
 
-    def __init__(self, shape: FusedShape, lengths: list[int], seed: int = 0) -> None:
+    def __init__(
+        self, shape: FusedShape, lengths: list[int], seed: int = 0, tokens: int = 1, tree: bool = False
+    ) -> None:
         self.shape, self.dtype = shape, TYPES[shape.dtype]
         self.random = np.random.default_rng(seed)
         batch, pairs, positions = len(lengths), shape.rotary_dim // 2, 2 * shape.capacity
@@ -60,16 +62,29 @@ class Model:
         angles = self.random.uniform(-3, 3, (positions, pairs))
         cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
         self.step = Step(
-            embeds=self._values((batch, shape.hidden), 1.0),
+            embeds=self._values((batch, tokens, shape.hidden), 1.0),
             cos=np.cos(angles).astype(np.float32),
             sin=np.sin(angles).astype(np.float32),
-            position_ids=self.random.integers(0, positions, batch),
+            position_ids=self.random.integers(0, positions, (batch, tokens)),
             kv_length=np.array(lengths, np.int64),
             caches=[(self._values(cache, 1.0), self._values(cache, 1.0)) for _ in range(shape.layers)],
         )
         for keys, values in self.step.caches:  # rows that nothing may read
             for row, length in enumerate(lengths):
-                keys[row, :, length - 1 :], values[row, :, length - 1 :] = np.nan, np.nan
+                keys[row, :, length - tokens :], values[row, :, length - tokens :] = np.nan, np.nan
+        if tree:
+            self.step.mask = np.zeros((batch, tokens, shape.capacity), bool)
+            for row, length in enumerate(lengths):
+                self._grow(self.step.mask[row], length - tokens)
+
+    def _grow(self, mask: np.ndarray, first: int) -> None:
+        """Write the mask of a random tree, whose nodes do not see some of the rows before either."""
+        for node in range(len(mask)):
+            mask[node, :first] = self.random.random(first) < 0.9
+            if node:
+                parent = self.random.integers(0, node)
+                mask[node, first:] = mask[parent, first:]
+            mask[node, first + node] = True
 
     def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
         return (self.random.standard_normal(shape) * scale).astype(self.dtype)
@@ -101,20 +116,22 @@ class Model:
             for layer in self.layers
         )
         weights = FusedWeights(layers, place(self.norm), place(self.lm_head), owners=tuple(kept))
-        batch, hidden = self.step.embeds.shape
+        batch, tokens, hidden = self.step.embeds.shape
         tensors = {
-            "inputs_embeds": put(device, self.step.embeds.view(np.uint16)[:, None]),
+            "inputs_embeds": put(device, self.step.embeds.view(np.uint16)),
             "rope_cos": put(device, self.step.cos),
             "rope_sin": put(device, self.step.sin),
-            "position_ids": put(device, self.step.position_ids[:, None]),
+            "position_ids": put(device, self.step.position_ids),
             "kv_length": put(device, self.step.kv_length),
-            "logits": device.empty((batch, 1, self.shape.vocab), np.float32),
+            "logits": device.empty((batch, tokens, self.shape.vocab), np.float32),
         }
+        if self.step.mask is not None:
+            tensors["attention_mask"] = put(device, self.step.mask[:, None])
         for i, (keys, values) in enumerate(self.step.caches):
             tensors[f"key_cache_{i}"] = put(device, keys.view(np.uint16))
             tensors[f"value_cache_{i}"] = put(device, values.view(np.uint16))
         for i in self.shape.hidden_state_layers:
-            tensors[f"hidden_states_{i}"] = device.empty((batch, 1, hidden), np.uint16)
+            tensors[f"hidden_states_{i}"] = device.empty((batch, tokens, hidden), np.uint16)
         return weights, tensors
 
     def expected(self):
@@ -136,25 +153,28 @@ def fused(request, device, tmp_path_factory):
     return host, make
 
 
-def check(fused, shape: FusedShape, lengths: list[int], **options) -> dict[str, np.ndarray]:
+def check(
+    fused, shape: FusedShape, lengths: list[int], tokens: int = 1, tree: bool = False, **options
+) -> dict[str, np.ndarray]:
     """Compare a step with float64; return the outputs."""
     device, make = fused
-    model = Model(shape, lengths)
+    model = Model(shape, lengths, tokens=tokens, tree=tree)
     weights, tensors = model.on_device(device)
     make(shape, weights, **options).run(tensors)
     expected = model.expected()
     outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
-    close(outputs["logits"][:, 0], expected.logits, shape)
+    close(outputs["logits"], expected.logits, shape)
     for i, caches in enumerate(model.step.caches):
         for name, cache in zip(("key", "value"), caches, strict=True):
             found = outputs[f"{name}_cache_{i}"].view(model.dtype)
             for row, length in enumerate(lengths):
-                close(found[row, :, length - 1], cache[row, :, length - 1], shape)
+                new = slice(length - tokens, length)
+                close(found[row, :, new], cache[row, :, new], shape)
                 before, after = found[row].copy(), cache[row].copy()
-                before[:, length - 1], after[:, length - 1] = 0, 0
+                before[:, new], after[:, new] = 0, 0
                 np.testing.assert_array_equal(before.view(np.uint16), after.view(np.uint16))
     for layer, states in expected.hidden_states.items():
-        close(outputs[f"hidden_states_{layer}"][:, 0].view(model.dtype), states, shape)
+        close(outputs[f"hidden_states_{layer}"].view(model.dtype), states, shape)
     return outputs
 
 
@@ -226,14 +246,45 @@ def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tree", [False, True], ids=["a chain", "a tree"])
+@pytest.mark.parametrize(
+    "shape, lengths, tokens",
+    [
+        pytest.param(changed(max_rows=8), [5], 5, id="the first tokens"),
+        pytest.param(changed(max_rows=8), [150], 8, id="a full cache"),
+        pytest.param(
+            changed(dtype="bf16", tied=True, max_rows=8, capacity=149), [4, 34, 149, 50], 2,
+            id="bf16, tied, 4 sequences of 2 tokens",
+        ),
+        pytest.param(
+            changed(head_dim=128, rotary_dim=32, interleaved=True, heads=7, kv_heads=1, max_rows=8,
+                    qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=False, windows=(20, None)),
+            [65, 23], 3, id="biases, a window, 7 heads per KV head, 2 sequences of 3 tokens",
+        ),
+        pytest.param(
+            changed(head_dim=96, rotary_dim=96, heads=2, kv_heads=2, hidden=192, inner=320, tied=True,
+                    hidden_state_layers=(1, 2), max_rows=4, windows=(7, 40)),
+            [77], 4, id="heads of 96, hidden states, windows",
+        ),
+        pytest.param(
+            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576, max_rows=4), [139], 3,
+            id="heads of 256",
+        ),
+    ],
+)
+def test_a_step_of_several_tokens_is_that_of_numpy(fused, shape, lengths, tokens, tree):
+    check(fused, shape, lengths, tokens, tree)
+
+
+@pytest.mark.slow
 def test_nan_in_one_row_stays_in_that_row(fused):
     device, make = fused
     shape = changed(dtype="bf16", tied=True, max_rows=4)
     model = Model(shape, [1, 33, 150])
-    model.step.embeds[1, 7] = np.nan
+    model.step.embeds[1, 0, 7] = np.nan
     weights, tensors = model.on_device(device)
     make(shape, weights).run(tensors)
-    logits, expected = device.download(tensors["logits"])[:, 0], model.expected().logits
+    logits, expected = device.download(tensors["logits"]), model.expected().logits
     assert np.isnan(logits[1]).all()
     close(logits[[0, 2]], expected[[0, 2]], shape)
 
@@ -292,14 +343,15 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_87", "sm_90", "sm_110"])
-def test_the_kernels_keep_their_variables_in_registers(arch):
+@pytest.mark.parametrize("arch, head_dim", [("sm_87", 128), ("sm_90", 256), ("sm_110", 64)])
+def test_the_kernels_keep_their_variables_in_registers(arch, head_dim):
     log = io.StringIO()
-    plan = FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, FusedTuning())
+    plan = FusedPlan(changed(head_dim=head_dim, max_rows=8), 8, 20, 227 << 10, FusedTuning())
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
     Program(compiler.source(), "c++", options).compile("cubin", logs=log)
     frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
-    assert sorted(frames) == [(name, "0") for name in ("attention", "down", "gate_up", "lm_head", "o", "qkv")]
+    kernels = ["attention", "down", "gate_up", "last_state", "lm_head", "o", "qkv", "tree_attention"]
+    assert sorted(frames) == [(name, "0") for name in kernels]
 
 
 def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):

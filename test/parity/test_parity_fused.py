@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused decoding against transformers: log-probabilities of whole answers, in half precision.
 
+Answers of decode steps, and of verifications of drafted chains.
+
 Without a GPU the kernels are their double in NumPy, and the CUDA sources compiled for the host.
 """
 
@@ -18,11 +20,15 @@ pytestmark = [
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from edgellm_ros.runtime.decoding.speculative.drafting_config import (  # noqa: E402
+    SpecDecodeDraftingConfig,
+)
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
 from fixtures import on_device  # noqa: E402
 from fixtures.fused_decoding import compiled_for_host, export_decoder, fused_on_host  # noqa: E402
 
+CHAIN = SpecDecodeDraftingConfig(1, 3, 4, "lookup", falls_back=False)
 TOKENS = 40  # with the prompt more than the windows
 TOLERANCE = 2e-2  # of log-probabilities: rounding to fp16 between the layers
 PROMPTS = ("What do you see?", "go to the red box behind the table and wait there", "turn left at once")
@@ -49,16 +55,21 @@ def test_log_probabilities_of_answers_match(tmp_path, runtime_device, model_type
         assert runtime.fused_rows >= len(PROMPTS)
         check(runtime, model, requests, [*runtime.handle_request(requests)])
         check(runtime, model, requests[:1], [runtime.handle_request(requests[0])])
+    on_host = fused_on_host() if on_device.chosen == "cpu" else nullcontext()
+    with on_host, LLMInferenceRuntime(engine, runtime_device, decode="fused", drafting=CHAIN) as runtime:
+        assert runtime.pipeline.runner.most_verified_rows >= len(PROMPTS) * CHAIN.tree_size
+        check(runtime, model, requests, [*runtime.handle_request(requests)])
 
 
 @pytest.mark.only_on("cpu", reason="compiles the kernels for the host")
+@pytest.mark.parametrize("drafting", [None, CHAIN], ids=["decode steps", "verifications"])
 @pytest.mark.parametrize("model_type", CASES)
-def test_log_probabilities_of_the_compiled_kernels_match(tmp_path, model_type):
+def test_log_probabilities_of_the_compiled_kernels_match(tmp_path, model_type, drafting):
     engine, model = engine_and_reference(tmp_path, model_type, max_batch_size=1)
     (tmp_path / "kernels").mkdir()
     requests = [ask(PROMPTS[1], 16)]
     on_host = fused_on_host(compiled_for_host(tmp_path / "kernels"))
-    with on_host, LLMInferenceRuntime(engine, "cpu", decode="fused") as runtime:
+    with on_host, LLMInferenceRuntime(engine, "cpu", decode="fused", drafting=drafting) as runtime:
         check(runtime, model, requests, runtime.handle_request(requests))
 
 

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from fixtures import on_device
+
 os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"  # before rclpy reads it
 
 MISSING = [name for name in ("rclpy", "edgellm_ros.msg") if find_spec(name) is None]
@@ -77,13 +79,14 @@ def peer(domain) -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def start_node(domain, tmp_path_factory) -> Iterator[Callable]:
-    """`start_node(name=value, ...)` starts the node as a process with these parameters."""
+    """`start_node(name=value, ...)` starts the node as a process, on the tests' device."""
     from edgellm_ros.ros.processes import Child, ros_environment
 
     children = []
 
     def start(**parameters: object) -> Child:
         log = tmp_path_factory.mktemp("node") / "node.log"
+        parameters = {"device": on_device.chosen, **parameters}
         values = [arg for name, value in parameters.items() for arg in ("-p", f"{name}:={value}")]
         arguments = ["-m", "edgellm_ros.ros.node.main", "--ros-args", *values]
         children.append(Child("edgellm node", arguments, log, ros_environment(domain)))

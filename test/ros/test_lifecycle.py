@@ -16,6 +16,7 @@ from lifecycle_msgs.srv import GetAvailableTransitions
 from rcl_interfaces.srv import DescribeParameters, ListParameters
 from sensor_msgs.msg import CompressedImage
 
+from fixtures import on_device
 from fixtures.peer import RobotPeer, image_message
 
 R = Plan.Result
@@ -104,7 +105,7 @@ class TestConfigure:
         peer.set_parameter("device", "tensorrt")
         assert not peer.transition("configure")
         assert "device 'tensorrt' is not available" in manual_node.log.read_text()
-        peer.set_parameter("device", "cpu")
+        peer.set_parameter("device", on_device.chosen)
 
 
 class TestStates:

@@ -21,6 +21,7 @@ from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.fused import choice, loading
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
@@ -210,9 +211,11 @@ def test_images_and_trajectories_are_those_of_the_engine(decoders, omni, monkeyp
 
 def _every_shape(monkeypatch) -> None:
     """Let the double take shapes that the kernels do not take."""
+    from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
-    monkeypatch.setattr(FusedShape, "unsupported", lambda shape: None)
+    for shape in (FusedShape, ExpertShape):
+        monkeypatch.setattr(shape, "unsupported", lambda shape: None)
 
 
 class TestWhenTheEngineDecodes:
@@ -268,10 +271,6 @@ class TestWhenTheEngineDecodes:
         with fused_on_host(fail):
             self.assert_reason(caplog, "cannot compile the CUDA kernels for 'sm_90': no NVRTC", llama)
 
-    def test_with_drafting(self, decoders, caplog, llama):
-        reason = "drafting is on, and the fused kernels do not verify trees"
-        self.assert_reason(caplog, reason, llama, drafting="lookup")
-
     def test_with_another_decode_backend(self, decoders, caplog, llama):
         self.assert_reason(
             caplog, "decode_backend is 'onnxruntime'", llama, decode_backend="onnxruntime"
@@ -307,15 +306,17 @@ class TestChoice:
 
     pytestmark = on_host
 
-    def choose(self, engine, caplog, monkeypatch, times):
-        """Load an engine whose steps take these seconds: (rows, fused) -> seconds."""
+    def choose(self, engine, caplog, monkeypatch, times, **options):
+        """Load an engine whose steps take these seconds: engine's and kernels' of each batch size."""
         monkeypatch.setattr(choice, "_time", self.timed(times))
         caplog.clear()
-        with caplog.at_level(logging.INFO, choice.__name__), LLMInferenceRuntime(engine) as runtime:
+        told = caplog.at_level(logging.INFO, choice.__name__)
+        with told, LLMInferenceRuntime(engine, **options) as runtime:
             line = [record.getMessage() for record in caplog.records if record.name == choice.__name__]
             cache = runtime.pipeline.runner.kv_cache
             assert not runtime.pipeline.device.download(cache._slots).any()
             assert not runtime.pipeline.device.download(cache._lengths).any()
+            self.verified_rows = runtime.pipeline.runner.most_verified_rows
             return runtime.fused_rows, line
 
     def timed(self, times):
@@ -342,6 +343,24 @@ class TestChoice:
         rows, line = self.choose(llama, caplog, monkeypatch, [1.0, 2.0])
         assert rows == 0
         assert line[0].startswith("the engine decodes (ms per step")
+
+    def test_verifications_are_measured_beside_decode_steps(self, decoders, llama, caplog, monkeypatch):
+        drafting = SpecDecodeDraftingConfig(1, 5, 6, "lookup")
+        times = [1.0, 2.0, 3.0, 1.5, 3.1, 1.6]
+        rows, line = self.choose(llama, caplog, monkeypatch, times, drafting=drafting)
+        assert (rows, self.verified_rows) == (0, 12)
+        assert line == [
+            "the engine decodes (ms per step of 500 tokens of context, batch 1: 2.000 fused, 1.000 engine); "
+            "the fused kernels verify batches of up to 2 (ms per verification of 6 tokens, "
+            "batch 1: 1.500 fused, 3.000 engine, batch 2: 1.600 fused, 3.100 engine)"
+        ]
+        assert decoders[0].sizes[-1] == (2, 6)
+
+    def test_the_engine_verifies_if_it_is_faster(self, decoders, llama, caplog, monkeypatch):
+        times = [2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0, 1.5]
+        rows, line = self.choose(llama, caplog, monkeypatch, times, drafting="lookup")
+        assert (rows, self.verified_rows) == (3, 0)
+        assert "; the engine verifies (ms per verification of 8 tokens, batch 1: 1.500 fused" in line[0]
 
     @pytest.mark.parametrize(
         ("factors", "problem"),

@@ -207,7 +207,7 @@ def test_a_failing_draft_engine_ends_in_vanilla_decoding(draft_engine, device, p
     plain, _ = pair
     with LLMInferenceRuntime(draft_engine, device, prefix_cache_bytes=0, drafting=EAGLE) as runtime:
         head = runtime.pipeline.drafter.drafter._head
-        calls, execute = [], head._executor.execute
+        calls, execute = [], head._engine.executor.execute
 
         def fails_later(stream):
             calls.append(stream)
@@ -215,7 +215,7 @@ def test_a_failing_draft_engine_ends_in_vanilla_decoding(draft_engine, device, p
                 raise EngineError("draft/model.onnx: out of luck")
             execute(stream)
 
-        head._executor.execute = fails_later
+        head._engine.executor.execute = fails_later
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
                 answers = runtime.handle_request([TALKING, DRAWING])

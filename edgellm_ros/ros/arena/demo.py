@@ -54,6 +54,7 @@ class DemoOptions:
     spoken: bool = False
     lora: str = ""
     decode: str = "auto"
+    precision: str = "fp32"
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         options.checkpoint,
         options.engine_dir,
         lambda: display.status(f"exporting {options.checkpoint} to {options.engine_dir} ..."),
+        options.precision,
     )
     find_adapter(options.engine_dir, options.lora)
     if options.spoken and config.audio is None:

@@ -30,7 +30,8 @@ from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 class AttentionInputs:
     """Owns the attention inputs of one engine with the inputs `engine_inputs`.
 
-    max_tokens: most tokens per sequence of one run.
+    - max_tokens: most tokens per sequence of one run
+    - masks_one_token: whether the engine reads its mask in runs of one token per sequence too
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class AttentionInputs:
         cache: LinearKVCache,
         rope_table: RopeTable,
         max_tokens: int,
+        masks_one_token: bool = True,
     ) -> None:
         self._device = device
         self._kernels = kernels
@@ -56,6 +58,7 @@ class AttentionInputs:
         self._positions = device.empty((batch, 3, tokens), np.float32)
         self._has_rope = names.ROPE_COS in engine_inputs
         self._has_mask = names.ATTENTION_MASK in engine_inputs
+        self._masks_one_token = masks_one_token
         self._has_write_index = names.KV_WRITE_INDEX in engine_inputs
         self._has_lengths = names.KV_LENGTH in engine_inputs
         self._write_index = device.empty((batch,), np.int64)  # of drafted tokens
@@ -163,7 +166,7 @@ class AttentionInputs:
 
     def _write_visible(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
         lengths = self._cache.lengths(rows)
-        if self._has_mask:
+        if self._has_mask and (tokens > 1 or self._masks_one_token):
             self._kernels.causal_mask(lengths, inputs[names.ATTENTION_MASK])
         if self._has_lengths:
             self._kernels.visible_rows(lengths, tokens, inputs[names.KV_LENGTH])

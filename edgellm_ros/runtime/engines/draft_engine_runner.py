@@ -13,6 +13,7 @@ on, V the head's vocabulary, C its cache's capacity.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,8 +33,28 @@ PROMPT_PROFILE = 0
 DRAFT_PROFILE = 1
 
 
+@dataclass(frozen=True)
+class _Engine:
+    """An executor with its attention inputs, and the memory of its logits."""
+
+    executor: EngineExecutor
+    inputs: AttentionInputs
+    logits: Tensor  # [batch*top_k,V]
+    most_tokens: int | None = None  # of all sequences of a run; None = the limits of the engine directory
+
+    def needs_one_sequence_per_run(self, tokens: int) -> bool:
+        """Return whether runs of so many tokens per sequence take one sequence only."""
+        return self.most_tokens is None and self.inputs.needs_one_sequence_per_run(tokens)
+
+
 class DraftEngineRunner:
-    """A draft head on a device; most tokens of a level: `top_k`."""
+    """A draft head on a device.
+
+    - top_k: most tokens of a level
+    - tokens_per_round: most accepted tokens of a round
+    - fused_executor: runs levels and accepted tokens if the batch has at most `most_fused_tokens` of them in
+      all; None = `executor` does. EngineError if the two cannot share a KV cache.
+    """
 
     def __init__(
         self,
@@ -45,18 +66,21 @@ class DraftEngineRunner:
         tree_kernels: TreeKernels,
         top_k: int,
         tokens_per_round: int,
+        fused_executor: EngineExecutor | None = None,
+        most_fused_tokens: int = 0,
     ) -> None:
         self.dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.hidden_size, self.vocab_size = draft.hidden_size, draft.vocab_size
-        self._executor = executor
         self._device = device
         self._tree_kernels = tree_kernels
         batch, capacity = config.max_supported_batch_size, draft.cache_capacity(config.max_kv_cache_capacity)
-        found = executor.bindings[names.key_cache(0)].shape
-        if found[2] != capacity:
-            raise EngineError(
-                f"{executor.name}: key_cache_0 is {found}, by config.json its capacity is {capacity}"
-            )
+        for each in filter(None, (executor, fused_executor)):
+            found = each.bindings[names.key_cache(0)]
+            if found.shape[2] != capacity or found.dtype != executor.dtype(names.key_cache(0)):
+                raise EngineError(
+                    f"{each.name}: key_cache_0 is {found.dtype} {found.shape}, by config.json its capacity "
+                    f"is {capacity}, and {executor.name} has {executor.dtype(names.key_cache(0))}"
+                )
         self.kv_cache = LinearKVCache(
             device,
             kernels,
@@ -69,11 +93,17 @@ class DraftEngineRunner:
         )
         tokens = max(config.max_supported_input_length, top_k, tokens_per_round)
         self._rope_table = make_rope_table(draft.rope, capacity, device)
-        self._inputs = AttentionInputs(
-            executor.bindings, draft.rope, device, kernels, self.kv_cache, self._rope_table, tokens
-        )
+
+        def engine(executor: EngineExecutor, tokens: int, most: int | None = None) -> _Engine:
+            parts = device, kernels, self.kv_cache, self._rope_table, tokens
+            logits = device.empty((batch * top_k, draft.vocab_size), executor.dtype(names.LOGITS))
+            return _Engine(executor, AttentionInputs(executor.bindings, draft.rope, *parts), logits, most)
+
+        self._engine = engine(executor, tokens)
+        self._fused = None
+        if fused_executor is not None:
+            self._fused = engine(fused_executor, max(top_k, tokens_per_round), most_fused_tokens)
         self._next_states = device.empty((batch * tokens, draft.hidden_size), self.dtype)
-        self._logits = device.empty((batch * top_k, draft.vocab_size), executor.dtype(names.LOGITS))
         self._first = device.zeros((batch, 1), np.int64)
         self._new_rows = device.empty((batch,), np.int64)  # of prompts
         self._nodes = on_device(device, np.tile(np.arange(top_k), (batch, 1)))
@@ -86,8 +116,9 @@ class DraftEngineRunner:
         embeds [B,S,H] of the tokens after those of `states` [B,S,H]; positions [B,3,S] of the latter. Row b
         of the batch gets counts[b] rows, the others are padding.
         """
-        inputs = self._inputs.for_prefill(rows, positions)
-        self._run(PROMPT_PROFILE, inputs, rows, embeds, states, self._first.rows(0, len(rows)))
+        engine = self._engine
+        inputs = engine.inputs.for_prefill(rows, positions)
+        self._run(engine, PROMPT_PROFILE, inputs, rows, embeds, states, self._first.rows(0, len(rows)))
         new = self._new_rows.rows(0, len(rows))
         self._device.upload(new, np.asarray(counts, np.int64))
         self.kv_cache.commit_rows(rows, new)
@@ -109,13 +140,14 @@ class DraftEngineRunner:
         """
         batch, count = tokens.shape
         rows = range(batch)
-        inputs = self._inputs.inputs(rows, count)
+        engine = self._engine_of_run(batch * count)
+        inputs = engine.inputs.inputs(rows, count)
         lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
-        out = self._inputs.draft_inputs(inputs, embeds)
+        out = engine.inputs.draft_inputs(inputs, embeds)
         self._tree_kernels.begin_accepted(
             tokens, counts, embedding, self._rope_table, lengths, deltas, newest, out
         )
-        return self._run(DRAFT_PROFILE, inputs, rows, embeds, states, newest)
+        return self._run(engine, DRAFT_PROFILE, inputs, rows, embeds, states, newest)
 
     def execute_level(
         self,
@@ -134,34 +166,42 @@ class DraftEngineRunner:
         """
         batch, nodes, _ = embeds.shape
         rows = range(batch)
-        inputs = self._inputs.level_inputs(rows, nodes)
+        engine = self._engine_of_run(batch * nodes)
+        inputs = engine.inputs.level_inputs(rows, nodes)
         lengths, deltas = self.kv_cache.lengths(rows), self.kv_cache.rope_deltas(rows)
-        out = self._inputs.draft_inputs(inputs, embeds)
+        out = engine.inputs.draft_inputs(inputs, embeds)
         self._tree_kernels.begin_level(
             table, level, states, newest, embedding, self._rope_table, lengths, deltas, parents, out
         )
-        return self._run(DRAFT_PROFILE, inputs, rows, embeds, parents, self._nodes.rows(0, batch))
+        return self._run(engine, DRAFT_PROFILE, inputs, rows, embeds, parents, self._nodes.rows(0, batch))
 
     def bind_accepted(self, embeds: Tensor, states: Tensor, last: Tensor) -> list[BoundRun]:
         """Bind the tensors of `execute_accepted`; return the runs of the engine."""
-        rows = range(embeds.shape[0])
-        inputs = self._inputs.inputs(rows, embeds.shape[1])
-        tensors = self._tensors(inputs, rows, embeds, states, last)
-        return [self._executor.bound_run for _ in self._parts(DRAFT_PROFILE, tensors)]
+        rows, engine = range(embeds.shape[0]), self._engine_of_run(embeds.shape[0] * embeds.shape[1])
+        inputs = engine.inputs.inputs(rows, embeds.shape[1])
+        tensors = self._tensors(engine, inputs, rows, embeds, states, last)
+        return [engine.executor.bound_run for _ in self._parts(engine, DRAFT_PROFILE, tensors)]
 
     def bind_level(self, embeds: Tensor, states: Tensor) -> list[BoundRun]:
         """Bind the tensors of `execute_level`, the same for all levels; return the runs of the engine."""
-        rows = range(embeds.shape[0])
-        inputs = self._inputs.level_inputs(rows, embeds.shape[1])
-        tensors = self._tensors(inputs, rows, embeds, states, self._nodes.rows(0, len(rows)))
-        return [self._executor.bound_run for _ in self._parts(DRAFT_PROFILE, tensors)]
+        rows, engine = range(embeds.shape[0]), self._engine_of_run(embeds.shape[0] * embeds.shape[1])
+        inputs = engine.inputs.level_inputs(rows, embeds.shape[1])
+        tensors = self._tensors(engine, inputs, rows, embeds, states, self._nodes.rows(0, len(rows)))
+        return [engine.executor.bound_run for _ in self._parts(engine, DRAFT_PROFILE, tensors)]
 
     def clear(self) -> None:
         """Zero all KV rows: NaN in a masked slot would enter a sum."""
         self.kv_cache.clear()
 
+    def _engine_of_run(self, tokens: int) -> _Engine:
+        """Return the engine that runs so many tokens of all sequences together."""
+        fused = self._fused
+        fits = fused is not None and fused.most_tokens is not None and tokens <= fused.most_tokens
+        return fused if fused is not None and fits else self._engine
+
     def _run(
         self,
+        engine: _Engine,
         profile: int,
         inputs: dict[str, Tensor],
         rows: range,
@@ -169,31 +209,39 @@ class DraftEngineRunner:
         states: Tensor,
         last_token_ids: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        tensors = self._tensors(inputs, rows, embeds, states, last_token_ids)
-        for _ in self._parts(profile, tensors):
-            self._executor.execute(self._device.stream)
+        tensors = self._tensors(engine, inputs, rows, embeds, states, last_token_ids)
+        for _ in self._parts(engine, profile, tensors):
+            engine.executor.execute(self._device.stream)
         return tensors[names.LOGITS], tensors[names.NEXT_HIDDEN_STATES]
 
     def _tensors(
-        self, inputs: dict[str, Tensor], rows: range, embeds: Tensor, states: Tensor, last_token_ids: Tensor
+        self,
+        engine: _Engine,
+        inputs: dict[str, Tensor],
+        rows: range,
+        embeds: Tensor,
+        states: Tensor,
+        last_token_ids: Tensor,
     ) -> dict[str, Tensor]:
         batch, tokens, _ = embeds.shape
-        return {
+        tensors = {
             **inputs,
             names.INPUTS_EMBEDS: embeds,
             names.HIDDEN_STATES: states,
             names.LAST_TOKEN_IDS: last_token_ids,
-            names.LOGITS: self._logits.view(batch, last_token_ids.shape[1], self.vocab_size),
+            names.LOGITS: engine.logits.view(batch, last_token_ids.shape[1], self.vocab_size),
             names.NEXT_HIDDEN_STATES: self._next_states.view(batch, tokens, self.hidden_size),
             **self.kv_cache.bindings(rows),
         }
+        if engine is self._engine:
+            return tensors
+        return {name: tensor for name, tensor in tensors.items() if name in engine.executor.bindings}
 
-    def _parts(self, profile: int, tensors: dict[str, Tensor]) -> Iterator[None]:
+    def _parts(self, engine: _Engine, profile: int, tensors: dict[str, Tensor]) -> Iterator[None]:
         """Bind tensors [B,...]: all rows, or one after another if the engine needs that."""
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
-        alone = self._inputs.needs_one_sequence_per_run(tokens)
-        size = 1 if alone else batch
+        size = 1 if engine.needs_one_sequence_per_run(tokens) else batch
         for row in range(0, batch, size):
-            part = self._inputs.part(tensors, row, row + size)
-            self._executor.prepare(profile, run_sizes(part), part, self._device.stream)
+            part = engine.inputs.part(tensors, row, row + size)
+            engine.executor.prepare(profile, run_sizes(part), part, self._device.stream)
             yield

@@ -56,8 +56,8 @@ class LLMEngineRunner:
       none
     - only_chains: whether each node of such a tree has one child at most
     - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
-    - fused_executor: executes decode steps of at most `most_fused_rows` rows without adapters; None = the
-      executor of the other decode steps
+    - fused_executor: executes decode steps of at most `most_fused_rows` rows without adapters, and
+      verifications of at most `most_verified_rows` nodes in all; None = the executor of other decode steps
 
     EngineError if the executors cannot share a KV cache, or for trees that are no chains on an engine
     without a mask.
@@ -76,6 +76,7 @@ class LLMEngineRunner:
         fused_size: int = 0,
         fused_executor: EngineExecutor | None = None,
         most_fused_rows: int = 0,
+        most_verified_rows: int = 0,
     ) -> None:
         self.config = config
         decode_executor = decode_executor or executor
@@ -83,6 +84,7 @@ class LLMEngineRunner:
         capacity = config.max_kv_cache_capacity
         _check_engines(executor, [decode_executor, *filter(None, [fused_executor])], capacity)
         self.most_fused_rows = most_fused_rows if fused_executor is not None else 0
+        self.most_verified_rows = most_verified_rows if fused_executor is not None else 0
         self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.kv_cache = LinearKVCache(
             device,
@@ -111,7 +113,9 @@ class LLMEngineRunner:
 
         def engine(executor: EngineExecutor, fused: bool = False) -> _Engine:
             bindings, rope = executor.bindings, config.rope_config
-            inputs = AttentionInputs(bindings, rope, device, kernels, self.kv_cache, self.rope_table, tokens)
+            most = max(1, max_tree_size) if fused else tokens
+            cache, table = self.kv_cache, self.rope_table
+            inputs = AttentionInputs(bindings, rope, device, kernels, cache, table, most, not fused)
             return _Engine(executor, inputs, fused)
 
         self._prefill = self._decode = engine(executor)
@@ -211,7 +215,7 @@ class LLMEngineRunner:
         work on the device, so the step can be recorded as a graph.
         """
         batch = inputs_embeds.shape[0]
-        engine = self._engine_of_step(batch, adapters)
+        engine = self._engine_of_step(batch, 1, adapters)
         tensors = self._decode_tensors(engine, inputs_embeds, output_logits)
         engine.inputs.for_decode(tensors, range(batch))
         self._execute(engine, DECODE_PROFILE, tensors, adapters)
@@ -231,11 +235,13 @@ class LLMEngineRunner:
         [B,M,H]; output_logits [B,M,V] float32. With recurrent layers the tree is a chain. Only queues work on
         the device.
         """
-        tensors = self._tree_tensors(inputs_embeds, output_logits)
-        self._decode.inputs.for_tree(tensors, range(inputs_embeds.shape[0]), tree, kernels)
+        batch = inputs_embeds.shape[0]
+        engine = self._engine_of_step(batch, tree.size, adapters)
+        tensors = self._tree_tensors(engine, inputs_embeds, output_logits)
+        engine.inputs.for_tree(tensors, range(batch), tree, kernels)
         if self.recurrent is not None:
             self.recurrent.verified(kernels, tree.size)
-        self._execute(self._decode, VERIFICATION_PROFILE, tensors, adapters)
+        self._execute(engine, VERIFICATION_PROFILE, tensors, adapters)
 
     def fused_hidden_states(self, batch: int, tokens: int) -> Tensor:
         """Return the states of the last run's tokens that a draft head takes, [batch,tokens,Hd]."""
@@ -245,7 +251,7 @@ class LLMEngineRunner:
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
     ) -> list[BoundRun]:
         """Bind the tensors of a decode step; return the runs of the engine, which identify the step."""
-        engine = self._engine_of_step(inputs_embeds.shape[0], adapters)
+        engine = self._engine_of_step(inputs_embeds.shape[0], 1, adapters)
         tensors = self._decode_tensors(engine, inputs_embeds, output_logits)
         groups = self._groups(engine, DECODE_PROFILE, tensors, adapters)
         return [engine.executor.bound_run for _ in groups]
@@ -254,9 +260,11 @@ class LLMEngineRunner:
         self, inputs_embeds: Tensor, output_logits: Tensor, adapters: Sequence[LoraAdapter]
     ) -> list[BoundRun]:
         """Bind the tensors of a verification of trees; return the runs of the engine."""
-        tensors = self._tree_tensors(inputs_embeds, output_logits)
-        groups = self._groups(self._decode, VERIFICATION_PROFILE, tensors, adapters)
-        return [self._decode.executor.bound_run for _ in groups]
+        batch, nodes, _ = inputs_embeds.shape
+        engine = self._engine_of_step(batch, nodes, adapters)
+        tensors = self._tree_tensors(engine, inputs_embeds, output_logits)
+        groups = self._groups(engine, VERIFICATION_PROFILE, tensors, adapters)
+        return [engine.executor.bound_run for _ in groups]
 
     def set_lm_head_weights(self, name: str, weights: np.ndarray) -> None:
         """Replace the LM head, the input `lm_head.weight` [H,V], from the next step on.
@@ -282,9 +290,10 @@ class LLMEngineRunner:
         if any(names.EMBEDDING in engine.executor.bindings for engine in engines):
             self._shared[names.EMBEDDING] = table
 
-    def _engine_of_step(self, batch: int, adapters: Sequence[LoraAdapter]) -> _Engine:
-        """Return the engine that runs a decode step of so many rows with these adapters."""
-        if batch > self.most_fused_rows or any(adapter is not self.loras.base for adapter in adapters):
+    def _engine_of_step(self, batch: int, tokens: int, adapters: Sequence[LoraAdapter]) -> _Engine:
+        """Return the engine that runs so many tokens of each row with these adapters."""
+        most = self.most_fused_rows if tokens == 1 else self.most_verified_rows
+        if batch * tokens > most or any(adapter is not self.loras.base for adapter in adapters):
             return self._decode
         return self._fused_decode
 
@@ -297,9 +306,11 @@ class LLMEngineRunner:
         inputs = engine.windows[batch]
         return {**inputs, names.INPUTS_EMBEDS: inputs_embeds, names.LOGITS: output_logits}
 
-    def _tree_tensors(self, inputs_embeds: Tensor, output_logits: Tensor) -> dict[str, Tensor]:
+    def _tree_tensors(
+        self, engine: _Engine, inputs_embeds: Tensor, output_logits: Tensor
+    ) -> dict[str, Tensor]:
         batch, nodes, _ = inputs_embeds.shape
-        tensors = self._step_tensors(self._decode, range(batch), nodes, self._nodes_of(batch, nodes))
+        tensors = self._step_tensors(engine, range(batch), nodes, self._nodes_of(batch, nodes))
         if self.recurrent is not None:
             if nodes not in self._chain_lengths:
                 lengths = np.full(self.config.max_supported_batch_size, nodes)
@@ -311,20 +322,17 @@ class LLMEngineRunner:
     def _decode_window(self, engine: _Engine, rows: range) -> dict[str, Tensor]:
         """Return views of the buffers of decode steps of this batch size."""
         batch = len(rows)
-        tensors = {
+        return {
             **self._step_tensors(engine, rows, 1, self._first_token_ids.rows(0, batch)),
             **self._recurrent_bindings(rows, self._one_token.rows(0, batch), 1),
         }
-        if not engine.fused:
-            return tensors
-        return {name: tensor for name, tensor in tensors.items() if name in engine.executor.bindings}
 
     def _step_tensors(
         self, engine: _Engine, rows: range, tokens: int, last_token_ids: Tensor
     ) -> dict[str, Tensor]:
         """Return views of the buffers of a step of so many text tokens per row."""
         shape = (len(rows), tokens, self.config.hidden_size)
-        return {
+        tensors = {
             **engine.inputs.inputs(rows, tokens),
             names.LAST_TOKEN_IDS: last_token_ids,
             **self.kv_cache.bindings(rows),
@@ -335,6 +343,9 @@ class LLMEngineRunner:
             **{name: buffer.view(*shape) for name, buffer in self._decode_hidden_states.items()},
             **self._fused_bindings(len(rows), tokens),
         }
+        if not engine.fused:
+            return tensors
+        return {name: tensor for name, tensor in tensors.items() if name in engine.executor.bindings}
 
     def _nodes_of(self, batch: int, nodes: int) -> Tensor:
         """Return the indices of the nodes of trees [batch,nodes]."""
@@ -373,12 +384,13 @@ class LLMEngineRunner:
     ) -> Iterator[None]:
         """Bind one group of rows with one adapter after another.
 
-        A group consists of adjacent rows, or of one row if the engine needs one sequence per run. On a CPU,
+        A group consists of adjacent rows, or of one row if the engine needs one sequence per run, which the
+        fused kernels do not. On a CPU,
         neither other groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
         """
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
-        alone = engine.inputs.needs_one_sequence_per_run(tokens)
+        alone = not engine.fused and engine.inputs.needs_one_sequence_per_run(tokens)
         for (adapter, _), group in groupby(sequences, lambda pair: (pair[1], alone and pair[0])):
             rows = [row for row, _ in group]
             part = engine.inputs.part(tensors, rows[0], rows[-1] + 1)

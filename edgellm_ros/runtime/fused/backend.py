@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedBackend: the fused kernels as an engine backend, for runs of one token per row."""
+"""FusedBackend: the fused kernels as an engine backend, for runs of few tokens."""
 
 from __future__ import annotations
 
@@ -26,18 +26,26 @@ class Decoder(Protocol):
 
 
 class FusedBackend:
-    """Decode steps of one model; the bindings are those of `llm/model.cuda.onnx` that a step uses.
+    """Decode steps and verifications of one model, with the bindings of its graph for CUDA that they use.
 
-    head: name and shape of the LM head if it is an input; None if the decoder's weights have it.
+    - head: name and shape of the LM head if it is an input; None if the decoder's weights have it
+    - trees: whether several tokens of a sequence are trees, which have a mask; False: chains
+    - fused_size: size of the states for a draft head, which are an output; 0 = there is none
     """
 
     supports_empty_tensors = True
 
     def __init__(
-        self, decoder: Decoder, shape: FusedShape, device: Device, head: tuple[str, tuple[int, ...]] | None
+        self,
+        decoder: Decoder,
+        shape: FusedShape,
+        device: Device,
+        head: tuple[str, tuple[int, ...]] | None,
+        trees: bool = False,
+        fused_size: int = 0,
     ) -> None:
         self._decoder, self._device = decoder, device
-        self.bindings = tuple(_bindings(shape, head))
+        self.bindings = tuple(_bindings(shape, head, trees, fused_size))
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> dict[str, Tensor]:
         return dict(tensors)
@@ -50,23 +58,29 @@ class FusedBackend:
         return self._device.capture(lambda: self.run(bound, stream))
 
 
-def _bindings(shape: FusedShape, head: tuple[str, tuple[int, ...]] | None) -> Iterator[Binding]:
+def _bindings(
+    shape: FusedShape, head: tuple[str, tuple[int, ...]] | None, trees: bool, fused_size: int
+) -> Iterator[Binding]:
     dtype, half = element_type(shape.dtype), shape.rotary_dim // 2
     int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
-    yield Binding(names.INPUTS_EMBEDS, dtype, ("B", 1, shape.hidden), True)
+    yield Binding(names.INPUTS_EMBEDS, dtype, ("B", "S", shape.hidden), True)
     yield Binding(names.ROPE_COS, float32, ("P", half), True)
     yield Binding(names.ROPE_SIN, float32, ("P", half), True)
-    yield Binding(names.POSITION_IDS, int64, ("B", 1), True)
+    yield Binding(names.POSITION_IDS, int64, ("B", "S"), True)
     yield Binding(names.KV_LENGTH, int64, ("B",), True)
+    if trees:
+        yield Binding(names.ATTENTION_MASK, np.dtype(np.bool_), ("B", 1, "S", shape.capacity), True)
     if head is not None:
         yield Binding(head[0], dtype, head[1], True)
     for i in range(shape.layers):
         slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
         yield Binding(names.key_cache(i), dtype, slots, True)
         yield Binding(names.value_cache(i), dtype, slots, True)
-    yield Binding(names.LOGITS, float32, ("B", 1, shape.vocab), False)
+    yield Binding(names.LOGITS, float32, ("B", "S", shape.vocab), False)
     for layer in shape.hidden_state_layers:
-        yield Binding(names.hidden_states(layer), dtype, ("B", 1, shape.hidden), False)
+        yield Binding(names.hidden_states(layer), dtype, ("B", "S", shape.hidden), False)
+    if fused_size:
+        yield Binding(names.FUSED_HIDDEN_STATES, dtype, ("B", "S", fused_size), False)
 
 
 def element_type(precision: str) -> np.dtype:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses between engine and fused kernels by the time of a recorded decode step."""
+"""Chooses between engine and fused kernels by the times of recorded decode steps and verifications."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.decoding.recorded_steps import batch_sizes
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 
 logger = logging.getLogger(__name__)
 
-CONTEXT = 500  # KV rows that the measured steps attend to, as far as the cache has them
+CONTEXT = 500  # KV rows that the last tokens of measured steps attend to, as far as the cache has them
 SAMPLES, STEPS = 7, 4  # medians of so many times of so many steps
 LARGEST_DIFFERENCE = 0.25  # of logits of the same model, in shares of their root mean square
 
@@ -34,70 +35,141 @@ class StepTimes:
     fused: float
 
 
-def choose_by_time(device: Device, runner: LLMEngineRunner, embedder: InputEmbedder, logits: Tensor) -> None:
-    """Set the largest batch that the fused kernels decode, so that each batch gets the faster one.
+@dataclass(frozen=True)
+class Verification:
+    """A verification of trees with `size` nodes; kernels: those that prepare it."""
+
+    kernels: TreeKernels
+    size: int
+
+
+def choose_by_time(
+    device: Device,
+    runner: LLMEngineRunner,
+    embedder: InputEmbedder,
+    logits: Tensor,
+    verification: Verification | None = None,
+) -> None:
+    """Set the largest batches that the fused kernels decode and verify, so that each gets the faster one.
 
     The batch must be empty. The fused kernels are not used either if their logits are not the engine's, or
-    not the same bits in every run. logits [max batch,1,V]: the buffer of all steps. The log tells the choice
-    and the times.
+    not the same bits in every run. logits [max batch,1,V]: the buffer of all decode steps. The log tells the
+    choice and the times.
     """
-    most, chosen = runner.most_fused_rows, 0
-    times: list[StepTimes] = []
+    batch, vocabulary = logits.shape[0], logits.shape[2]
+    most, most_verified = runner.most_fused_rows, runner.most_verified_rows
+    chosen = chosen_nodes = 0
     try:
-        for rows in batch_sizes(most):
-            measured, problem = _measure(device, runner, embedder, logits.rows(0, rows), rows)
-            if problem:
-                logger.warning(
-                    "the engine decodes: with %d rows the logits of the fused kernels %s", rows, problem
-                )
-                return
-            times.append(measured)
-            if measured.fused >= measured.engine:
-                break
-            chosen = rows
+        measurement = _Measurement(device, runner, embedder)
+        times, chosen = measurement.compare(batch_sizes(most), lambda rows: logits.rows(0, rows))
+        text = describe(times, chosen)
+        if verification is not None and most_verified:
+            size = verification.size
+            sizes = [rows for rows in batch_sizes(batch) if rows * size <= most_verified]
+            nodes = device.empty((sizes[-1], size, vocabulary), np.float32)
+            verified, largest = measurement.compare(sizes, lambda rows: nodes.rows(0, rows), verification)
+            chosen_nodes = largest * size
+            text += f"; {describe_verification(verified, largest, size)}"
+        logger.info("%s", text)
     except DeviceLostError:
         raise
+    except _WrongLogits as problem:
+        chosen = chosen_nodes = 0
+        logger.warning("the engine decodes: %s", problem)
     except EngineError as error:
+        chosen = chosen_nodes = 0
         logger.warning("the engine decodes: the fused kernels failed: %s", error)
-        return
     finally:
-        runner.most_fused_rows = 0
-        device.fill_zero(runner.kv_cache.lengths(range(most)))
+        runner.most_fused_rows = runner.most_verified_rows = 0
+        device.fill_zero(runner.kv_cache.lengths(range(batch)))
         runner.kv_cache.clear()
-    runner.most_fused_rows = chosen
-    logger.info("%s", describe(times, chosen))
+    runner.most_fused_rows, runner.most_verified_rows = chosen, chosen_nodes
 
 
 def describe(times: list[StepTimes], most_rows: int) -> str:
-    """Return the log's line about a choice."""
+    """Return the log's words about decode steps."""
     chosen = "the engine decodes"
     if most_rows:
         chosen = f"the fused kernels decode batches of up to {most_rows}"
-    measured = ", ".join(
+    return f"{chosen} (ms per step of {CONTEXT} tokens of context, {_list(times)})"
+
+
+def describe_verification(times: list[StepTimes], most_rows: int, size: int) -> str:
+    """Return the log's words about verifications."""
+    chosen = "the engine verifies"
+    if most_rows:
+        chosen = f"the fused kernels verify batches of up to {most_rows}"
+    return f"{chosen} (ms per verification of {size} tokens, {_list(times)})"
+
+
+def _list(times: list[StepTimes]) -> str:
+    return ", ".join(
         f"batch {each.rows}: {each.fused * 1e3:.3f} fused, {each.engine * 1e3:.3f} engine" for each in times
     )
-    return f"{chosen} (ms per step of {CONTEXT} tokens of context, {measured})"
 
 
-def _measure(
-    device: Device, runner: LLMEngineRunner, embedder: InputEmbedder, logits: Tensor, rows: int
-) -> tuple[StepTimes, str]:
-    """Return the times of both, and what is wrong with the logits of the fused kernels; "" = nothing."""
-    context = min(CONTEXT, runner.kv_cache.capacity) - 1
-    device.upload(runner.kv_cache.lengths(range(rows)), np.full(rows, context, np.int64))
-    tokens = device.empty((rows, 1), np.int64)
-    device.upload(tokens, np.arange(1, rows + 1)[:, None] % embedder.table.shape[0])
-    embeds = embedder.embed_tokens(tokens)
-    seconds, results = [], []
-    for most in (0, rows):
-        runner.most_fused_rows = most
-        device.fill_zero(logits)
-        runner.execute_vanilla_decoding_step(embeds, logits)
-        results.append(device.download(logits))
-        seconds.append(_time(device, lambda: runner.execute_vanilla_decoding_step(embeds, logits)))
-    repeated = device.download(logits)
-    engine, fused = results
-    return StepTimes(rows, *seconds), _problem(engine, fused, repeated)
+class _WrongLogits(Exception):
+    """The fused kernels' logits are wrong; the text tells how."""
+
+
+class _Measurement:
+    """Steps of both kinds, after as many KV rows as they attend to."""
+
+    def __init__(self, device: Device, runner: LLMEngineRunner, embedder: InputEmbedder) -> None:
+        self._device, self._runner, self._embedder = device, runner, embedder
+
+    def compare(
+        self,
+        sizes: list[int],
+        logits_of: Callable[[int], Tensor],
+        verification: Verification | None = None,
+    ) -> tuple[list[StepTimes], int]:
+        """Return the times of batch sizes up to the first that the engine runs faster, and the last before.
+
+        logits_of: batch size -> the steps' output. _WrongLogits.
+        """
+        times: list[StepTimes] = []
+        for rows in sizes:
+            times.append(self._measure(logits_of(rows), verification))
+            if times[-1].fused >= times[-1].engine:
+                return times, times[-2].rows if len(times) > 1 else 0
+        return times, sizes[-1]
+
+    def _measure(self, logits: Tensor, verification: Verification | None) -> StepTimes:
+        device, runner, (rows, size, _) = self._device, self._runner, logits.shape
+        context = min(CONTEXT, runner.kv_cache.capacity) - size
+        device.upload(runner.kv_cache.lengths(range(rows)), np.full(rows, context, np.int64))
+        ids = (1 + np.arange(rows * size)) % self._embedder.table.shape[0]
+        tokens = on_device(device, ids.reshape(rows, size))
+        step = self._step(tokens, logits, verification)
+        seconds, results = [], []
+        for most in (0, rows * size):
+            runner.most_fused_rows = runner.most_verified_rows = most
+            device.fill_zero(logits)
+            step()
+            results.append(device.download(logits))
+            seconds.append(_time(device, step))
+        repeated = device.download(logits)
+        engine, fused = results
+        problem = _problem(engine, fused, repeated)
+        if problem:
+            trees = f" of {size} tokens" if verification is not None else ""
+            raise _WrongLogits(f"with {rows} rows{trees} the logits of the fused kernels {problem}")
+        return StepTimes(rows, *seconds)
+
+    def _step(
+        self, tokens: Tensor, logits: Tensor, verification: Verification | None
+    ) -> Callable[[], None]:
+        """Return a function that queues a step of tokens [B,S]; those of a verification are chains."""
+        runner = self._runner
+        embeds = self._embedder.embed_tokens(tokens)
+        if verification is None:
+            return lambda: runner.execute_vanilla_decoding_step(embeds, logits)
+        batch, size = tokens.shape
+        depths = np.tile(np.arange(size), (batch, 1))
+        chains = (on_device(self._device, each) for each in (depths - 1, depths))
+        tree, kernels = DraftTree(tokens, *chains), verification.kernels
+        return lambda: runner.execute_tree_decoding_step(embeds, tree, kernels, logits)
 
 
 def _problem(engine: np.ndarray, fused: np.ndarray, repeated: np.ndarray) -> str:

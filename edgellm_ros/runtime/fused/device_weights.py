@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.tensor import Tensor, bfloat16
+from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.fused_model import FusedLayer, FusedModel, StoredMatrix, StoredWeight
+from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
+from edgellm_ros.engine_directory.fused_draft import FusedDraftModel, StoredFusion
+from edgellm_ros.engine_directory.fused_expert import FusedExpertModel
+from edgellm_ros.engine_directory.fused_model import FusedModel, StoredWeight
 
 if TYPE_CHECKING:
+    from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
+    from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
     from edgellm_ros.kernels.cuda.fused.quantized import Quantized
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
     from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
@@ -22,34 +27,40 @@ if TYPE_CHECKING:
 ALIGNMENT = 256  # bytes, of each weight's address
 
 
-def load_weights(folder: Path, model: FusedModel, device: Device) -> dict[str, Tensor]:
+def load_weights(
+    folder: Path,
+    model: FusedModel | FusedExpertModel | FusedDraftModel | StoredFusion,
+    dtype: np.dtype,
+    device: Device,
+) -> dict[str, Tensor]:
     """Copy the weights from their files to the device; return them by name.
 
-    Values, scales and zero points of a quantised matrix follow each other in memory: a kernel gets one
-    address. ValueError if a file does not fit `llm/fused.json`.
+    Values, scales and zero points of a quantised matrix follow each other in memory, each from a multiple of
+    ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's description.
     """
-    stored = list(model.weights())
-    files = {name: folder / name for name in dict.fromkeys(weight.file for weight in stored)}
-    for weight in stored:
-        _check_file(files[weight.file], weight)
+    stored = [_Piece(weight, model.file, dtype) for weight in model.weights()]
+    if isinstance(model, FusedModel):
+        stored += _quantized_pieces(model, dtype)
     places, total = [], 0
-    for weight in stored:
+    for piece in stored:
+        _check_file(folder / piece.file, piece)
         places.append(total)
-        total += -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
+        total += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
     buffer = device.empty((total,), np.uint8)
-    contents = {name: np.memmap(path, np.uint8, "r") for name, path in files.items()}
+    names = dict.fromkeys(piece.file for piece in stored)
+    files = {name: np.memmap(folder / name, np.uint8, "r") for name in names}
     tensors = {}
-    for weight, place in zip(stored, places, strict=True):
-        target, own = buffer.rows(place, place + weight.nbytes), element_type(weight.dtype)
-        device.upload(target, contents[weight.file][weight.offset : weight.offset + weight.nbytes])
-        array = None if target.array is None else target.array.view(own).reshape(weight.shape)
-        tensors[weight.name] = Tensor(target.pointer, weight.shape, own, target.owner, array)
+    for piece, place in zip(stored, places, strict=True):
+        weight, target = piece.weight, buffer.rows(place, place + piece.nbytes)
+        device.upload(target, files[piece.file][weight.offset : weight.offset + piece.nbytes])
+        array = None if target.array is None else target.array.view(piece.dtype).reshape(weight.shape)
+        tensors[weight.name] = Tensor(target.pointer, weight.shape, piece.dtype, target.owner, array)
     device.synchronize()  # a session may read them on a stream of its own, or pack them on the host
     return tensors
 
 
 def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> FusedShape:
-    """Return the shape of an engine's decoder, for batches of at most `most_rows`."""
+    """Return the shape of an engine's decoder, for steps of at most `most_rows` tokens in all."""
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
     llm, first = config.llm, model.layers[0]
@@ -73,9 +84,9 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> Fuse
         activation=model.activation,
         windows=tuple(layer.window for layer in model.layers),
         tied=model.tied,
-        max_rows=min(config.max_supported_batch_size, most_rows),
+        max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers,
-        quantized=tuple(_forms(first)),
+        quantized=tuple(_forms(model)),
     )
 
 
@@ -83,38 +94,92 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     """Return the addresses of weights on the device."""
     from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
-    def address(weight: StoredWeight | StoredMatrix | None) -> int:
-        first = weight.values if isinstance(weight, StoredMatrix) else weight
-        return 0 if first is None else tensors[first.name].pointer
+    def address(weight: StoredWeight | None) -> int:
+        return 0 if weight is None else tensors[weight.name].pointer
 
-    layers = tuple(
-        FusedLayerWeights(
-            **{name: address(value) for name, value in vars(layer).items() if name != "window"}
-        )
-        for layer in model.layers
-    )
+    layers = []
+    for i, layer in enumerate(model.layers):
+        weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
+        for matrices in model.quantized[i : i + 1]:
+            weights |= {name: address(matrix.values) for name, matrix in matrices.given()}
+        layers.append(FusedLayerWeights(**weights))
     owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
-    return FusedWeights(layers, address(model.norm), address(model.lm_head), owners)
+    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners)
 
 
-def element_type(name: str) -> np.dtype:
-    """Return the type "fp16", "bf16" or "uint8"."""
-    return bfloat16() if name == "bf16" else np.dtype({"fp16": np.float16, "uint8": np.uint8}[name])
+def fusion_shape(config: EngineConfig, fusion: StoredFusion, most_rows: int) -> FusionShape:
+    """Return the shape of the fusion of an engine's draft head, for steps of at most so many tokens."""
+    from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
+
+    assert config.draft is not None  # `check_drafting`
+    return FusionShape(
+        dtype=config.precision,
+        state_size=config.hidden_size,
+        fused_size=config.draft.hidden_size,
+        epsilon=fusion.epsilon,
+        state_norms=bool(fusion.state_norms),
+        joined_norm=fusion.joined_norm is not None,
+        max_rows=most_rows,
+    )
 
 
-def _forms(layer: FusedLayer) -> Iterator[tuple[str, Quantized]]:
-    """Yield the forms of a layer's quantised matrices by kernel."""
+def state_fusion(
+    config: EngineConfig, fusion: StoredFusion, tensors: dict[str, Tensor], most_rows: int
+) -> StateFusion:
+    """Return the fusion of an engine's draft head; tensors: its weights on the device."""
+    from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
+    from edgellm_ros.kernels.cuda.fused.fusion import FusionWeights
+
+    shape = fusion_shape(config, fusion, most_rows)
+    norms = tuple(tensors[norm.name].pointer for norm in fusion.state_norms) or (0, 0, 0)
+    if fusion.joined_norm is not None:
+        joined = tensors[fusion.joined_norm.name]
+        size = shape.state_size * joined.dtype.itemsize
+        norms = tuple(joined.pointer + i * size for i in range(NUM_BASE_STATES))
+    bias = tensors[fusion.fc_bias.name].pointer if fusion.fc_bias is not None else 0
+    low, middle, high = norms
+    owners = tuple(tensors[weight.name].owner for weight in fusion.weights())
+    weights = FusionWeights(tensors[fusion.fc.name].pointer, bias, (low, middle, high), owners)
+    assert config.draft is not None  # `check_drafting`
+    return StateFusion(config.draft.base_state_layers, shape, weights)
+
+
+class _Piece(NamedTuple):
+    """A weight, its file and its type."""
+
+    weight: StoredWeight
+    file: str
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes."""
+        return self.weight.size * self.dtype.itemsize
+
+
+def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
+    """Yield the weights of quantised matrices."""
+    integers = np.dtype(np.uint8)
+    for matrices in model.quantized:
+        for _, matrix in matrices.given():
+            yield _Piece(matrix.values, matrix.file, integers)
+            yield _Piece(matrix.scales, matrix.file, dtype)
+            if matrix.zero_points is not None:
+                yield _Piece(matrix.zero_points, matrix.file, integers)
+
+
+def _forms(model: FusedModel) -> Iterator[tuple[str, Quantized]]:
+    """Yield the forms of quantised matrices, which are those of the first layer, by kernel."""
     from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 
-    for name, matrix in vars(layer).items():
-        found = matrix.quantized if isinstance(matrix, StoredMatrix) else None
-        if found is not None:
-            yield name, Quantized(found.bits, found.group, found.zero_points is not None)
+    for matrices in model.quantized[:1]:
+        for name, matrix in matrices.given():
+            yield name, Quantized(*matrix.form)
 
 
-def _check_file(path: Path, weight: StoredWeight) -> None:
-    available, end = path.stat().st_size if path.is_file() else 0, weight.offset + weight.nbytes
+def _check_file(path: Path, piece: _Piece) -> None:
+    available, end = path.stat().st_size if path.is_file() else 0, piece.weight.offset + piece.nbytes
     if end > available:
         raise ValueError(
-            f"{path} has {available} bytes, but {weight.name} ends at {end}: export the engine again"
+            f"{path} has {available} bytes, but {piece.weight.name} ends at {end}: export the engine again"
         )

@@ -14,9 +14,17 @@ from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE, FusedDraftModel, StoredFusion
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
-from edgellm_ros.runtime.fused.backend import FusedBackend
-from edgellm_ros.runtime.fused.device_weights import fused_shape, fused_weights, load_weights
+from edgellm_ros.runtime.decoding.speculative.drafting_config import EAGLE, SpecDecodeDraftingConfig
+from edgellm_ros.runtime.fused.backend import FusedBackend, element_type
+from edgellm_ros.runtime.fused.device_weights import (
+    fused_shape,
+    fused_weights,
+    fusion_shape,
+    load_weights,
+    state_fusion,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +40,9 @@ class FusedDecoding:
     """The fused kernels of one engine directory, loaded."""
 
     executor: EngineExecutor
-    most_rows: int  # largest batch
+    most_rows: int  # largest batch of decode steps
     shared: dict[str, Tensor]  # weights on the device, by name of the graph's initializer
+    most_verified_rows: int = 0  # most nodes of all trees of a verification
 
 
 def check_decode(decode: str) -> None:
@@ -43,19 +52,24 @@ def check_decode(decode: str) -> None:
 
 
 def load_fused(
-    root: Path, config: EngineConfig, device: Device, decode: str, decode_backend: str, drafts: bool
+    root: Path,
+    config: EngineConfig,
+    device: Device,
+    decode: str,
+    decode_backend: str,
+    drafting: SpecDecodeDraftingConfig | None,
 ) -> FusedDecoding | None:
     """Load fused decoding, if `decode` asks for it and the engine and the device have it.
 
-    drafts: whether the runtime drafts. The log gets the reason where `decode` is "auto" and the engine
-    decodes. EngineError with the reason where `decode` is "fused".
+    The log gets the reason where `decode` is "auto" and the engine decodes. EngineError with the reason where
+    `decode` is "fused".
     """
     check_decode(decode)
     if decode == ENGINE:
         return None
     try:
-        _check_options(device, decode_backend, drafts)
-        return _load(root, config, device)
+        _check_options(device, decode_backend)
+        return _load(root, config, device, drafting)
     except Unavailable as reason:
         if decode == FUSED:
             raise EngineError(f"fused decoding is not available: {reason}") from None
@@ -63,14 +77,12 @@ def load_fused(
         return None
 
 
-def _check_options(device: Device, decode_backend: str, drafts: bool) -> None:
+def _check_options(device: Device, decode_backend: str) -> None:
     problem = device_problem(device)
     if problem is not None:
         raise Unavailable(problem)
     if decode_backend:
         raise Unavailable(f"decode_backend is {decode_backend!r}")
-    if drafts:
-        raise Unavailable("drafting is on, and the fused kernels do not verify trees")
 
 
 def device_problem(device: Device) -> str | None:
@@ -84,7 +96,9 @@ def device_problem(device: Device) -> str | None:
     return None
 
 
-def _load(root: Path, config: EngineConfig, device: Device) -> FusedDecoding:
+def _load(
+    root: Path, config: EngineConfig, device: Device, drafting: SpecDecodeDraftingConfig | None
+) -> FusedDecoding:
     path = root / FUSED_FILE
     if not path.is_file():
         raise Unavailable(_missing(config))
@@ -93,26 +107,49 @@ def _load(root: Path, config: EngineConfig, device: Device) -> FusedDecoding:
     model = FusedModel.load(path)
     if model.problem is not None:
         raise Unavailable(f"the kernels do not take this model: {model.problem}")
-    shape = fused_shape(config, model, MOST_ROWS)
+    batch = min(config.max_supported_batch_size, MOST_ROWS)
+    nodes = drafting.tree_size if drafting is not None else 0
+    verified = min(config.max_supported_batch_size * nodes, MOST_ROWS) // max(1, nodes) * nodes
+    shape = fused_shape(config, model, max(batch, verified))
     problem = shape.unsupported()
     if problem is not None:
         raise Unavailable(f"the kernels do not take this model: {problem}")
-    tensors = load_weights(path.parent, model, device)
+    head = _load_fusion(root, config) if drafting is not None and drafting.strategy == EAGLE else None
+    dtype = element_type(config.precision)
+    tensors = load_weights(path.parent, model, dtype, device)
+    fusion = None
+    if head is not None:
+        tensors |= load_weights(path.parent, head, dtype, device)
+        fusion = state_fusion(config, head, tensors, shape.max_rows)
     try:
-        decoder = make_decoder(device, shape, fused_weights(model, tensors))
+        decoder = make_decoder(device, shape, fused_weights(model, tensors), fusion)
     except (DeviceLostError, DeviceMemoryError):
         raise
     except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
         raise Unavailable(str(error)) from None
-    executor = EngineExecutor(FusedBackend(decoder, shape, device, _head(model, config)), "llm/fused")
-    return FusedDecoding(executor, shape.max_rows, tensors)
+    trees = drafting is not None and not drafting.is_chain
+    fused_size = fusion.shape.fused_size if fusion is not None else 0
+    backend = FusedBackend(decoder, shape, device, _head(model, config), trees, fused_size)
+    return FusedDecoding(EngineExecutor(backend, "llm/fused"), batch, tensors, verified)
 
 
-def make_decoder(device: Device, shape, weights):  # type: ignore[no-untyped-def]
-    """Make the decoder that runs steps on a device."""
+def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-untyped-def]
+    """Make the decoder that runs steps on a device; fusion: of a draft head, or None."""
     from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder
 
-    return FusedDecoder(device, shape, weights)
+    return FusedDecoder(device, shape, weights, fusion=fusion)
+
+
+def _load_fusion(root: Path, config: EngineConfig) -> StoredFusion:
+    """Return the description of a draft head's fusion, which the kernels take. Unavailable."""
+    path = root / FUSED_DRAFT_FILE
+    if not path.is_file():
+        raise Unavailable(f"the engine has no {FUSED_DRAFT_FILE}: export it again")
+    fusion = FusedDraftModel.load(path).fusion
+    problem = fusion_shape(config, fusion, 1).unsupported()
+    if problem is not None:
+        raise Unavailable(f"the kernels do not take the draft head's fusion: {problem}")
+    return fusion
 
 
 def _missing(config: EngineConfig) -> str:

@@ -173,6 +173,11 @@ inline void __nanosleep(unsigned) {
 }
 
 template <class T>
+T __shfl_sync(unsigned, T value, unsigned from) {
+  return cuda_on_cpu::exchange(value, from);
+}
+
+template <class T>
 T __shfl_xor_sync(unsigned, T value, int step) {
   return cuda_on_cpu::exchange(value, threadIdx.x % cuda_on_cpu::WARP ^ step);
 }

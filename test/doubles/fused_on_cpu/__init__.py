@@ -8,13 +8,15 @@ import hashlib
 import subprocess
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from doubles.cuda_double import DoubleDevice
-from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, Launch
+from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 FOLDER = Path(__file__).parent
+KERNELS = {"fusion.cu": ("fuse", "fused_states")}  # of programs without a layer, by their last file
 
 
 class FusedDoubleDevice(DoubleDevice):
@@ -45,7 +47,7 @@ class FusedDoubleProgram:
     The first launch compiles the plan's kernels, unless `folder` has them already.
     """
 
-    def __init__(self, folder: Path, plan: FusedPlan) -> None:
+    def __init__(self, folder: Path, plan: Any) -> None:
         self._folder, self._plan = folder, plan
 
     @cached_property
@@ -53,9 +55,10 @@ class FusedDoubleProgram:
         name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
         library = self._folder / f"{name}.so"
         if not library.exists():
-            from edgellm_ros.kernels.cuda.fused.compiler import FILES, source
+            from edgellm_ros.kernels.cuda.fused.compiler import source
 
-            build(library, source(FILES), self._plan.macros())
+            files = self._plan.files
+            build(library, source(files), self._plan.macros(), KERNELS.get(files[-1], ()))
         return HostKernels(library)
 
     def launch(self, launch: Launch, *arguments: int) -> None:

@@ -6,7 +6,17 @@
 #include "fused.inc"
 
 #ifndef KERNELS
-#define KERNELS KERNEL(qkv) KERNEL(attention) KERNEL(o) KERNEL(gate_up) KERNEL(down) KERNEL(lm_head)
+#if ROWS > 1
+#define TREE_KERNELS KERNEL(tree_attention)
+#else
+#define TREE_KERNELS
+#endif
+#if JOINED  // of a draft head
+#define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
+#else
+#define OWN_KERNELS KERNEL(qkv) KERNEL(lm_head) KERNEL(last_state)
+#endif
+#define KERNELS OWN_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif
 static const KernelTable kernels = {KERNELS};
 

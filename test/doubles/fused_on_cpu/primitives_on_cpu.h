@@ -74,6 +74,18 @@ struct Words {
   uint4 read_quad() const { return at<uint4>(0); }
 };
 
+inline void load_matrices(u32 (&values)[4], Place place) {
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    values[i] = 0;
+    for (unsigned j = 0; j < 2; ++j) {
+      const uint4* row = cuda_on_cpu::exchange(place.memory, 8 * i + 2 * t + j);
+      values[i] |= (u32)reinterpret_cast<const u16*>(row)[g] << (16 * j);
+    }
+  }
+  cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
+}
+
 inline void copy_async(Place target, const void* source, bool valid = true) {
   fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
 }

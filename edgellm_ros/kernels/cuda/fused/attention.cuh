@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of one new token per row to its cache, the visible rows of which are split over blocks.
+// Attention of one new token per sequence to its cache, the visible rows of which are split over blocks.
 //
 // A block has one KV head, up to GROUP of the query heads that share it, and one split. LANES lanes read a cache row,
 // 8 values each. Every row of threads keeps its own maximum and sums; they are merged in a fixed order at the end.
@@ -11,18 +11,29 @@ constexpr int ATTENTION_WARPS = ATTENTION_THREADS / 32, ROW_LANES = ATTENTION_TH
 constexpr int AHEAD = 4;  // rows of keys and of values that a thread has on their way
 constexpr float LOWEST = -1e30f;
 
-// The cache rows that a token attends to, and their split.
+// The cache rows that the new tokens of a sequence attend to, and their split. length: with the new rows.
 struct Splits {
   int begin, end, share, used;
 
-  __device__ Splits(int length, int window) {
-    begin = window > 0 && length > window ? length - window : 0;
+  __device__ Splits(int length, int window, int tokens = 1) {
+    const int first_end = length - tokens + 1;  // of what the first token attends to
+    begin = window > 0 && first_end > window ? first_end - window : 0;
     end = length;
+    if (tokens > 1) begin = begin / 16 * 16;
     const int even = (end - begin + SPLITS - 1) / SPLITS;
     share = even > SPLIT_ROWS ? even : SPLIT_ROWS;
+    if (tokens > 1) share = (share + 15) / 16 * 16;
     used = (end - begin + share - 1) / share;
   }
 };
+
+// Read this block's share of the next kernel's weights into the L2 cache.
+__device__ inline void prefetch_share(const u16* weights, int bytes) {
+  if (bytes <= 0 || threadIdx.x != 0) return;
+  const u32 blocks = gridDim.x * gridDim.y, share = ((u32)bytes / blocks + 127) / 128 * 128;
+  const u32 start = (blockIdx.y * gridDim.x + blockIdx.x) * share;
+  if (start < (u32)bytes) prefetch(weights + start / 2, (u32)bytes - start < share ? (u32)bytes - start : share);
+}
 
 // What one warp makes of a head of the new row: queries of the group, then keys and values. Lanes take every 32nd value.
 struct NewHead {
@@ -46,15 +57,19 @@ struct NewHead {
     }
   }
 
-  // Read the head from the product, from column `first` on, normalise and rotate it. place: the warp's own [D].
-  __device__ void make(const float* parts, int row, int first, bool norm, float* place) {
-    float sum = 0;
+  // Read the head from the product, from column `first` on.
+  __device__ void read(const float* parts, int row, int first) {
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; ++i) {
+    for (int i = 0; i < ELEMENTS; ++i)
       values[i] = sum_of_parts<QKV, QKV_PARTS>(parts, row, first + at[i]) + bias[i];
-      sum += values[i] * values[i];
-    }
+  }
+
+  // Normalise and rotate the head. place: the warp's own [D].
+  __device__ void finish(bool norm, float* place) {
     if (QK_NORM && norm) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < ELEMENTS; ++i) sum += values[i] * values[i];
 #pragma unroll
       for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
       const float factor = rsqrt_fast(sum * (1.0f / HEAD_DIM) + EPSILON);
@@ -120,16 +135,12 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
                        sin_table + position, !is_value);
   }
   wait_for_kernel_before();
-  if (next_bytes > 0 && threadIdx.x == 0) {
-    const u32 blocks = gridDim.x * gridDim.y, share = ((u32)next_bytes / blocks + 127) / 128 * 128;
-    const u32 start = (blockIdx.y * gridDim.x + blockIdx.x) * share;
-    if (start < (u32)next_bytes)
-      prefetch(next_weights + start / 2, (u32)next_bytes - start < share ? (u32)next_bytes - start : share);
-  }
+  prefetch_share(next_weights, next_bytes);
   if (split >= splits.used) return;
 
   if (is_query || is_key || is_value) {
-    fresh_head.make(parts, row, from, !is_value, own.fresh[warp]);
+    fresh_head.read(parts, row, from);
+    fresh_head.finish(!is_value, own.fresh[warp]);
 #pragma unroll
     for (int i = 0; i < NewHead::ELEMENTS; ++i) {
       const int at = fresh_head.at[i];

@@ -4,14 +4,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from cuda.core import ProgramOptions
 
 from edgellm_ros.kernels.cuda.compiler import cached, compile_source, join_sources
-from edgellm_ros.kernels.cuda.fused.plan import FusedPlan
+from edgellm_ros.kernels.cuda.fused.plan import FILES
 
 HARDWARE = "primitives.cuh"  # not for a host compiler
-FILES = ("gemv.cuh", "quantized.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "decoder.cu")
+
+
+class Plan(Protocol):
+    """What a program is compiled with, such as a `FusedPlan`."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Sources after HARDWARE."""
+        ...
+
+    def macros(self) -> list[tuple[str, str]]:
+        """Return names and values of macros."""
+        ...
 
 
 def source(files: tuple[str, ...] = (HARDWARE, *FILES)) -> str:
@@ -19,12 +32,12 @@ def source(files: tuple[str, ...] = (HARDWARE, *FILES)) -> str:
     return join_sources(Path(__file__).parent, files)
 
 
-def options(arch: str, plan: FusedPlan) -> ProgramOptions:
+def options(arch: str, plan: Plan) -> ProgramOptions:
     """Return the compiler's options."""
     return ProgramOptions(arch=arch, std="c++17", define_macro=plan.macros())
 
 
-def cached_kernels(arch: str, plan: FusedPlan, directory: Path | None = None) -> bytes:
+def cached_kernels(arch: str, plan: Plan, directory: Path | None = None) -> bytes:
     """Return the cubin of a plan's kernels, compiled or from the cache folder."""
-    program, chosen = source(), options(arch, plan)
+    program, chosen = source((HARDWARE, *plan.files)), options(arch, plan)
     return cached(arch, program, chosen, lambda: compile_source(arch, program, chosen), directory)

@@ -5,6 +5,9 @@
 //
 // Each kernel begins with what its inputs need: the norm of the residual stream, the merge of the attention's splits,
 // the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own.
+//
+// A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
+// `attention`.
 
 // The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer.
 template <class P, class Finish>
@@ -52,11 +55,13 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   });
 }
 
+#if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
     qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows) {
   multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows,
                        [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
@@ -66,9 +71,20 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
          scales, (int)window, next_weights, (int)next_bytes);
 }
 
+#if ROWS > 1
+extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
+    tree_attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
+                   const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache,
+                   u16* value_cache, float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes,
+                   const unsigned char* mask, i64 tokens) {
+  attend_from_tree(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache,
+                   sums, scales, (int)window, next_weights, (int)next_bytes, mask, (int)tokens);
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
-      i64 window, i64 rows) {
+      i64 window, i64 rows, i64 tokens) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
   struct Merge {
@@ -79,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   multiply_and_add<O>(
       weights, bias, residual, (int)rows,
       [&] {
-        if (threadIdx.x < rows) merge.used[threadIdx.x] = Splits((int)kv_length[threadIdx.x], (int)window).used;
+        const int row = threadIdx.x;
+        if (row < rows) merge.used[row] = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens).used;
         __syncthreads();
       },
       [&](int first, u16* x) {
@@ -134,6 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       });
 }
 
+#if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
     lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, i64 rows) {
 #if TIED
@@ -146,3 +164,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                            });
 #endif
 }
+
+// Write the residual stream after the last layer in the model's type, for a draft head.
+extern "C" __global__ void __launch_bounds__(THREADS) last_state(const i64* residual, u16* out, i64 rows) {
+  wait_for_kernel_before();
+  const int pairs = (int)rows * HIDDEN / 2;
+  for (int place = blockIdx.x * THREADS + threadIdx.x; place < pairs; place += gridDim.x * THREADS) {
+    const longlong2 pair = load(reinterpret_cast<const longlong2*>(residual) + place);
+    reinterpret_cast<u32*>(out)[place] = from_float(from_fixed(pair.x)) | (u32)from_float(from_fixed(pair.y)) << 16;
+  }
+}
+#endif

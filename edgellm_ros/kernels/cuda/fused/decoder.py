@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
@@ -17,14 +19,27 @@ from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeigh
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
 EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 
-Compile = Callable[[FusedPlan], Any]  # to an object with the method `launch` of `FusedProgram`
+Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
+
+
+@dataclass(frozen=True)
+class StateFusion:
+    """A draft head's fusion of the residual stream at the inputs of three layers.
+
+    layers: counted from 0; the number of layers is the output of the last.
+    """
+
+    layers: tuple[int, ...]
+    shape: FusionShape
+    weights: FusionWeights
 
 
 class FusedDecoder:
-    """Decode steps of one model on one device, one token per row.
+    """Decode steps of one model on one device, one token or several tokens per sequence.
 
     - device: a `CudaDevice`
     - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
+    - fusion: of a draft head, whose output is `fused_hidden_states`
 
     EngineError if the device's architecture is older than sm_80 or the shape is not supported.
     """
@@ -36,6 +51,7 @@ class FusedDecoder:
         weights: FusedWeights,
         compile: Compile | None = None,
         tuning: FusedTuning | None = None,
+        fusion: StateFusion | None = None,
     ) -> None:
         reason = shape.unsupported()
         if reason is not None:
@@ -48,30 +64,48 @@ class FusedDecoder:
         self._shape, self._weights = shape, weights
         self._tuning = tuning or FusedTuning()
         self._early = self._tuning.early_start and capability >= EARLY_START
-        compile = compile or _compiler(device)
-        self._variants: dict[int, _Variant] = {}  # by number of rows
-        rows = 1
-        while rows < 2 * shape.max_rows:
-            plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
-            self._variants[rows] = _Variant(plan, compile(plan))
-            rows *= 2
+        self._device, self._compile = device, compile or compiler_for(device)
+        self._variants = self._make_variants(shape)
         form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
         gate_up = 2 * size if form is None else size * form.bits // 8
         self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
+        self._scratch = self._make_scratch(self._variants.values())
+        self._fusion = fusion
+        self._states: dict[int, Tensor] = {}  # by layer from 0
+        if fusion is not None:
+            threads = min(256, self._tuning.threads)
+            self._fuse = FusedFusion(device, fusion.shape, fusion.weights, self._compile, threads)
+            rows = (shape.max_rows, shape.hidden)
+            self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
+
+    def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
+        """Make kernels for a shape, by largest number of rows."""
+        device, variants, rows = self._device, dict[int, Variant](), 1
+        while rows < 2 * shape.max_rows:
+            plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
+            variants[rows] = Variant(plan, self._compile(plan))
+            rows *= 2
+        return variants
+
+    def _make_scratch(self, variants: Iterable[Variant]) -> dict[str, Tensor]:
+        """Allocate the buffers between the kernels of any of the variants."""
         sizes: dict[str, int] = {}
-        for variant in self._variants.values():
+        for variant in variants:
             for name, nbytes in variant.plan.scratch_bytes().items():
                 sizes[name] = max(nbytes, sizes.get(name, 0))
-        self._scratch = {name: device.empty((nbytes,), np.uint8) for name, nbytes in sizes.items()}
+        return {name: self._device.empty((nbytes,), np.uint8) for name, nbytes in sizes.items()}
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one step on the device's stream.
 
-        Only launches kernels, so the step can be recorded. tensors: those of `llm/model.cuda.onnx` for one
-        token per row, by binding name: inputs_embeds [B,1,H], rope_cos and rope_sin [P,R/2] fp32,
-        position_ids [B,1], kv_length [B] (with the new token), key_cache_i and value_cache_i [B,Hkv,C,D],
-        logits [B,1,V] fp32, hidden_states_i [B,1,H]; embedding or lm_head.weight if the weights have no
-        LM head. Others are ignored. A batch is at most `shape.max_rows`.
+        Only launches kernels, so the step can be recorded. tensors: those of `llm/model.cuda.onnx` or
+        `llm/verify.cuda.onnx`, by binding name: inputs_embeds [B,S,H], rope_cos and rope_sin [P,R/2] fp32,
+        position_ids [B,S], kv_length [B] (with the new tokens, which are in the last S of these rows),
+        key_cache_i and value_cache_i [B,Hkv,C,D], logits [B,S,V] fp32 of all tokens, hidden_states_i [B,S,H];
+        attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
+        embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
+        fusion. Others are ignored. B * S is at most `shape.max_rows`. With a mask and a sliding window, a
+        token's position is the number of rows before the new ones and of the new rows that it sees.
         """
         for program, launch, arguments in self.launches(tensors):
             program.launch(launch, *arguments)
@@ -81,23 +115,51 @@ class FusedDecoder:
 
         The first kernel waits for everything before it, on behalf of all.
         """
-        shape, rows = self._shape, tensors["inputs_embeds"].shape[0]
+        shape, (batch, tokens, _) = self._shape, tensors["inputs_embeds"].shape
+        rows = batch * tokens
         if not 1 <= rows <= shape.max_rows:
-            raise EngineError(f"a batch of {rows}, expected 1 to {shape.max_rows}")
-        variant = next(each for size, each in self._variants.items() if size >= rows)
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} rows")
+        variant = variant_for(self._variants, rows)
         for layer, weights in enumerate(self._weights.layers):
-            for name, arguments in self._layer(tensors, layer, weights, rows).items():
+            for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
                 early = self._early and (layer > 0 or name != "qkv")
-                yield variant.program, variant.plan.launch(name, rows, early), arguments
+                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
         residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
         hidden = self._hidden_states(tensors, shape.layers)
         launch = variant.plan.launch("lm_head", rows, self._early)
         yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
+        if self._fusion is not None:
+            yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+
+    def _fusion_launches(
+        self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
+    ) -> Iterator[tuple[Any, Launch, tuple[int, ...]]]:
+        """Yield the launches that follow a step."""
+        last = self._shape.layers
+        if last in layers:
+            launch = variant.plan.launch("last_state", rows, self._early)
+            arguments = self._scratch["residual"].pointer, self._states[last].pointer, rows
+            yield variant.program, launch, arguments
+        states = [self._state(tensors, layer) for layer in layers]
+        out = tensors["fused_hidden_states"].pointer
+        yield from self._fuse.launches(states, out, rows, self._early)
+
+    def _state(self, tensors: Mapping[str, Tensor], layer: int) -> int:
+        """Return the address of the residual stream at the input of a layer that a draft head takes."""
+        if not layer:
+            return tensors["inputs_embeds"].pointer
+        output = self._hidden_states(tensors, layer) if layer < self._shape.layers else 0
+        return output or self._states[layer].pointer
 
     def _layer(
-        self, tensors: Mapping[str, Tensor], layer: int, weights: FusedLayerWeights, rows: int
+        self,
+        tensors: Mapping[str, Tensor],
+        layer: int,
+        weights: FusedLayerWeights,
+        rows: int,
+        tokens: int,
     ) -> dict[str, tuple[int, ...]]:
         """Return the arguments of a layer's kernels, in the order of their launches."""
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
@@ -108,14 +170,16 @@ class FusedDecoder:
         caches = (tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value"))
         window = self._shape.window(layer) or 0
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
-        hidden = self._hidden_states(tensors, layer)
+        hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
+        mask = tensors.get("attention_mask")
+        tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
         return {
             "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
-            "attention": (
+            "tree_attention" if tree else "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
-                *splits, window, weights.gate_up, self._prefetched,
+                *splits, window, weights.gate_up, self._prefetched, *tree,
             ),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows),
+            "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows, tokens),
             "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, rows),
             "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, rows),
         }  # fmt: skip
@@ -127,11 +191,17 @@ class FusedDecoder:
         return tensors[f"hidden_states_{layer}"].pointer
 
 
-class _Variant:
+@dataclass(frozen=True)
+class Variant:
     """The kernels for up to so many rows."""
 
-    def __init__(self, plan: FusedPlan, program: Any) -> None:
-        self.plan, self.program = plan, program
+    plan: FusedPlan
+    program: Any
+
+
+def variant_for(variants: Mapping[int, Variant], rows: int) -> Variant:
+    """Return the smallest kernels that take so many rows."""
+    return next(each for size, each in variants.items() if size >= rows)
 
 
 def compute_capability(arch: str) -> int:
@@ -139,7 +209,8 @@ def compute_capability(arch: str) -> int:
     return int("".join(filter(str.isdigit, arch)))
 
 
-def _compiler(device: Any) -> Compile:
+def compiler_for(device: Any) -> Callable[[Any], Any]:
+    """Return what makes a program of a plan for a device, from the cache of compiled kernels."""
     from edgellm_ros.kernels.cuda.fused.compiler import cached_kernels
     from edgellm_ros.kernels.cuda.fused.program import FusedProgram
 

@@ -41,25 +41,41 @@ struct Normed {
   }
 
   // Read rows from `first` on from the residual stream; if there are embeddings, read these and begin the residual
-  // stream.
+  // stream, unless it is null.
   __device__ void read(i64* residual, const u16* embeds, int first, int rows) {
+    read(residual, embeds, first, rows, [](int row) { return row; });
+    if (embeds && residual && blockIdx.x == 0) begin(residual, first, rows);
+  }
+
+  // Read rows place(first), place(first + 1) and so on.
+  template <class RowPlace>
+  __device__ void read(const i64* residual, const u16* embeds, int first, int rows, RowPlace row_place) {
 #pragma unroll
     for (int row = 0; row < AT_ONCE; ++row)
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) {
         values[row][i] = {0, 0};
         if (first + row >= rows || !inside(i)) continue;
-        const int place = (first + row) * PAIRS + pair(i);
-        longlong2* pairs = reinterpret_cast<longlong2*>(residual);
+        const int place = row_place(first + row) * PAIRS + pair(i);
+        const longlong2* pairs = reinterpret_cast<const longlong2*>(residual);
         if (embeds) {
-          const float2 value = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
-          values[row][i] = value;
-          if (blockIdx.x == 0) pairs[place] = {to_fixed(value.x), to_fixed(value.y)};
+          values[row][i] = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
         } else {
           const longlong2 value = load(pairs + place);
           values[row][i] = {from_fixed(value.x), from_fixed(value.y)};
         }
       }
+  }
+
+  // Begin the residual stream with the values.
+  __device__ void begin(i64* residual, int first, int rows) const {
+#pragma unroll
+    for (int row = 0; row < AT_ONCE; ++row)
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i)
+        if (first + row < rows && inside(i))
+          reinterpret_cast<longlong2*>(residual)[(first + row) * PAIRS + pair(i)] = {to_fixed(values[row][i].x),
+                                                                                     to_fixed(values[row][i].y)};
   }
 
   // Replace the values by their norm. sums: shared memory of [warps,ROWS].

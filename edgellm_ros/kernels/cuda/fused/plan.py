@@ -9,6 +9,12 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
+FILES = (
+    "gemv.cuh", "quantized.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh",
+    "decoder.cu",
+)  # fmt: skip
+DRAFT_FILES = (*FILES, "draft.cu")
+OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # kernels with the same products
 WARP = 32
 COPY = 16  # bytes of one asynchronous copy: 8 values
 # With tensor cores: copies of a thread per step; columns of a warp's sums and a gap.
@@ -205,6 +211,11 @@ class FusedPlan:
         if not (self._fit(multiprocessors, most_shared) or self._fit(multiprocessors, most_shared, smaller)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Sources of the kernels, after those of the hardware."""
+        return DRAFT_FILES if self.shape.joined else FILES
+
     def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning | None = None) -> bool:
         """Choose shares and stages; return whether they fit into shared memory."""
         self.tuning = tuning = tuning or self.tuning
@@ -242,7 +253,7 @@ class FusedPlan:
 
         self.stages = stages
         self.products = {
-            "qkv": layer_product("qkv", shape.hidden, shape.qkv_size, False),
+            "qkv": layer_product("qkv", (1 + shape.joined) * shape.hidden, shape.qkv_size, False),
             "o": layer_product("o", shape.q_size, shape.hidden, True),
             "gate_up": layer_product("gate_up", shape.hidden, 2 * shape.inner, False),
             "down": layer_product("down", shape.inner, shape.hidden, True),
@@ -270,14 +281,23 @@ class FusedPlan:
         heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
         return 4 * self.rows * heads * self.splits
 
-    def launch(self, name: str, rows: int, early: bool) -> Launch:
-        """Return how a kernel is launched for so many rows."""
-        tuning, shared = self.tuning, self.shared[name]
+    def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:
+        """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
+        tuning, shape = self.tuning, self.shape
+        if name == "tree_attention":
+            tiles = -(-tokens * shape.heads // shape.kv_heads // (16 if shape.head_dim <= 128 else 8))
+            grid = shape.kv_heads * tiles * self.splits, rows // tokens
+            return Launch(name, grid, tuning.attention_threads, 0, early)
+        if name == "last_state":
+            blocks = -(-rows * shape.hidden // (2 * tuning.threads))
+            return Launch(name, (blocks, 1), tuning.threads, 0, early)
+        name, kernel = OF_DRAFTS.get(name, name), name
+        shared = self.shared[name]
         if name == "attention":
             blocks = self.shape.kv_heads * self.groups * self.splits
             grid = max(blocks, self.fill if rows == 1 else 0), rows
-            return Launch(name, grid, tuning.attention_threads, shared, early)
-        return Launch(name, (max(self.fill, self.blocks[name]), 1), tuning.threads, shared, early)
+            return Launch(kernel, grid, tuning.attention_threads, shared, early)
+        return Launch(kernel, (max(self.fill, self.blocks[name]), 1), tuning.threads, shared, early)
 
     def scratch_bytes(self) -> dict[str, int]:
         """Return the sizes of the buffers between the kernels."""
@@ -304,6 +324,7 @@ class FusedPlan:
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
             "HIDDEN": shape.hidden,
+            "JOINED": int(shape.joined),
             "HEADS": shape.heads,
             "KV_HEADS": shape.kv_heads,
             "HEAD_DIM": shape.head_dim,

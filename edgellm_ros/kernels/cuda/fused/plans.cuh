@@ -11,7 +11,7 @@ struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false> {
 };
 #define PLAN(NAME, K, N, ALL_OF_X)                                                                        \
   using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS>::Type
-PLAN(QKV, HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, true);
+PLAN(QKV, (1 + JOINED) * HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, true);
 PLAN(O, HEADS * HEAD_DIM, HIDDEN, false);
 PLAN(GATE_UP, HIDDEN, 2 * INNER, true);
 PLAN(DOWN, INNER, HIDDEN, false);

@@ -69,6 +69,14 @@ struct Words {
   }
 };
 
+// Read four matrices of 8 x 8 values from shared memory, transposed, by all lanes of a warp together. Lane 8 * i + j has
+// the place of row j of matrix i; lane 4 * g + t gets column g, rows 2t and 2t + 1 of each.
+__device__ inline void load_matrices(u32 (&values)[4], Place place) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "r"(place.address));
+}
+
 // Start to copy 16 bytes to shared memory; zeros unless `valid`.
 __device__ inline void copy_async(Place target, const void* source, bool valid) {
   const int bytes = valid ? 16 : 0;
@@ -122,6 +130,11 @@ __device__ inline float load(const float* address) {
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address));
   return value;
 }
+__device__ inline u16 load(const u16* address) {
+  u16 value;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+}
 __device__ inline float2 load(const float2* address) {
   float2 value;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(address));
@@ -130,6 +143,14 @@ __device__ inline float2 load(const float2* address) {
 __device__ inline longlong2 load(const longlong2* address) {
   longlong2 value;
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
+  return value;
+}
+
+__device__ inline uint4 load(const uint4* address) {
+  uint4 value;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
   return value;
 }
 

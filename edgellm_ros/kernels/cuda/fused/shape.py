@@ -26,7 +26,7 @@ class FusedShape:
     - windows: sliding window of each layer, None = all tokens; empty = all tokens in all layers
     - tied: the LM head is the embedding table [V,H]; otherwise it is [H,V]
     - capacity: C, the rows of the KV cache
-    - max_rows: the largest batch
+    - max_rows: most tokens of a step, of all sequences
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
     - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down"; the same in all layers
     """
@@ -58,6 +58,11 @@ class FusedShape:
     def q_size(self) -> int:
         """Number of query values of a token."""
         return self.heads * self.head_dim
+
+    @property
+    def joined(self) -> bool:
+        """Whether the first layer takes the norms of two rows side by side: `FusedDraftShape`."""
+        return False
 
     @property
     def kv_size(self) -> int:
@@ -99,7 +104,7 @@ class FusedShape:
                 not self.tied and self.vocab % 8 != 0,
                 f"the LM head has {self.vocab} columns, not a multiple of 8",
             ),
-            (not 1 <= self.max_rows <= MOST_ROWS, f"the batch is {self.max_rows}, more than {MOST_ROWS}"),
+            (not 1 <= self.max_rows <= MOST_ROWS, f"a step has {self.max_rows} rows, more than {MOST_ROWS}"),
         ):
             if problem:
                 return text

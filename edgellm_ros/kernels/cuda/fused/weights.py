@@ -28,6 +28,7 @@ class FusedLayerWeights:
     o_bias: int = 0  # [H]
     gate_up_bias: int = 0  # [2I]
     down_bias: int = 0  # [H]
+    state_norm: int = 0  # [H], of a draft head's first layer, whose qkv is [2H,(Hq+2Hkv)*D]
 
 
 @dataclass(frozen=True)

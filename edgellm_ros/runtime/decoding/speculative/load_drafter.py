@@ -37,10 +37,15 @@ def load_drafter(
     runner: LLMEngineRunner,
     embedder: InputEmbedder,
     sampling: SamplingRows,
+    fused_head: EngineExecutor | None = None,
+    most_fused_tokens: int = 0,
 ) -> Drafter:
     """Load the drafter that `drafting` names, which `check_drafting` has checked.
 
-    open_engine: opens a graph of the engine directory. ValueError for a damaged file.
+    - open_engine: opens a graph of the engine directory
+    - fused_head, most_fused_tokens: see `DraftEngineRunner`
+
+    ValueError for a damaged file.
     """
     if drafting.strategy == LOOKUP:
         placeholders = (config.image_token_id, config.video_token_id, config.audio_token_id)
@@ -56,6 +61,8 @@ def load_drafter(
         tree_kernels,
         drafting.drafting_top_k,
         drafting.tokens_per_round,
+        fused_head,
+        most_fused_tokens,
     )
     embedding = token_of_logit = None
     if not draft.shares_embedding:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Describes a draft head for the fused kernels: `draft/fused.json`."""
+
+from __future__ import annotations
+
+from edgellm_ros.builder.draft.head import DraftHead
+from edgellm_ros.builder.draft.layout import MODULE, layer
+from edgellm_ros.builder.fused import StoredWeights, describe_layer
+from edgellm_ros.builder.graph import GraphBuilder
+from edgellm_ros.builder.lm_head import LMHead
+from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
+from edgellm_ros.engine_directory.fused_draft import FusedDraftModel, StoredFusion
+
+
+def describe_head(
+    head: DraftHead,
+    lm_head: LMHead,
+    capacity: int,
+    draft: tuple[GraphBuilder, str],
+    verify: tuple[GraphBuilder, str],
+) -> FusedDraftModel:
+    """Describe `draft/model.onnx`, which `build_draft` built, and the fusion in `llm/verify.onnx`.
+
+    draft, verify: the graphs, and the names of their files.
+    """
+    decoder, weights = head.decoder, StoredWeights(*draft)
+    layers = range(decoder.runner.num_hidden_layers)
+    return FusedDraftModel(
+        file=weights.file,
+        intermediate_size=decoder.intermediate_size,
+        epsilon=decoder.epsilon,
+        norm_before_residual=head.norm_before_residual,
+        layers=tuple(describe_layer(decoder, i, capacity, layer(i), weights.place) for i in layers),
+        hidden_norm=weights.place(f"{layer(0)}.hidden_norm.weight"),
+        norm=weights.place(f"{MODULE}.norm.weight"),
+        lm_head=weights.place(lm_head.tensor),
+        fusion=_describe_fusion(head, StoredWeights(*verify, prefix=f"{MODULE}.")),
+    )
+
+
+def _describe_fusion(head: DraftHead, weights: StoredWeights) -> StoredFusion:
+    fusion = head.fusion
+    norms = range(NUM_BASE_STATES if fusion.state_norms else 0)
+    return StoredFusion(
+        file=weights.file,
+        epsilon=fusion.epsilon,
+        fc=weights.place(f"{MODULE}.fc.weight"),
+        fc_bias=weights.place(f"{MODULE}.fc.bias") if fusion.bias else None,
+        state_norms=tuple(weights.place(f"{MODULE}.fc_norm.{i}.weight") for i in norms),
+        joined_norm=weights.place(f"{MODULE}.input_norm.weight") if fusion.joined_norm else None,
+    )

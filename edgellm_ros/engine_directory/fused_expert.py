@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`action/fused.json` of an engine directory: the action expert as the fused kernels take it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm_ros.engine_directory.fused_model import StoredWeight
+from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
+
+FUSED_EXPERT_FILE = "action/fused.json"
+
+
+@dataclass(frozen=True)
+class FusedExpertLayer:
+    """Weights of one layer; matrices are [fan_in, fan_out]."""
+
+    input_norm: StoredWeight
+    qkv: StoredWeight  # columns of queries, keys, values
+    q_norm: StoredWeight
+    k_norm: StoredWeight
+    o: StoredWeight
+    post_norm: StoredWeight
+    gate_up: StoredWeight  # columns of the gate, then of the up-projection
+    down: StoredWeight
+
+
+@dataclass(frozen=True)
+class FusedTime:
+    """The embedding of the time: sines and cosines, and two linear layers with SiLU between them."""
+
+    min_period: float
+    max_period: float
+    first: StoredWeight
+    first_bias: StoredWeight
+    second: StoredWeight
+    second_bias: StoredWeight
+
+
+@dataclass(frozen=True)
+class FusedExpertModel:
+    """All contents of `action/fused.json`."""
+
+    file: str  # of the weights, in the same folder
+    hidden_size: int
+    intermediate_size: int
+    epsilon: float  # of every RMSNorm
+    time: FusedTime
+    in_proj: StoredWeight
+    in_bias: StoredWeight
+    layers: tuple[FusedExpertLayer, ...]
+    norm: StoredWeight  # of the last norm
+    out_proj: StoredWeight
+    out_bias: StoredWeight
+
+    def weights(self) -> Iterator[StoredWeight]:
+        """Yield all weights."""
+        for part in (self, self.time, *self.layers):
+            yield from (value for value in vars(part).values() if isinstance(value, StoredWeight))
+
+    def contents(self) -> bytes:
+        """Return the contents of the file."""
+        return (json.dumps(to_dict(self), indent=1, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def load(cls, path: Path) -> FusedExpertModel:
+        """Read the file. FileNotFoundError, or ValueError that names file and key."""
+        return from_dict(cls, read_json(path), str(path))

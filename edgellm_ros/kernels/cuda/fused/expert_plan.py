@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ExpertPlan: blocks and shared memory of the action expert's kernels, for one GPU and one tile of rows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
+from edgellm_ros.kernels.cuda.fused.plan import WARP, Launch
+
+ROW_TILES = (8, 16, 32)  # the kernels of each are compiled when an engine is loaded
+HIDDEN_TILE = INNER_TILE = 32  # columns of a block of `o` and `down`, and of `gate_up`'s result
+QUERY_TILE = 16  # rows of a block of the attention
+
+
+@dataclass(frozen=True)
+class ExpertTuning:
+    """Sizes that the time of a step depends on; its results depend on them in rounding only.
+
+    - warps: of a block of a product
+    - stages: steps of weights that a warp has on their way to shared memory
+    - attention_warps: of a block of the attention; half as many for heads of 128
+    - finish_threads: of a block of the last kernel
+    - row_tile: rows of a block of a product; 0 = the fewest with at most two blocks for each multiprocessor
+    - early_start, trigger_first: as in FusedTuning
+    """
+
+    warps: int = 16
+    stages: int = 8
+    attention_warps: int = 16
+    finish_threads: int = 256
+    row_tile: int = 0
+    early_start: bool = True
+    trigger_first: bool = False
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """Sizes of the blocks of a product [rows,k] times [k,n]; `Product` in expert_product.cuh has them too."""
+
+    k: int
+    n: int
+    tile: int
+    warps: int
+    stages: int
+    row_tile: int
+
+    @property
+    def split(self) -> int:
+        """Number of warps that share the k of a column."""
+        return max(1, self.warps // (self.tile // 16))
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of a block."""
+        return WARP * self.tile // 16 * self.split
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks side by side."""
+        return self.n // self.tile
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block: rings or sums of the warps, and x."""
+        most_steps = -(-self.k // 16 // self.split)
+        region = max(512 * min(self.stages, most_steps), 80 * self.row_tile) + 64
+        return self.threads // WARP * region + 2 * self.row_tile * (self.k + 8)
+
+
+class ExpertPlan:
+    """All sizes that the kernels for one shape, GPU and tile of rows are compiled with.
+
+    EngineError if a block needs more shared memory than there is.
+    """
+
+    def __init__(self, shape: ExpertShape, row_tile: int, most_shared: int, tuning: ExpertTuning) -> None:
+        self.shape, self.row_tile, self.tuning = shape, row_tile, tuning
+        self.attention_warps = max(1, tuning.attention_warps * 64 // shape.head_dim)
+        self.stages = next(
+            (
+                stages
+                for stages in range(tuning.stages, 0, -1)
+                if self._shared_bytes(stages) <= most_shared
+            ),
+            0,
+        )
+        if not self.stages:
+            raise EngineError(
+                f"the fused kernels need {self._shared_bytes(1)} bytes of shared memory, "
+                f"the GPU has {most_shared}"
+            )
+
+    def _shared_bytes(self, stages: int) -> int:
+        """Return the largest shared memory of a block."""
+        shape, tuning, rows = self.shape, self.tuning, self.row_tile
+        sizes = {
+            "qkv": (shape.hidden, shape.qkv_size, shape.head_dim),
+            "o": (shape.q_size, shape.hidden, HIDDEN_TILE),
+            "gate_up": (shape.hidden, 2 * shape.inner, 2 * INNER_TILE),
+            "down": (shape.inner, shape.hidden, HIDDEN_TILE),
+        }
+        self.products = {
+            name: TilePlan(*size, tuning.warps, stages, rows) for name, size in sizes.items()
+        }
+        return max(self.attention_bytes, *(plan.shared_bytes for plan in self.products.values()))
+
+    @property
+    def attention_bytes(self) -> int:
+        """Bytes of shared memory of a block of the attention: sums and scales of the warps."""
+        return self.attention_warps * QUERY_TILE * (4 * (self.shape.head_dim + 16) + 8)
+
+    def launch(self, name: str, samples: int, early: bool) -> Launch:
+        """Return how a kernel is launched for so many samples."""
+        shape, rows = self.shape, samples * self.shape.horizon
+        if name == "attention":
+            grid = -(-shape.horizon // QUERY_TILE) * shape.heads, samples
+            return Launch(name, grid, WARP * self.attention_warps, self.attention_bytes, early)
+        if name == "finish":
+            threads = self.tuning.finish_threads
+            return Launch(name, (-(-rows // (threads // WARP)), 1), threads, 0, early)
+        plan = self.products[name]
+        return Launch(name, (plan.blocks, -(-rows // self.row_tile)), plan.threads, plan.shared_bytes, early)
+
+    def macros(self) -> list[tuple[str, str]]:
+        """Return names and values of the macros that the kernels are compiled with."""
+        shape, tuning = self.shape, self.tuning
+        values: dict[str, object] = {
+            "BF16": int(shape.dtype == "bf16"),
+            "TRIGGER_FIRST": int(tuning.trigger_first),
+            "ROWS": self.row_tile,
+            "WARPS": tuning.warps,
+            "STAGES": self.stages,
+            "ATTENTION_WARPS": self.attention_warps,
+            "ATTENTION_BYTES": self.attention_bytes,
+            "FINISH_THREADS": tuning.finish_threads,
+            "HIDDEN": shape.hidden,
+            "HEADS": shape.heads,
+            "KV_HEADS": shape.kv_heads,
+            "HEAD_DIM": shape.head_dim,
+            "INNER": shape.inner,
+            "ROTARY_DIM": shape.rotary_dim,
+            "CAPACITY": shape.capacity,
+            "HORIZON": shape.horizon,
+            "ACTIONS": shape.actions,
+            "EPSILON": f"{float(shape.epsilon)!r}f",
+        }
+        for name, plan in self.products.items():
+            values |= {f"{name.upper()}_SHARED": plan.shared_bytes, f"{name.upper()}_THREADS": plan.threads}
+        return [(name, str(value)) for name, value in values.items()]
+
+
+def plan_samples(
+    shape: ExpertShape, samples: int, multiprocessors: int, most_shared: int, tuning: ExpertTuning
+) -> ExpertPlan:
+    """Return the plan for so many samples.
+
+    Its tile of rows is the smallest one with at most two blocks of a product for each multiprocessor, or the
+    largest one for which there is shared memory. EngineError if there is too little for any.
+    """
+    columns = max(shape.qkv_size // shape.head_dim, shape.inner // INNER_TILE)
+    wanted = tuning.row_tile or next(
+        (
+            row_tile
+            for row_tile in ROW_TILES
+            if columns * -(-samples * shape.horizon // row_tile) <= 2 * multiprocessors
+        ),
+        ROW_TILES[-1],
+    )
+    for row_tile in reversed(ROW_TILES):
+        if row_tile <= wanted:
+            with suppress(EngineError):
+                return ExpertPlan(shape, row_tile, most_shared, tuning)
+    return ExpertPlan(shape, ROW_TILES[0], most_shared, tuning)

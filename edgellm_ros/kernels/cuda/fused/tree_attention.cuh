@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of several new tokens per sequence, a chain or a tree, on tensor cores.
+//
+// A block has one KV head, one split of the cache's rows, and QUERIES of the head's queries, a query being a token and
+// one of the heads that share the KV head. A warp takes CACHE_ROWS rows of the split at once, every ATTENTION_WARPS-th
+// time. Scores are Q K^T, 16 queries by 8 rows; sums are V^T P^T, 16 dimensions by 8 queries, so that probabilities pass
+// from one product to the next in the registers that they are in. Keys and values come from global memory as they lie
+// there: the order of the dimensions in a product is free, and values are the side whose rows are pairs of registers.
+//
+// Blocks make the keys and values of the new tokens in their split themselves, from the product `qkv`, as they do the
+// queries; one of them writes these to the cache.
+
+constexpr int QUERIES = HEAD_DIM <= 128 ? 16 : 8, HALVES = QUERIES / 8;
+constexpr int CACHE_ROWS = 16;
+constexpr int KEY_CHUNKS = HEAD_DIM / 32;             // a lane reads 8 dimensions of a row in each
+constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;    // and here too, of four rows
+constexpr int HEADS_AT_ONCE = HEAD_DIM <= 128 ? 2 : 1;  // that a warp makes of the product
+constexpr bool EARLY_VALUES = HEAD_DIM <= 128;        // whether values are on their way while scores are computed
+constexpr int MERGED = QUERIES / 2;                   // queries that warps merge at once
+constexpr float SCORE_SCALE = 1.4426950408889634f;    // scores are in powers of two
+
+struct TreeShared {
+  union {
+    struct {
+      float places[ATTENTION_WARPS][HEADS_AT_ONCE][HEAD_DIM];
+      uint4 queries[QUERIES][HEAD_DIM / 8 + (HEAD_DIM % 64 ? 0 : 4)], rows[2][ROWS][HEAD_DIM / 8];  // rows: new keys, new values
+    } fresh;
+    float sums[ATTENTION_WARPS][MERGED][64 * VALUE_CHUNKS + 8];
+  };
+  float scales[ATTENTION_WARPS][QUERIES][2];
+  int ends[ROWS];  // of the tokens: their position in the sequence, and 1
+};
+
+// The tokens of a sequence, and which rows of the cache they see.
+struct Tree {
+  const unsigned char* mask;  // [tokens,CAPACITY] of the sequence; null: token s of a chain sees the s before it
+  int tokens, length, window;
+
+  __device__ int end(int token) const {
+    int seen = token + 1;
+    if (mask) {
+      seen = 0;
+      for (int other = 0; other < tokens; ++other) seen += mask[(i64)token * CAPACITY + length - tokens + other] != 0;
+    }
+    return length - tokens + seen;
+  }
+};
+
+// A pair of values from the lower, or the upper halves of two words.
+__device__ inline u32 lower_halves(u32 first, u32 second) { return (first & 0xffffu) | second << 16; }
+__device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 | (second & 0xffff0000u); }
+
+__device__ inline void attend_from_tree(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
+                                        const float* cos_table, const float* sin_table, const i64* position_ids,
+                                        const i64* kv_length, u16* key_cache, u16* value_cache, float* sums,
+                                        float* scales, int window, const u16* next_weights, int next_bytes,
+                                        const unsigned char* mask, int tokens) {
+  STATIC_SHARED(TreeShared, own);
+  const int tiles = (tokens * HEADS_PER_KV + QUERIES - 1) / QUERIES;
+  const int tile = blockIdx.x % tiles, kv_head = blockIdx.x / tiles % KV_HEADS, split = blockIdx.x / (tiles * KV_HEADS);
+  const int sequence = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int first_query = tile * QUERIES, left = tokens * HEADS_PER_KV - first_query;
+  const int queries = left < QUERIES ? left : QUERIES;
+  Tree tree{mask ? mask + (i64)sequence * tokens * CAPACITY : nullptr, tokens, (int)kv_length[sequence], window};
+  const Splits splits(tree.length, window, tokens);
+  const int begin = splits.begin + split * splits.share, first_new = tree.length - tokens;
+  const int end = begin + splits.share < splits.end ? begin + splits.share : splits.end;
+  const int old_end = end < first_new ? end : first_new, made = begin > first_new ? begin : first_new;
+  const i64 cache = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
+
+  uint4 keys[2][KEY_CHUNKS], values[VALUE_CHUNKS][4];
+  auto fetch_keys = [&](int base) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk) {
+        const int row = base + 8 * i + g;
+        keys[i][chunk] = row < old_end ? load_once(key_cache + cache + (i64)row * HEAD_DIM + 32 * chunk + 8 * t)
+                                       : uint4{0, 0, 0, 0};
+      }
+  };
+  auto fetch_values = [&](int base) {
+#pragma unroll
+    for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = base + i / 2 * 8 + 2 * t + i % 2, column = 64 * chunk + 8 * g;
+        const bool valid = row < old_end && (HEAD_DIM % 64 == 0 || column < HEAD_DIM);
+        values[chunk][i] = valid ? load_once(value_cache + cache + (i64)row * HEAD_DIM + column) : uint4{0, 0, 0, 0};
+      }
+  };
+  // What the mask says of this lane's queries, g and g + 8, and rows, two in each half of the cache rows.
+  const unsigned char* masks[HALVES];
+  int tokens_of[HALVES];
+#pragma unroll
+  for (int half = 0; half < HALVES; ++half) {
+    const int index = g + 8 * half < queries ? g + 8 * half : queries - 1;
+    tokens_of[half] = (first_query + index) / HEADS_PER_KV;
+    masks[half] = tree.mask ? tree.mask + (i64)tokens_of[half] * CAPACITY : nullptr;
+  }
+  u16 marks[HALVES][2];
+  auto fetch_marks = [&](int base) {
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = base + 8 * i + 2 * t;
+        marks[half][i] = 0;
+        if (!tree.mask || row >= end) continue;
+        if constexpr (CAPACITY % 2 == 0)
+          marks[half][i] = *reinterpret_cast<const u16*>(masks[half] + row);
+        else
+          marks[half][i] = masks[half][row] | (row + 1 < end ? masks[half][row + 1] << 8 : 0);
+      }
+  };
+  fetch_keys(begin + warp * CACHE_ROWS);
+  if constexpr (EARLY_VALUES) fetch_values(begin + warp * CACHE_ROWS);
+  fetch_marks(begin + warp * CACHE_ROWS);
+
+  // Heads to make: the queries, then key and value of each new row in the split.
+  struct Item {
+    bool is_query, is_value;
+    int token, first;  // column of the product
+  };
+  const int heads = queries + (end > made ? 2 * (end - made) : 0);
+  auto item = [&](int i) {
+    if (i < queries) {
+      const int query = first_query + i;
+      return Item{true, false, query / HEADS_PER_KV, (kv_head * HEADS_PER_KV + query % HEADS_PER_KV) * HEAD_DIM};
+    }
+    const bool is_value = (i - queries) % 2;
+    return Item{false, is_value, made - first_new + (i - queries) / 2,
+                (HEADS + (is_value ? KV_HEADS : 0) + kv_head) * HEAD_DIM};
+  };
+  NewHead fresh[HEADS_AT_ONCE];
+  auto prepare = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
+      if (first + i * ATTENTION_WARPS >= heads) continue;
+      const Item each = item(first + i * ATTENTION_WARPS);
+      const i64 position = position_ids[sequence * tokens + each.token] * (ROTARY_DIM / 2);
+      fresh[i].prepare(each.is_query ? q_norm : each.is_value ? nullptr : k_norm, bias + each.first,
+                       cos_table + position, sin_table + position, !each.is_value);
+    }
+  };
+  if (split < splits.used) {
+    prepare(warp);
+    if (threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
+  }
+  wait_for_kernel_before();
+  prefetch_share(next_weights, next_bytes);
+  if (split >= splits.used) return;
+
+  for (int first = warp; first < heads; first += HEADS_AT_ONCE * ATTENTION_WARPS) {
+    if (first != warp) prepare(first);
+#pragma unroll
+    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
+      if (first + i * ATTENTION_WARPS >= heads) continue;
+      const Item each = item(first + i * ATTENTION_WARPS);
+      fresh[i].read(parts, sequence * tokens + each.token, each.first);
+    }
+#pragma unroll
+    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
+      const int index = first + i * ATTENTION_WARPS;
+      if (index >= heads) continue;
+      const Item each = item(index);
+      fresh[i].finish(!each.is_value, own.fresh.places[warp][i]);
+      u16* const place = reinterpret_cast<u16*>(each.is_query ? own.fresh.queries[index]
+                                                              : own.fresh.rows[each.is_value][each.token]);
+      u16* const slot = (each.is_value ? value_cache : key_cache) + cache + (i64)(first_new + each.token) * HEAD_DIM;
+#pragma unroll
+      for (int j = 0; j < NewHead::ELEMENTS; ++j) {
+        const u16 bits = from_float(fresh[i].values[j]);
+        place[fresh[i].at[j]] = bits;
+        if (!each.is_query && tile == 0) slot[fresh[i].at[j]] = bits;
+      }
+    }
+    wait_for_lanes();  // before the places are written again
+  }
+  __syncthreads();
+
+  int ends[HALVES];
+  float highest[HALVES], total[HALVES];
+#pragma unroll
+  for (int half = 0; half < HALVES; ++half) ends[half] = own.ends[tokens_of[half]], highest[half] = LOWEST, total[half] = 0;
+  float result[HALVES][VALUE_CHUNKS][4][4] = {};  // by pair of dimensions
+
+  for (int base = begin + warp * CACHE_ROWS; base < end; base += ATTENTION_WARPS * CACHE_ROWS) {
+    const int next = base + ATTENTION_WARPS * CACHE_ROWS;
+    bool visible[HALVES][2][2];
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int row = base + 8 * i + 2 * t + j;
+          const bool seen = tree.mask ? marks[half][i] >> 8 * j & 0xff : row < ends[half];
+          visible[half][i][j] = seen && row < end && (window <= 0 || row >= ends[half] - window);
+        }
+    if (base + CACHE_ROWS > first_new) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = base + 8 * i + g;
+        if (row < first_new || row >= end) continue;
+#pragma unroll
+        for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk)
+          keys[i][chunk] = own.fresh.rows[0][row - first_new][4 * chunk + t];
+      }
+    }
+
+    float scores[2][4] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk) {
+      u32 first[4] = {}, second[4] = {};
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        const uint4 words = own.fresh.queries[g + 8 * half][4 * chunk + t];
+        first[half] = words.x, first[half + 2] = words.y, second[half] = words.z, second[half + 2] = words.w;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        mma(scores[i], first, keys[i][chunk].x, keys[i][chunk].y);
+        mma(scores[i], second, keys[i][chunk].z, keys[i][chunk].w);
+      }
+    }
+    if (next < end) fetch_keys(next), fetch_marks(next);
+
+    u32 weights[HALVES][2];
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+      float high = highest[half];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& score = scores[i][2 * half + j];
+          score *= SCORE_SCALE * rsqrt_fast(HEAD_DIM);
+          if (visible[half][i][j]) high = fmaxf(high, score);
+        }
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+      const float factor = exp2_fast(highest[half] - high);
+      highest[half] = high, total[half] *= factor;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float share[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          share[j] = visible[half][i][j] ? exp2_fast(scores[i][2 * half + j] - high) : 0.0f;
+          total[half] += share[j];
+        }
+        weights[half][i] = from_float(share[0]) | (u32)from_float(share[1]) << 16;
+      }
+      // sums are those of queries 2t and 2t + 1
+      const float factors[2] = {__shfl_sync(~0u, factor, 8 * t), __shfl_sync(~0u, factor, 8 * t + 4)};
+#pragma unroll
+      for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) result[half][chunk][j][e] *= factors[e % 2];
+    }
+    if constexpr (!EARLY_VALUES) fetch_values(base);
+    if (base + CACHE_ROWS > first_new) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = base + i / 2 * 8 + 2 * t + i % 2;
+        if (row < first_new || row >= end) continue;
+#pragma unroll
+        for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
+          if (HEAD_DIM % 64 == 0 || 64 * chunk + 8 * g < HEAD_DIM)
+            values[chunk][i] = own.fresh.rows[1][row - first_new][8 * chunk + g];
+      }
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk) {
+      u32 words[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint4 value = values[chunk][i];
+        words[i][0] = value.x, words[i][1] = value.y, words[i][2] = value.z, words[i][3] = value.w;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const u32 pairs[4] = {lower_halves(words[0][j], words[1][j]), upper_halves(words[0][j], words[1][j]),
+                              lower_halves(words[2][j], words[3][j]), upper_halves(words[2][j], words[3][j])};
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half)
+          mma(result[half][chunk][j], pairs, weights[half][0], weights[half][1]);
+      }
+    }
+    if constexpr (EARLY_VALUES)
+      if (next < end) fetch_values(next);
+  }
+
+  // Warps that have had rows leave their sums, MERGED queries at once.
+  const int busy = (end - begin + CACHE_ROWS - 1) / CACHE_ROWS;
+  const int warps = busy < ATTENTION_WARPS ? busy : ATTENTION_WARPS;
+#pragma unroll
+  for (int half = 0; half < HALVES; ++half) {
+    total[half] += __shfl_xor_sync(~0u, total[half], 1);
+    total[half] += __shfl_xor_sync(~0u, total[half], 2);
+    if (t == 0) {
+      own.scales[warp][g + 8 * half][0] = highest[half];
+      own.scales[warp][g + 8 * half][1] = total[half];
+    }
+  }
+#pragma unroll
+  for (int round = 0; round < QUERIES / MERGED; ++round) {
+    __syncthreads();  // until the memory is not read any more
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int index = 8 * half + 2 * t + e;
+        if (warp >= warps || index / MERGED != round) continue;
+        float* const place = own.sums[warp][index % MERGED];
+#pragma unroll
+        for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            reinterpret_cast<float2*>(place + 64 * chunk)[8 * j + g] = {result[half][chunk][j][e],
+                                                                        result[half][chunk][j][e + 2]};
+      }
+    __syncthreads();
+    const int here = queries - round * MERGED < MERGED ? queries - round * MERGED : MERGED;
+    for (int at = threadIdx.x; at < here * HEAD_DIM; at += ATTENTION_THREADS) {
+      const int index = round * MERGED + at / HEAD_DIM, dim = at % HEAD_DIM, query_at = first_query + index;
+      const int place = dim / 64 * 64 + dim % 8 / 2 * 16 + dim % 64 / 8 * 2 + dim % 2;
+      float high = LOWEST, sum = 0, value = 0;
+      for (int w = 0; w < warps; ++w) high = fmaxf(high, own.scales[w][index][0]);
+      for (int w = 0; w < warps; ++w) {
+        const float factor = exp2_fast(own.scales[w][index][0] - high);
+        sum += factor * own.scales[w][index][1], value += factor * own.sums[w][index % MERGED][place];
+      }
+      const int row = sequence * tokens + query_at / HEADS_PER_KV;
+      const int out = (row * SPLITS + split) * HEADS + kv_head * HEADS_PER_KV + query_at % HEADS_PER_KV;
+      sums[out * HEAD_DIM + dim] = value;
+      if (dim == 0) scales[2 * out] = high, scales[2 * out + 1] = sum;
+    }
+  }
+}

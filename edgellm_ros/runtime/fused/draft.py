@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the fused kernels of a draft head, or tells why the engine drafts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from edgellm_ros.engine.backend import Binding
+from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE, FusedDraftModel
+from edgellm_ros.engine_directory.fused_model import StoredWeight
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.fused.backend import Decoder, FusedBackend, element_type
+from edgellm_ros.runtime.fused.device_weights import load_weights
+from edgellm_ros.runtime.fused.loading import FusedDecoding, Unavailable, device_problem
+
+if TYPE_CHECKING:
+    from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
+    from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
+
+logger = logging.getLogger(__name__)
+
+
+class FusedDraftBackend(FusedBackend):
+    """Runs of one draft head; the bindings are those of `draft/model.cuda.onnx` that the kernels use.
+
+    takes_trees: whether a token attends to the rows that a mask has, not to all up to its own.
+    """
+
+    def __init__(self, head: Decoder, shape: FusedDraftShape, device: Device, takes_trees: bool) -> None:
+        self._decoder, self._device = head, device
+        self.bindings = tuple(_bindings(shape, takes_trees))
+
+
+def load_fused_draft(
+    root: Path, config: EngineConfig, drafting: SpecDecodeDraftingConfig, device: Device
+) -> FusedDecoding | None:
+    """Load the fused kernels of an engine directory's draft head, if device and head have them.
+
+    The log gets the reason where the engine drafts.
+    """
+    try:
+        return _load(root, config, drafting, device)
+    except Unavailable as reason:
+        logger.info("the engine drafts: %s", reason)
+        return None
+
+
+def _load(
+    root: Path, config: EngineConfig, drafting: SpecDecodeDraftingConfig, device: Device
+) -> FusedDecoding:
+    problem = device_problem(device)
+    if problem is not None:
+        raise Unavailable(problem)
+    path = root / FUSED_DRAFT_FILE
+    if not path.is_file():
+        if config.precision == "fp32":
+            raise Unavailable("the head has fp32, the kernels take fp16 and bf16")
+        raise Unavailable(f"the engine has no {FUSED_DRAFT_FILE}: export it again")
+    model = FusedDraftModel.load(path)
+    shape = draft_shape(config, model, drafting)
+    problem = shape.unsupported()
+    if problem is not None:
+        raise Unavailable(f"the kernels do not take this head: {problem}")
+    tensors = load_weights(path.parent, model, element_type(config.precision), device)
+    try:
+        head = make_head(device, shape, _weights(model, tensors))
+    except (DeviceLostError, DeviceMemoryError):
+        raise
+    except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
+        raise Unavailable(str(error)) from None
+    backend = FusedDraftBackend(head, shape, device, takes_trees=not drafting.is_chain)
+    return FusedDecoding(EngineExecutor(backend, "draft/fused"), head.max_rows, tensors)
+
+
+class Head(Decoder, Protocol):
+    """What runs a head: a `FusedDraft`."""
+
+    max_rows: int
+
+
+def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> Head:
+    """Make what runs a head on a device."""
+    from edgellm_ros.kernels.cuda.fused.draft import FusedDraft
+
+    return FusedDraft(device, shape, weights)
+
+
+def draft_shape(
+    config: EngineConfig, model: FusedDraftModel, drafting: SpecDecodeDraftingConfig
+) -> FusedDraftShape:
+    """Return the shape of an engine's head, for the tokens of a batch's runs if the kernels take as many."""
+    from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
+    from edgellm_ros.kernels.cuda.fused.shape import MOST_ROWS
+
+    draft, first = config.draft, model.layers[0]
+    assert draft is not None  # `check_drafting`
+    top_k = 1 if drafting.is_chain else drafting.drafting_top_k
+    tokens = max(drafting.tokens_per_round, top_k)
+    return FusedDraftShape(
+        dtype=config.precision,
+        layers=draft.num_layers,
+        hidden=draft.hidden_size,
+        heads=draft.num_attention_heads,
+        kv_heads=draft.num_key_value_heads,
+        head_dim=draft.head_dim,
+        inner=model.intermediate_size,
+        vocab=draft.vocab_size,
+        rotary_dim=draft.rope.rotary_dim,
+        capacity=draft.cache_capacity(config.max_kv_cache_capacity),
+        epsilon=model.epsilon,
+        qk_norm=first.q_norm is not None,
+        qkv_bias=first.qkv_bias is not None,
+        o_bias=first.o_bias is not None,
+        mlp_bias=first.down_bias is not None,
+        max_rows=min(config.max_supported_batch_size * tokens, MOST_ROWS),
+        norm_before_residual=model.norm_before_residual,
+        feeds_back_normed_state=draft.feeds_back_normed_state,
+    )
+
+
+def _weights(model: FusedDraftModel, tensors: dict[str, Tensor]) -> FusedWeights:
+    """Return the addresses of a head's weights on the device."""
+    from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+
+    def address(weight: StoredWeight | None) -> int:
+        return 0 if weight is None else tensors[weight.name].pointer
+
+    layers = []
+    for i, layer in enumerate(model.layers):
+        weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
+        state_norm = 0 if i else address(model.hidden_norm)
+        layers.append(FusedLayerWeights(**weights, state_norm=state_norm))
+    owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
+    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners)
+
+
+def _bindings(shape: FusedDraftShape, takes_trees: bool) -> Iterator[Binding]:
+    dtype, half, hidden = element_type(shape.dtype), shape.rotary_dim // 2, shape.hidden
+    int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
+    yield Binding(names.INPUTS_EMBEDS, dtype, ("B", "S", hidden), True)
+    yield Binding(names.HIDDEN_STATES, dtype, ("B", "S", hidden), True)
+    yield Binding(names.ROPE_COS, float32, ("P", half), True)
+    yield Binding(names.ROPE_SIN, float32, ("P", half), True)
+    yield Binding(names.POSITION_IDS, int64, ("B", "S"), True)
+    yield Binding(names.KV_LENGTH, int64, ("B",), True)
+    if takes_trees:
+        yield Binding(names.ATTENTION_MASK, np.dtype(np.bool_), ("B", 1, "S", shape.capacity), True)
+    yield Binding(names.LAST_TOKEN_IDS, int64, ("B", "N"), True)
+    for i in range(shape.layers):
+        slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
+        yield Binding(names.key_cache(i), dtype, slots, True)
+        yield Binding(names.value_cache(i), dtype, slots, True)
+    yield Binding(names.LOGITS, float32, ("B", "N", shape.vocab), False)
+    yield Binding(names.NEXT_HIDDEN_STATES, dtype, ("B", "S", hidden), False)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of a draft head in NumPy: the reference of the fused kernels' tests.
+
+`run_head` computes on arrays in float64. `HostFusedDraft` has the interface of `FusedDraft` and
+computes on host memory by address.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from doubles.deferred_device import DeferredDevice
+from doubles.fused_decoder import TYPES, LayerArrays, Step, array_at, attention, layer_shapes, rms_norm
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
+from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+
+
+@dataclass(kw_only=True)
+class HeadRun(Step):
+    """Inputs of a run as arrays; the caches are updated in place."""
+
+    states: np.ndarray  # [B,S,H]
+    last_token_ids: np.ndarray  # [B,N]
+
+
+def head_layer_shapes(shape: FusedDraftShape, layer: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a head's layer."""
+    shapes = layer_shapes(shape)
+    if layer == 0:
+        shapes |= {"qkv": (2 * shape.hidden, shape.qkv_size), "state_norm": (shape.hidden,)}
+    return shapes
+
+
+def run_head(
+    shape: FusedDraftShape, layers: list[LayerArrays], norm: np.ndarray, lm_head: np.ndarray, run: HeadRun
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute logits [B,N,V] and next states [B,S,H]."""
+    x, embeds = run.states.astype(np.float64), run.embeds.astype(np.float64)
+    for i, (layer, caches) in enumerate(zip(layers, run.caches, strict=True)):
+        if i == 0:
+            normed = rms_norm(x, layer.state_norm, shape.epsilon)
+            x = normed if shape.norm_before_residual else x
+            normed = np.concatenate([rms_norm(embeds, layer.input_norm, shape.epsilon), normed], axis=-1)
+        else:
+            normed = rms_norm(x, layer.input_norm, shape.epsilon)
+        qkv = _linear(normed, layer.qkv, layer.qkv_bias)
+        attended = attention(shape, layer, None, qkv, caches, run)
+        x = x + _linear(attended, layer.o, layer.o_bias)
+        normed = rms_norm(x, layer.post_norm, shape.epsilon)
+        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=-1)
+        x = x + _linear(gate / (1 + np.exp(-gate)) * up, layer.down, layer.down_bias)
+    normed = rms_norm(x, norm, shape.epsilon)
+    chosen = np.take_along_axis(normed, run.last_token_ids[..., None], axis=1)
+    return _linear(chosen, lm_head, None), normed if shape.feeds_back_normed_state else x
+
+
+def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    y = x @ matrix.astype(np.float64)
+    return y if bias is None else y + bias.astype(np.float64)
+
+
+class HostFusedDraft:
+    """FusedDraft on host memory; on a DeferredDevice a run is queued like a kernel."""
+
+    def __init__(self, device: Any, shape: FusedDraftShape, weights: FusedWeights) -> None:
+        self.runs: list[tuple[int, int]] = []  # sequences and tokens of each
+        self.max_rows = shape.max_rows
+        self._device, self._shape = device, shape
+        self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
+        self._layers = [
+            _layer(layer, head_layer_shapes(shape, i), dtype) for i, layer in enumerate(weights.layers)
+        ]
+        self._norm = array_at(weights.norm, (shape.hidden,), dtype)
+        self._lm_head = array_at(weights.lm_head, (shape.hidden, shape.vocab), dtype)
+
+    def run(self, tensors: Mapping[str, Tensor]) -> None:
+        self.runs.append(tensors["inputs_embeds"].shape[:2])
+        if isinstance(self._device, DeferredDevice):
+            self._device.queue(lambda: self._run(tensors))
+        else:
+            self._run(tensors)
+
+    def _run(self, tensors: Mapping[str, Tensor]) -> None:
+        arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
+        batch, tokens, _ = arrays["inputs_embeds"].shape
+        assert batch * tokens <= self._shape.max_rows
+        mask = arrays.get("attention_mask") if tokens > 1 else None
+        run = HeadRun(
+            embeds=arrays["inputs_embeds"],
+            cos=arrays["rope_cos"],
+            sin=arrays["rope_sin"],
+            position_ids=arrays["position_ids"],
+            kv_length=arrays["kv_length"],
+            caches=[
+                (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
+            ],
+            mask=None if mask is None else mask[:, 0],
+            states=arrays["hidden_states"],
+            last_token_ids=arrays["last_token_ids"],
+        )
+        logits, states = run_head(self._shape, self._layers, self._norm, self._lm_head, run)
+        arrays["logits"][...], arrays["next_hidden_states"][...] = logits, states
+
+
+def _layer(layer: FusedLayerWeights, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> LayerArrays:
+    given = {field.name for field in dataclasses.fields(layer) if getattr(layer, field.name)}
+    assert given == set(shapes), f"weights {sorted(given)}, expected {sorted(shapes)}"
+    return LayerArrays(**{name: array_at(getattr(layer, name), shapes[name], dtype) for name in shapes})

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused kernels of a draft head against NumPy; without a GPU they are compiled for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installed (requirements-test.txt)")
+
+from cuda.core import Program
+
+from doubles import fused_on_cpu
+from doubles.fused_decoder import TYPES, LayerArrays, fuse
+from doubles.fused_draft import HeadRun, head_layer_shapes, run_head
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused import compiler
+from edgellm_ros.kernels.cuda.fused.decoder import compiler_for
+from edgellm_ros.kernels.cuda.fused.draft import FusedDraft, FusedDraftShape
+from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionPlan, FusionShape, FusionWeights
+from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning
+from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
+from fixtures.on_device import put
+
+SMALL = FusedDraftShape(
+    "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
+    capacity=150, epsilon=1e-5,
+)  # fmt: skip
+CPU_TUNING = FusedTuning(
+    threads=64, tile=64, narrow_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16
+)  # fmt: skip
+TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # relative to the largest value
+
+
+def changed(**changes) -> FusedDraftShape:
+    return dataclasses.replace(SMALL, **changes)
+
+
+class Head:
+    """Random weights, caches and inputs of a head, as arrays and on a device.
+
+    lengths: filled rows of each sequence, with the new tokens; chosen [B][N]: tokens whose logits are wanted;
+    mask [B,S,C]: rows that the tokens see, None = a chain.
+    """
+
+    def __init__(
+        self,
+        shape: FusedDraftShape,
+        lengths: list[int],
+        chosen: list[list[int]],
+        tokens: int = 1,
+        mask: np.ndarray | None = None,
+    ) -> None:
+        self.shape, self.dtype, self.tokens = shape, TYPES[shape.dtype], tokens
+        self.random = np.random.default_rng(0)
+        batch, positions = len(lengths), 2 * shape.capacity
+        self.layers = [
+            LayerArrays(**{
+                name: self._weight(name, size) for name, size in head_layer_shapes(shape, layer).items()
+            })
+            for layer in range(shape.layers)
+        ]  # fmt: skip
+        self.norm = self._weight("norm", (shape.hidden,))
+        self.lm_head = self._values((shape.hidden, shape.vocab), shape.hidden**-0.5)
+        angles = self.random.uniform(-3, 3, (positions, shape.rotary_dim // 2))
+        cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
+        self.run = HeadRun(
+            embeds=self._values((batch, tokens, shape.hidden), 1.0),
+            states=self._values((batch, tokens, shape.hidden), 2.0),
+            cos=np.cos(angles).astype(np.float32),
+            sin=np.sin(angles).astype(np.float32),
+            position_ids=self.random.integers(0, positions, (batch, tokens)),
+            kv_length=np.array(lengths, np.int64),
+            last_token_ids=np.array(chosen, np.int64),
+            caches=[(self._values(cache, 1.0), self._values(cache, 1.0)) for _ in range(shape.layers)],
+            mask=mask,
+        )
+        for keys, values in self.run.caches:  # rows that nothing may read
+            for row, length in enumerate(lengths):
+                keys[row, :, length - tokens :] = values[row, :, length - tokens :] = np.nan
+
+    def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
+        return (self.random.standard_normal(shape) * scale).astype(self.dtype)
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if "norm" in name:
+            return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
+        return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+
+    def on_device(self, device) -> tuple[FusedWeights, dict]:
+        """Return the weights and the tensors of a run."""
+        kept = []
+
+        def place(array: np.ndarray) -> int:
+            kept.append(put(device, array.view(np.uint16)))
+            return kept[-1].pointer
+
+        layers = tuple(
+            FusedLayerWeights(
+                **{name: place(array) for name, array in vars(layer).items() if array is not None}
+            )
+            for layer in self.layers
+        )
+        weights = FusedWeights(layers, place(self.norm), place(self.lm_head), owners=tuple(kept))
+        run, (batch, chosen) = self.run, self.run.last_token_ids.shape
+        tensors = {
+            "inputs_embeds": put(device, run.embeds.view(np.uint16)),
+            "hidden_states": put(device, run.states.view(np.uint16)),
+            "rope_cos": put(device, run.cos),
+            "rope_sin": put(device, run.sin),
+            "position_ids": put(device, run.position_ids),
+            "kv_length": put(device, run.kv_length),
+            "last_token_ids": put(device, run.last_token_ids),
+            "logits": device.empty((batch, chosen, self.shape.vocab), np.float32),
+            "next_hidden_states": device.empty((batch, self.tokens, self.shape.hidden), np.uint16),
+        }
+        for i, (keys, values) in enumerate(run.caches):
+            tensors[f"key_cache_{i}"] = put(device, keys.view(np.uint16))
+            tensors[f"value_cache_{i}"] = put(device, values.view(np.uint16))
+        if run.mask is not None:
+            tensors["attention_mask"] = put(device, run.mask[:, None])
+        return weights, tensors
+
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        """Compute logits and next states in float64; the new rows are written to the caches."""
+        return run_head(self.shape, self.layers, self.norm, self.lm_head, self.run)
+
+
+@pytest.fixture(scope="session")
+def host(device, tmp_path_factory):
+    """The device that kernels run on, and what compiles them: the host if there is no GPU."""
+    if device.memory == "cuda":
+        return device, compiler_for(device), None
+    folder = tmp_path_factory.mktemp("fused_draft")
+    compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
+    return fused_on_cpu.FusedDoubleDevice(5), compile, CPU_TUNING
+
+
+def check(host, head: Head) -> None:
+    """Compare a run with float64."""
+    device, compile, tuning = host
+    weights, tensors = head.on_device(device)
+    FusedDraft(device, head.shape, weights, compile, tuning).run(tensors)
+    logits, states = head.expected()
+    outputs = {name: device.download(tensor) for name, tensor in tensors.items()}
+    close(outputs["logits"], logits, head.shape.dtype)
+    close(outputs["next_hidden_states"].view(head.dtype), states, head.shape.dtype)
+    for i, caches in enumerate(head.run.caches):
+        for name, cache in zip(("key", "value"), caches, strict=True):
+            found = outputs[f"{name}_cache_{i}"].view(head.dtype)
+            for row, length in enumerate(head.run.kv_length):
+                new = slice(length - head.tokens, length)
+                close(found[row, :, new], cache[row, :, new], head.shape.dtype)
+                before, after = found[row].copy(), cache[row].copy()
+                before[:, new], after[:, new] = 0, 0
+                np.testing.assert_array_equal(before.view(np.uint16), after.view(np.uint16))
+
+
+def close(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert error < TOLERANCE[dtype], f"relative error {error:.2g}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths",
+    [
+        pytest.param(SMALL, [1], id="the first token"),
+        pytest.param(
+            changed(dtype="bf16", norm_before_residual=True, feeds_back_normed_state=True, max_rows=4),
+            [77, 150, 3], id="bf16, normed states, 3 sequences",
+        ),
+        pytest.param(
+            changed(layers=2, qk_norm=True, qkv_bias=True, o_bias=True, mlp_bias=True, max_rows=2),
+            [40, 9], id="two layers with biases and norms of heads",
+        ),
+    ],
+)  # fmt: skip
+def test_a_level_of_one_node_is_that_of_numpy(host, shape, lengths):
+    check(host, Head(shape, lengths, [[0]] * len(lengths)))
+
+
+@pytest.mark.slow
+def test_accepted_tokens_of_a_batch_have_logits_of_the_newest_alone(host):
+    check(host, Head(changed(max_rows=4), [150, 3], [[1], [0]], tokens=2))
+
+
+@pytest.mark.slow
+def test_nodes_of_a_level_see_committed_rows_and_their_ancestors(host):
+    shape, committed, level, top_k = changed(max_rows=4, feeds_back_normed_state=True), 40, 2, 4
+    length = committed + level * top_k
+    mask = np.zeros((1, top_k, shape.capacity), bool)
+    mask[0, :, :committed] = True
+    for node, parent in enumerate((2, 0, 0, 3)):
+        mask[0, node, [committed + parent, committed + top_k + node]] = True
+    head = Head(shape, [length], [list(range(top_k))], tokens=top_k, mask=mask)
+    for keys, values in head.run.caches:  # a node that is no ancestor
+        keys[0, :, committed + 1], values[0, :, committed + 1] = 100, 100
+    check(host, head)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, rows, bias",
+    [
+        pytest.param(FusionShape("fp16", 128, 128), 1, False, id="one row"),
+        pytest.param(FusionShape("bf16", 64, 192, state_norms=True, max_rows=4), 3, True, id="three norms"),
+        pytest.param(FusionShape("fp16", 192, 64, joined_norm=True, max_rows=2), 2, True, id="one norm"),
+    ],
+)
+def test_fused_states_are_those_of_numpy(host, shape, rows, bias):
+    random, dtype = np.random.default_rng(0), TYPES[shape.dtype]
+    inputs = 3 * shape.state_size
+    states = random.standard_normal((3, rows, shape.state_size)).astype(dtype) * dtype.type(3)
+    fc = (random.standard_normal((inputs, shape.fused_size)) * inputs**-0.5).astype(dtype)
+    offset = random.standard_normal(shape.fused_size).astype(dtype) if bias else None
+    scales = (1 + 0.2 * random.standard_normal(inputs)).astype(dtype)
+    norms = np.split(scales, 3) if shape.state_norms else [scales]
+    expected = fuse(shape, states, fc, offset, norms)
+    assert expected.std() > 0.3
+    found = run_fusion(host, shape, states, fc, offset, scales)
+    close(found, expected, shape.dtype)
+
+
+@pytest.mark.slow
+def test_fused_states_that_fp16_cannot_hold_are_its_limits(host):
+    shape = FusionShape("fp16", 128, 128)
+    states = np.full((3, 1, 128), 4000, np.float16)
+    fc = np.ones((384, 128), np.float16)
+    fc[:, 1::2] = -1
+    found = run_fusion(host, shape, states, fc, None, None)
+    np.testing.assert_array_equal(found[0], np.tile([65504, -65504], 64))
+
+
+def run_fusion(host, shape, states, fc, bias, scales) -> np.ndarray:
+    """Fuse states [3,rows,Hb]; return [rows,Hd]."""
+    device, compile, tuning = host
+    kept = [put(device, array.view(np.uint16)) for array in (fc, *states)]
+    first = put(device, scales.view(np.uint16)) if shape.state_norms or shape.joined_norm else None
+    norms = tuple(first.pointer + 2 * i * shape.state_size for i in range(3)) if first else (0, 0, 0)
+    offset = put(device, bias.view(np.uint16)) if bias is not None else None
+    weights = FusionWeights(kept[0].pointer, offset.pointer if offset else 0, norms)
+    rows = states.shape[1]
+    out = device.empty((rows, shape.fused_size), np.uint16)
+    threads = tuning.threads if tuning else 256
+    fusion = FusedFusion(device, shape, weights, compile, threads)
+    pointers = [tensor.pointer for tensor in kept[1:]]
+    for program, launch, arguments in fusion.launches(pointers, out.pointer, rows, early=False):
+        program.launch(launch, *arguments)
+    return device.download(out).view(TYPES[shape.dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
+def test_the_kernels_keep_their_variables_in_registers(arch):
+    fusion = FusionPlan(FusionShape("fp16", 128, 128, state_norms=True, max_rows=8), 8, 20, 227 << 10)
+    for plan, names in (
+        (FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, FusedTuning()), ("draft_head", "joined_qkv")),
+        (fusion, ("fuse", "fused_states")),
+    ):
+        log = io.StringIO()
+        options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
+        Program(compiler.source((compiler.HARDWARE, *plan.files)), "c++", options).compile("cubin", logs=log)
+        found = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
+        frames = dict(found)
+        assert {name: frames[name] for name in names} == dict.fromkeys(names, "0")
+
+
+@pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (163 << 10, 8)])
+def test_a_head_takes_as_many_tokens_as_shared_memory_has_room_for(most_shared, rows):
+    device, shape = fused_on_cpu.FusedDoubleDevice(16), changed(hidden=2048, inner=6144, max_rows=16)
+    device.most_shared_memory = most_shared
+    layer = FusedLayerWeights(0, 0, 0, 0, 0, 0)
+    assert FusedDraft(device, shape, FusedWeights((layer,), 0), lambda plan: None).max_rows == rows
+
+
+def test_a_head_whose_lm_head_is_an_embedding_table_is_refused(host):
+    device, compile, tuning = host
+    with pytest.raises(EngineError, match="the LM head is the embedding table"):
+        FusedDraft(device, changed(tied=True), FusedWeights((), 0), compile, tuning)
