@@ -185,8 +185,6 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
     adapters = read_adapters(folders, inputs, options.max_lora_rank)
-    if model.describe_llm is not None and options.precision != "fp32" and not weights.is_quantized:
-        texts[FUSED_FILE] = model.describe_llm(llm_options, llm, Path(graph_path("llm")).name).contents()
     if options.max_lora_rank is None:
         rank = max((adapter.rank for adapter in adapters.values()), default=0)
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
@@ -231,12 +229,19 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
+    cuda_file = Path(variant_path(graph_path("llm"), "cuda")).name
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
         for part, variant in others.items():
-            # Only graphs for CUDA have zero points of quantised weights, only those for a CPU new integers.
+            # Only graphs for CUDA have quantised weights in a layout of their own, which those of `llm` have
+            # for all; only graphs for a CPU have new integers.
             own = weights.is_quantized or (form == "cpu" and options.cpu_int8)
+            if weights.is_quantized and part == VERIFY and form != "cpu" and "llm" in variants:
+                variant.share_weights(variants["llm"], cuda_file, own=True)
             variant.share_weights(parts[part], Path(graph_path(part)).name, own=own)
             graphs[variant_path(graph_path(part), form)] = variant
+    if model.describe_llm is not None and options.precision != "fp32":
+        described_llm = (llm, Path(graph_path("llm")).name), (variants["llm"], cuda_file)
+        texts[FUSED_FILE] = model.describe_llm(llm_options, *described_llm).contents()
 
     return ExportPlan(
         family=family.name,

@@ -70,7 +70,9 @@ class FusedDecoder:
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
         self.max_rows = min(shape.max_rows, max(self._variants))
-        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
+        form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
+        gate_up = 2 * size if form is None else size * form.bits // 8
+        self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
         self._scratch = self._make_scratch(self._variants.values())
         self._fusion = fusion
         self._states: dict[int, Tensor] = {}  # by layer from 0
