@@ -35,7 +35,7 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
     for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   }
   __syncthreads();
-  multiply<P>(shared, stream, first, count, finish);
+  multiply_any<P>(shared, stream, first, count, finish);
 }
 
 // The product with a matrix whose result is added to the residual stream. prepare(): before the kernel waits; fill(k, x):
@@ -55,7 +55,7 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   wait_for_kernel_before();
   fill(P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES, shared.x);
   __syncthreads();
-  multiply<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+  multiply_any<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
     const int column = tile * P::TILE + at;
     if (row >= rows || column >= P::N) return;
     add_to_residual(residual + row * P::N + column, bias && from_start ? sum + to_float(bias[column]) : sum);

@@ -11,13 +11,13 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
-EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
 
@@ -70,7 +70,9 @@ class FusedDecoder:
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
         self.max_rows = min(shape.max_rows, max(self._variants))
-        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
+        form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
+        gate_up = 2 * size if form is None else size * form.bits // 8
+        self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
         self._scratch = self._make_scratch(self._variants.values())
         self._fusion = fusion
         self._states: dict[int, Tensor] = {}  # by layer from 0
@@ -228,11 +230,6 @@ class Variant:
 def variant_for(variants: Mapping[int, Variant], rows: int) -> Variant:
     """Return the smallest kernels that take so many rows."""
     return next(each for size, each in variants.items() if size >= rows)
-
-
-def compute_capability(arch: str) -> int:
-    """Return 90 for "sm_90"."""
-    return int("".join(filter(str.isdigit, arch)))
 
 
 def compiler_for(device: Any) -> Callable[[Any], Any]:

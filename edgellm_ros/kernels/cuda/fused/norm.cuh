@@ -143,7 +143,14 @@ __device__ inline void share_x(u16* out, const NormedRows<COUNT>& x, int k, int 
   for (int i = 0; i < Normed::SHARE; ++i) {
     if (!Normed::inside(i)) continue;
     const int at = k + 2 * Normed::pair(i);
-    if constexpr (P::x_place(1, 0) == P::x_place(0, 0) + 1) {
+    if constexpr (P::QUANTIZED) {
+#pragma unroll
+      for (int row = 0; row < COUNT; ++row) {
+        const u32 bits = x.bits(row, i);
+        out[P::x_place(at, first + row)] = (u16)bits;
+        out[P::x_place(at + 1, first + row)] = bits >> 16;
+      }
+    } else if constexpr (P::x_place(1, 0) == P::x_place(0, 0) + 1) {
 #pragma unroll
       for (int row = 0; row < COUNT; ++row)
         *reinterpret_cast<u32*>(out + P::x_place(at, first + row)) = x.bits(row, i);

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
 FILES = (
-    "gemv.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh", "decoder.cu",
+    "gemv.cuh", "quantized.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh",
+    "decoder.cu",
 )  # fmt: skip
 DRAFT_FILES = (*FILES, "draft.cu")
 OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # kernels with the same products
@@ -19,6 +21,9 @@ COPY = 16  # bytes of one asynchronous copy: 8 values
 COPIES, SUMS_ROWS, SUMS_STRIDE = 4, 8, 68
 MOST_SPLITS = 32
 MERGED = 8  # splits that `repeated_bytes` counts with
+COLUMNS = 16  # of a warp that multiplies quantised weights
+PIECES = 4  # copies of one such column in a step of a warp
+FEWEST_STEPS = 3  # of quantised weights on their way
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -28,6 +33,7 @@ class FusedTuning:
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
+    - quantized_tile, quantized_narrow_tile: the same, of products with quantised weights
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
@@ -50,6 +56,8 @@ class FusedTuning:
     tile: int = 64
     narrow_tile: int = 128
     head_tile: int = 64
+    quantized_tile: int = 64
+    quantized_narrow_tile: int = 256
     stages: int = 13
     mma_rows: int = 4
     mma_threads: int = 256
@@ -153,6 +161,24 @@ def x_bytes(width: int, rows: int, mma: bool) -> int:
 
 
 @dataclass(frozen=True)
+class QuantizedProductPlan(ProductPlan):
+    """Shares of the blocks of a product with quantised weights; `QuantizedPlan` is the same."""
+
+    form: Quantized = field(default_factory=lambda: Quantized(4, 128))
+
+    @property
+    def lanes(self) -> int:
+        k_warps = self.threads // WARP * COLUMNS // self.tile
+        return k_warps * PIECES * 8 * COPY // self.form.bits
+
+    @property
+    def shared_bytes(self) -> int:
+        steps = max(FEWEST_STEPS, self.ring // (2 * COPY * self.threads))
+        sums = self.threads // WARP * COLUMNS * self.rows
+        return 2 * COPY * steps * self.threads + 2 * self.width * self.rows + 4 * sums
+
+
+@dataclass(frozen=True)
 class Launch:
     """How a kernel is launched.
 
@@ -226,24 +252,34 @@ class FusedPlan:
         def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
             return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole, self.mma)
 
-        def apart(nbytes: int) -> bool:
-            return self.mma and nbytes > tuning.repeated_bytes
+        def apart(nbytes: int, name: str) -> bool:
+            """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
+            return self.mma and nbytes > tuning.repeated_bytes and shape.form(name) is None
+
+        def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
+            form = shape.form(name)
+            if form is None:
+                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
+            tile = min(tuning.quantized_narrow_tile if narrow else tuning.quantized_tile, tuning.threads // 2)
+            sizes = tuning.threads, stages, rows, blocks, all_of_x
+            return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, form=form)
 
         self.stages = stages
         inputs = (1 + shape.joined) * shape.hidden
-        norms = apart(8 * rows * shape.hidden * blocks)
-        others = norms and not shape.joined
-        self.apart = {"qkv": others, "gate_up": norms, "lm_head": others}
+        norms = 8 * rows * shape.hidden * blocks
+        self.apart = {name: apart(norms, name) for name in ("qkv", "gate_up", "lm_head")}
+        if shape.joined:
+            self.apart |= {"qkv": False, "lm_head": False}
         self.products = {
-            "qkv": product(inputs, shape.qkv_size, tuning.tile, not self.apart["qkv"]),
-            "o": product(shape.q_size, shape.hidden, tuning.narrow_tile, False),
-            "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, not norms),
-            "down": product(shape.inner, shape.hidden, tuning.narrow_tile, False),
+            "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
+            "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
+            "gate_up": layer_product("gate_up", shape.hidden, 2 * shape.inner, not self.apart["gate_up"]),
+            "down": layer_product("down", shape.inner, shape.hidden, False, narrow=True),
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
-        self.apart["down"] = apart(sums * self.products["down"].blocks)
+        self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
         splits = 4 * rows * self.products["o"].width * MERGED
-        self.apart["o"] = apart(splits * self.products["o"].blocks)
+        self.apart["o"] = apart(splits * self.products["o"].blocks, "o")
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -360,4 +396,8 @@ class FusedPlan:
             prefix = name.upper()
             values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
             values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
+            form = shape.form(name)
+            values[f"{prefix}_BITS"] = 16 if form is None else form.bits
+            values[f"{prefix}_GROUP"] = 0 if form is None else form.group
+            values[f"{prefix}_ZERO_POINTS"] = str(form is not None and form.zero_points).lower()
         return [(name, str(value)) for name, value in values.items()]
