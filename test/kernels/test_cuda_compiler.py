@@ -23,7 +23,8 @@ OTHERS = (
     "commit_tokens", "commit_rows", "map_tokens", "euler_step", "sample", "log_probabilities", "fill",
 )  # fmt: skip
 TREES_BY_WIDTH = (
-    "begin_accepted", "begin_level", "tree_mask", "move_cache_rows", "take_rows", "put_rows",
+    "begin_accepted", "begin_level", "tree_mask", "move_cache_rows", "take_rows", "take_accepted",
+    "put_rows",
 )  # fmt: skip
 OTHER_TREES = (
     "add_candidates", "add_candidates_half", "select_tree", "tree_rope_rows", "sample_path",

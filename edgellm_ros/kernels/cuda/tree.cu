@@ -336,6 +336,18 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
   }
 }
 
+// take_rows, and copies of tokens [places] and of counts [batch].
+template <class Unit>
+__device__ void take_accepted(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
+                              i64 rows, i64 units, const i64* tokens, i64* out_tokens, const i64* counts,
+                              i64* out_counts) {
+  for (i64 place = blockIdx.x; place < places && threadIdx.x == 0; place += gridDim.x) {
+    out_tokens[place] = tokens[place];
+    if (place % places_per_sequence == 0) out_counts[place / places_per_sequence] = counts[place / places_per_sequence];
+  }
+  take_rows(out, source, index, places, places_per_sequence, rows, units);
+}
+
 // source [places, units]; out [batch, rows, units], index [batch, places / batch]. One block per row of `source`.
 template <class Unit>
 __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
@@ -384,6 +396,14 @@ __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 pl
                                                i64 places_per_sequence, i64 rows, i64 units) {                      \
     wait_for_kernel_before();                                                                                       \
     take_rows(out, source, index, places, places_per_sequence, rows, units);                                        \
+  }                                                                                                                 \
+  extern "C" __global__ void take_accepted_##width(Unit* out, const Unit* source, const i64* index, i64 places,     \
+                                                   i64 places_per_sequence, i64 rows, i64 units,                    \
+                                                   const i64* tokens, i64* out_tokens, const i64* counts,           \
+                                                   i64* out_counts) {                                               \
+    wait_for_kernel_before();                                                                                       \
+    take_accepted(out, source, index, places, places_per_sequence, rows, units, tokens, out_tokens, counts,         \
+                  out_counts);                                                                                      \
   }                                                                                                                 \
   extern "C" __global__ void put_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,          \
                                               i64 places_per_sequence, i64 rows, i64 units) {                       \

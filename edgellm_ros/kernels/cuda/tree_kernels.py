@@ -193,6 +193,24 @@ class CudaTreeKernels(CudaLaunches):
             row // width,
         )  # fmt: skip
 
+    def take_accepted(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        path: Tensor,
+        counts: Tensor,
+        out_tokens: Tensor,
+        out_states: Tensor,
+        out_counts: Tensor,
+    ) -> None:
+        row = row_bytes(out_states)
+        width = widest_unit(row, states, out_states)
+        self._by_token(
+            f"take_accepted_{width}", path, row // width,
+            out_states.pointer, states.pointer, path.pointer, path.size, path.shape[1], states.shape[1],
+            row // width, tokens.pointer, out_tokens.pointer, counts.pointer, out_counts.pointer,
+        )  # fmt: skip
+
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         row = row_bytes(source)
         width = widest_unit(row, source, out)
