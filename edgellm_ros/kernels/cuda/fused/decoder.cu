@@ -56,7 +56,7 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
 }
 
 #if !JOINED
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows) {
   multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows,
                        [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
       i64 window, i64 rows, i64 tokens) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
@@ -130,14 +130,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, i64 rows) {
   multiply_normed<GATE_UP>(
       weights, norm, nullptr, residual, nullptr, false, (int)rows,
       [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, i64 rows) {
   multiply_and_add<DOWN>(
       weights, bias, residual, (int)rows, [] {},
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 #if !JOINED
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, i64 rows) {
 #if TIED
   multiply_table(weights, norm, residual, logits, hidden, (int)rows);
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // Write the residual stream after the last layer in the model's type, for a draft head.
-extern "C" __global__ void __launch_bounds__(THREADS) last_state(const i64* residual, u16* out, i64 rows) {
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS) last_state(const i64* residual, u16* out, i64 rows) {
   wait_for_kernel_before();
   const int pairs = (int)rows * HIDDEN / 2;
   for (int place = blockIdx.x * THREADS + threadIdx.x; place < pairs; place += gridDim.x * THREADS) {
