@@ -39,7 +39,7 @@ from edgellm_ros.builder.graph import FLOAT, GraphBuilder, Weight
 ORT_DOMAIN = "com.microsoft"
 UINT8 = ir.DataType.UINT8
 TOP, ZERO = 127, 128  # the largest magnitude, and the value that stands for 0
-SMALLEST = 1e-30  # of a row's scale: rows of zeros stay zeros
+SMALLEST = 1e-30  # of a column's scale; a row of zeros has the scale 0
 NORMS = ("RMSNormalization", "LayerNormalization")  # one NaN makes the whole row NaN
 
 
@@ -126,12 +126,10 @@ class _Nodes:
 
 def _integers(builder: GraphBuilder, new: _Nodes, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Add the values of x as integers, and the scale of each row times TOP."""
-    last, smallest = builder.constant([-1]), builder.constant(SMALLEST, FLOAT)
-    parts = [new.op("ReduceMax", new.op("Abs", x), last, keepdims=1), smallest]
-    producer = x.producer()
+    last, producer = builder.constant([-1]), x.producer()
+    scale = new.op("ReduceMax", new.op("Abs", x), last, keepdims=1)
     if producer is None or producer.op_type not in NORMS:
-        parts.append(new.op("ReduceMean", x, last, keepdims=1))
-    scale = new.op("Max", *parts)
+        scale = new.op("Max", scale, new.op("ReduceMean", x, last, keepdims=1))
     step, zero = builder.constant(1 / TOP, FLOAT), builder.constant(ZERO, UINT8)
     return new.op("QuantizeLinear", new.op("Div", x, scale), step, zero), scale
 

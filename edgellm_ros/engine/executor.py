@@ -173,18 +173,20 @@ class EngineExecutor:
             self._current.graph = graph
         return graph is not None
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: Any = None, runs: str = "") -> None:
         """Capture a graph of the current binding, best effort.
 
         The engine must have been executed with the binding. Does nothing if already captured. Logs the first
-        failure and stops trying.
+        failure and stops trying. runs: what the log calls such runs, if they are some of the engine's.
         """
         current = self._current
         if not self._recorder.active or current is None or current.graph is not None:
             return
         current.graph = self._recorder.capture(
             lambda: self._backend.capture(current.bound, stream),
-            lambda reason: logger.warning("%s runs without graphs: %s", self.name, reason),
+            lambda reason: logger.warning(
+                "%s %s without graphs: %s", self.name, f"executes {runs}" if runs else "runs", reason
+            ),
         )
 
     def _check(self, dims: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:

@@ -205,6 +205,7 @@ class HostFusedDecoder:
     def __init__(
         self, device: Any, shape: FusedShape, weights: FusedWeights, fusion: StateFusion | None = None
     ) -> None:
+        self.max_rows = shape.max_rows
         self.steps = 0
         self.sizes: list[tuple[int, int]] = []  # of each step: sequences, tokens of each
         self._device, self._shape = device, shape

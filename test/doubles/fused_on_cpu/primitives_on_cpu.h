@@ -107,6 +107,7 @@ void wait_for_copies() {
 }
 
 inline void wait_for_kernel_before() {}
+inline void wait_before_next_kernel() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 inline void prefetch(const void* address, u32 bytes) {
   static thread_local volatile char read;
@@ -171,12 +172,6 @@ const T* exchange_all(const T& value) {
 struct Fragments { u32 a[4], b[2]; };
 
 }  // namespace fused_on_cpu
-
-inline void read_transposed(u32 (&values)[4], Place row) {
-  const u16* const* rows = fused_on_cpu::exchange_all(reinterpret_cast<const u16*>(row.memory));
-  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
-  for (unsigned i = 0; i < 4; ++i) values[i] = rows[8 * i + 2 * t][g] | (u32)rows[8 * i + 2 * t + 1][g] << 16;
-}
 
 inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});

@@ -11,13 +11,13 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
-EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
 
@@ -40,6 +40,9 @@ class FusedDecoder:
     - device: a `CudaDevice`
     - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
     - fusion: of a draft head, whose output is `fused_hidden_states`
+
+    `max_rows`: most tokens of a step, of all sequences. They are fewer than the shape's where the device has
+    too little shared memory for these.
 
     EngineError if the device's architecture is older than sm_80 or the shape is not supported.
     """
@@ -66,6 +69,7 @@ class FusedDecoder:
         self._early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
+        self.max_rows = min(shape.max_rows, max(self._variants))
         form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
         gate_up = 2 * size if form is None else size * form.bits // 8
         self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
@@ -75,14 +79,19 @@ class FusedDecoder:
         if fusion is not None:
             threads = min(256, self._tuning.threads)
             self._fuse = FusedFusion(device, fusion.shape, fusion.weights, self._compile, threads)
-            rows = (shape.max_rows, shape.hidden)
+            rows = (self.max_rows, shape.hidden)
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
     def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
-        """Make kernels for a shape, by largest number of rows."""
+        """Make kernels for a shape, by largest number of rows, up to what the device has room for."""
         device, variants, rows = self._device, dict[int, Variant](), 1
         while rows < 2 * shape.max_rows:
-            plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
+            try:
+                plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
+            except EngineError:
+                if rows == 1:
+                    raise
+                break
             variants[rows] = Variant(plan, self._compile(plan))
             rows *= 2
         return variants
@@ -117,19 +126,25 @@ class FusedDecoder:
         """
         shape, (batch, tokens, _) = self._shape, tensors["inputs_embeds"].shape
         rows = batch * tokens
-        if not 1 <= rows <= shape.max_rows:
-            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} rows")
+        if not 1 <= rows <= self.max_rows:
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} rows")
         variant = variant_for(self._variants, rows)
+        early = False
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
-                early = self._early and (layer > 0 or name != "qkv")
-                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                if variant.plan.has(name):
+                    yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                    early = self._early
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
         residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
         hidden = self._hidden_states(tensors, shape.layers)
+        norm, x = self._weights.norm, self._scratch["x"].pointer
+        if variant.plan.apart["lm_head"]:
+            launch = variant.plan.launch("lm_head_x", rows, self._early)
+            yield variant.program, launch, (norm, residual, hidden, x, rows)
         launch = variant.plan.launch("lm_head", rows, self._early)
-        yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
+        yield variant.program, launch, (head, norm, residual, logits, hidden, x, rows)
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
 
@@ -161,9 +176,12 @@ class FusedDecoder:
         rows: int,
         tokens: int,
     ) -> dict[str, tuple[int, ...]]:
-        """Return the arguments of a layer's kernels, in the order of their launches."""
+        """Return the arguments of a layer's kernels, in the order of their launches.
+
+        Those with names in _x are launched only if the plan has a kernel of its own for x.
+        """
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
-        residual, qkv, gate_up = scratch["residual"], scratch["qkv"], scratch["gate_up"]
+        residual, qkv, gate_up, x = (scratch[name] for name in ("residual", "qkv", "gate_up", "x"))
         splits = scratch["split_sums"], scratch["split_scales"]
         length = tensors["kv_length"].pointer
         rope = (tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids"))
@@ -174,14 +192,18 @@ class FusedDecoder:
         mask = tensors.get("attention_mask")
         tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
         return {
-            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
+            "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
+            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows),
             "tree_attention" if tree else "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
                 *splits, window, weights.gate_up, self._prefetched, *tree,
             ),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows, tokens),
-            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, rows),
-            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, rows),
+            "o_x": (*splits, length, x, window, tokens),
+            "o": (weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens),
+            "gate_up_x": (weights.post_norm, residual, x, rows),
+            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, x, rows),
+            "down_x": (weights.gate_up_bias, gate_up, x),
+            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, x, rows),
         }  # fmt: skip
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:
@@ -202,11 +224,6 @@ class Variant:
 def variant_for(variants: Mapping[int, Variant], rows: int) -> Variant:
     """Return the smallest kernels that take so many rows."""
     return next(each for size, each in variants.items() if size >= rows)
-
-
-def compute_capability(arch: str) -> int:
-    """Return 90 for "sm_90"."""
-    return int("".join(filter(str.isdigit, arch)))
 
 
 def compiler_for(device: Any) -> Callable[[Any], Any]:

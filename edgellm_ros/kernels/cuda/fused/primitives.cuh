@@ -114,6 +114,15 @@ __device__ inline void wait_for_kernel_before() {
 #endif
 }
 
+// First wait, then let the next kernel start: in the first kernel of a run, if it may start early itself. So the kernels
+// after it can read what was written before the run before they wait.
+__device__ inline void wait_before_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
 __device__ inline void wait_for_lanes() { __syncwarp(); }
 
@@ -145,7 +154,6 @@ __device__ inline longlong2 load(const longlong2* address) {
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
   return value;
 }
-
 __device__ inline uint4 load(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -209,15 +217,6 @@ __device__ inline u32 masked_or(u32 value, u32 mask, u32 bits) {
   u32 result;
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
   return result;
-}
-
-// Read four 8 x 8 matrices from shared memory, by all lanes of a warp together. row: row lane % 8 of matrix lane / 8.
-// Lane 4 * g + t gets the values in rows 2t and 2t+1 and column g of each matrix.
-__device__ inline void read_transposed(u32 (&values)[4], Place row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-               : "r"(row.address)
-               : "memory");
 }
 
 // Add the product of a 16 x 16 and a 16 x 8 matrix to `sums`, by all lanes of a warp together. Lane 4 * g + t has
