@@ -64,6 +64,7 @@ LM_HEAD_FILE = "lm_head.safetensors"
 EXPERT_FOLDER = "action_expert"
 TOKEN_OF_DRAFT_LOGIT = "token_of_draft_logit"  # the tensor of D2T_FILE
 DRAFT_FOLDER = "draft"  # of a checkpoint: its draft head
+VISION = "visual"  # the part of the engine
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,10 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
 def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:
     """Change a graph to one for a CPU; return whether it differs from the standard graph."""
     cut = attend_to_visible_rows(graph.graph)
-    return (options.cpu_int8 and multiply_in_int8(graph, lm_head=part == DRAFT)) or cut
+    if not options.cpu_int8:
+        return cut
+    # The LM head finds values that are not finite, which pixels never are.
+    return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISION, DRAFT)) or cut
 
 
 def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
