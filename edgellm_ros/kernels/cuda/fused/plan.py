@@ -33,7 +33,10 @@ class FusedTuning:
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
-    - quantized_tile, quantized_narrow_tile: the same, of products with quantised weights
+    - quantized_tile, quantized_wide_tile, quantized_narrow_tile: of queries, keys and values, of gate and
+      up, and of the others, with quantised weights
+    - least_blocks: blocks of a product for which a multiprocessor has registers
+    - quantized_ahead: a lane reads a step's values while it multiplies those of the step before
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
@@ -57,7 +60,10 @@ class FusedTuning:
     narrow_tile: int = 128
     head_tile: int = 64
     quantized_tile: int = 64
+    quantized_wide_tile: int = 256
     quantized_narrow_tile: int = 256
+    quantized_ahead: bool = False
+    least_blocks: int = 2
     stages: int = 13
     mma_rows: int = 4
     mma_threads: int = 256
@@ -174,6 +180,7 @@ class QuantizedProductPlan(ProductPlan):
     @property
     def shared_bytes(self) -> int:
         steps = max(FEWEST_STEPS, self.ring // (2 * COPY * self.threads))
+        steps = min(steps, -(-self.units // self.blocks) + 1)
         sums = self.threads // WARP * COLUMNS * self.rows
         return 2 * COPY * steps * self.threads + 2 * self.width * self.rows + 4 * sums
 
@@ -260,7 +267,8 @@ class FusedPlan:
             form = shape.form(name)
             if form is None:
                 return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
-            tile = min(tuning.quantized_narrow_tile if narrow else tuning.quantized_tile, tuning.threads // 2)
+            tile = tuning.quantized_tile if name == "qkv" else tuning.quantized_wide_tile
+            tile = min(tuning.quantized_narrow_tile if narrow else tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
             return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, form=form)
 
@@ -370,6 +378,8 @@ class FusedPlan:
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),
+            "LEAST_BLOCKS": self.tuning.least_blocks if self.rows == 1 else 1,
+            "QUANTIZED_AHEAD": str(tuning.quantized_ahead).lower(),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
