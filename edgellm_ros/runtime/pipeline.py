@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
-from edgellm_ros.diffusion.fused_actions import choose_by_time as choose_actions_by_time
-from edgellm_ros.diffusion.fused_actions import load_fused_actions
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -46,6 +44,8 @@ from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.fused.actions import choose_by_time as choose_actions_by_time
+from edgellm_ros.runtime.fused.actions import load_fused_actions
 from edgellm_ros.runtime.fused.choice import Verification, choose_by_time
 from edgellm_ros.runtime.fused.draft import load_fused_draft
 from edgellm_ros.runtime.fused.loading import AUTO, ENGINE, load_fused

@@ -166,3 +166,21 @@ def test_the_option_of_the_command_shows_the_file_of_integers(checkpoint, capsys
     files = json.loads(capsys.readouterr().out.splitlines()[-1])["files"]
     layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96  # q, k and v; o; gate, up and down
     assert files["llm/model.cpu.onnx.data"] > 3 * layer
+
+
+def test_with_one_scale_for_all_rows_a_product_has_its_bias(tmp_path, rng):
+    """The product of the vision tower and of draft heads."""
+    rows, weight = rng.standard_normal((9, INNER)), rng.standard_normal((INNER, WIDTH)).astype(np.float32)
+    bias = rng.standard_normal(WIDTH).astype(np.float32)
+    graph = GraphBuilder("product", "fp32")
+    x = graph.input("x", FLOAT, ["S", INNER])
+    y = graph.op("MatMul", x, graph.weight("w", weight.shape, lambda: weight))
+    y = graph.op("Add", y, graph.weight("b", bias.shape, lambda: bias))
+    graph.output(y, "y", FLOAT, ["S", WIDTH])
+    assert multiply_in_int8(graph, by_rows=False)
+    assert [node.op_type for node in graph.graph] == ["DynamicQuantizeMatMul"]
+    graph.save(tmp_path / "model.onnx")
+    engine = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = engine.run(None, {"x": rows.astype(np.float32)})
+    expected = rows @ weight + bias
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.02

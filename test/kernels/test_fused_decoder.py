@@ -17,11 +17,13 @@ from cuda.core import Program
 
 from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
+from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused import compiler
 from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder, StateFusion
 from edgellm_ros.kernels.cuda.fused.fusion import FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, ProductPlan
+from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
@@ -32,7 +34,7 @@ SMALL = FusedShape(
 )  # fmt: skip
 CPU_TUNING = FusedTuning(
     threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
-    prefetched_bytes=1 << 14,
+    prefetched_bytes=1 << 14, quantized_tile=32, quantized_wide_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
 
@@ -50,6 +52,7 @@ class Model:
         self.shape, self.dtype = shape, TYPES[shape.dtype]
         self.random = np.random.default_rng(seed)
         batch, pairs, positions = len(lengths), shape.rotary_dim // 2, 2 * shape.capacity
+        self.quantized: dict[int, np.ndarray] = {}  # bytes by id of the matrix
         self.layers = [
             LayerArrays(**{name: self._weight(name, size) for name, size in layer_shapes(shape).items()})
             for _ in range(shape.layers)
@@ -90,14 +93,21 @@ class Model:
     def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         if "norm" in name:
             return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
-        return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+        form = self.shape.form(name)
+        if form is None:
+            return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+        matrix = QuantizedMatrix.random(self.random, form, shape, self.dtype)
+        weight = matrix.dequantized()
+        self.quantized[id(weight)] = matrix.contents()
+        return weight
 
     def on_device(self, device) -> tuple[FusedWeights, dict]:
         """Return the weights and the tensors of a run."""
         kept = []
 
         def place(array: np.ndarray):
-            kept.append(put(device, array.view(np.uint16)))
+            stored = self.quantized.get(id(array))
+            kept.append(put(device, array.view(np.uint16) if stored is None else stored))
             return kept[-1].pointer
 
         layers = tuple(
@@ -208,6 +218,49 @@ def test_a_step_is_that_of_numpy(fused, shape, lengths):
     check(fused, shape, lengths)
 
 
+def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
+    forms = {"qkv": qkv, "o": o, "gate_up": gate_up, "down": down}
+    return tuple((name, Quantized(*form)) for name, form in forms.items() if form)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths, tuning",
+    [
+        pytest.param(
+            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40], {}, id="1 row"
+        ),
+        pytest.param(
+            changed(max_rows=2, o_bias=True, mlp_bias=True, hidden=576, inner=320,
+                    quantized=quantized((8, 32, True), (4, 128, True), None, (4, 64))),
+            [33, 2], {"quantized_narrow_tile": 16}, id="a product in fp16, 2 rows",
+        ),
+        pytest.param(
+            changed(dtype="bf16", max_rows=8, hidden=576, inner=320,
+                    quantized=quantized((4, 64, True), (8, 128), (4, 32, True), (8, 64, True))),
+            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16}, id="bf16, zero points, 7 rows",
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, tuning):
+    check(fused, shape, lengths, tuning=dataclasses.replace(CPU_TUNING, **tuning))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied):
+    shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
+    check(fused, shape, list(range(3, 102, 9)), tuning=dataclasses.replace(CPU_TUNING, repeated_bytes=0))
+
+
+def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
+    shape = FusedShape("fp16", 28, 2048, 16, 8, 128, 6144, 151936, 128, 8192, tied=True, max_rows=16)
+    few, many = (FusedPlan(shape, rows, 132, 227 << 10, FusedTuning()) for rows in (4, 16))
+    assert not any(few.apart.values())
+    assert all(many.apart.values())
+    assert many.products["qkv"].width < few.products["qkv"].width  # only the block's share
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, lengths, tokens, tree",
@@ -301,10 +354,13 @@ def test_kernels_after_the_first_start_early_where_the_gpu_can(arch, early):
     assert [launch.early for launch in program.launches] == [False, *[early] * 10]
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("multiprocessors, most_shared", [(132, 227 << 10), (16, 163 << 10), (20, 99 << 10)])
+@pytest.mark.parametrize(
+    "rows, multiprocessors, most_shared",
+    [(1, 132, 227 << 10), (1, 20, 99 << 10), (8, 16, 163 << 10), (8, 20, 99 << 10), (16, 108, 163 << 10),
+     (16, 16, 163 << 10)],
+)  # fmt: skip
 def test_blocks_fit_into_shared_memory(rows, multiprocessors, most_shared):
-    shape = FusedShape("fp16", 36, 4096, 32, 8, 128, 12288, 151936, 128, 8192, max_rows=8)
+    shape = FusedShape("fp16", 36, 4096, 32, 8, 128, 12288, 151936, 128, 8192, max_rows=16)
     plan = FusedPlan(shape, rows, multiprocessors, most_shared, FusedTuning())
     assert max(plan.shared.values()) <= most_shared
 
@@ -323,15 +379,19 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch, head_dim", [("sm_87", 128), ("sm_90", 256), ("sm_110", 64)])
-def test_the_kernels_keep_their_variables_in_registers(arch, head_dim):
+@pytest.mark.parametrize(
+    "arch, head_dim, rows", [("sm_80", 128, 16), ("sm_87", 128, 8), ("sm_90", 256, 16), ("sm_110", 64, 1)]
+)
+def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows):
     log = io.StringIO()
-    plan = FusedPlan(changed(head_dim=head_dim, max_rows=8), 8, 20, 227 << 10, FusedTuning())
+    shape = changed(hidden=2048, head_dim=head_dim, inner=6144, vocab=151936, tied=True, max_rows=rows)
+    plan = FusedPlan(shape, rows, 20, 227 << 10, FusedTuning(repeated_bytes=0 if rows == 16 else 1 << 40))
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
     Program(compiler.source(), "c++", options).compile("cubin", logs=log)
-    frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
-    kernels = ["attention", "down", "gate_up", "last_state", "lm_head", "o", "qkv", "tree_attention"]
-    assert sorted(frames) == [(name, "0") for name in kernels]
+    frames = dict(re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue()))
+    attention = {"new_rows", "tree_attention"} if rows > 1 else {"attention"}
+    assert {"qkv", *attention, "o", "gate_up", "down", "lm_head"} < set(frames)
+    assert set(frames.values()) == {"0"}
 
 
 def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):

@@ -285,7 +285,7 @@ def test_the_first_kernel_waits_before_the_second_one_may_start():
     assert all("griddepcontrol.wait" in part for part in parts)
 
 
-@pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (163 << 10, 8)])
+@pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (99 << 10, 8)])
 def test_a_head_takes_as_many_tokens_as_shared_memory_has_room_for(most_shared, rows):
     device, shape = fused_on_cpu.FusedDoubleDevice(16), changed(hidden=2048, inner=6144, max_rows=16)
     device.most_shared_memory = most_shared

@@ -105,6 +105,8 @@ def _load(
     from edgellm_ros.kernels.cuda.fused.shape import MOST_ROWS
 
     model = FusedModel.load(path)
+    if model.problem is not None:
+        raise Unavailable(f"the kernels do not take this model: {model.problem}")
     batch, nodes = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 1
     rows = max(min(batch, MOST_ROWS), min(batch, MOST_ROWS // nodes) * nodes)
     shape = fused_shape(config, model, rows)

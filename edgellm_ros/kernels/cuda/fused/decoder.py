@@ -70,7 +70,9 @@ class FusedDecoder:
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
         self.max_rows = min(shape.max_rows, max(self._variants))
-        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
+        form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
+        gate_up = 2 * size if form is None else size * form.bits // 8
+        self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
         self._scratch = self._make_scratch(self._variants.values())
         self._fusion = fusion
         self._states: dict[int, Tensor] = {}  # by layer from 0
@@ -127,16 +129,22 @@ class FusedDecoder:
         if not 1 <= rows <= self.max_rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} rows")
         variant = variant_for(self._variants, rows)
+        early = False
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
-                early = self._early and (layer > 0 or name != "qkv")
-                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                if variant.plan.has(name):
+                    yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                    early = self._early
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
         residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
         hidden = self._hidden_states(tensors, shape.layers)
+        norm, x = self._weights.norm, self._scratch["x"].pointer
+        if variant.plan.apart["lm_head"]:
+            launch = variant.plan.launch("lm_head_x", rows, self._early)
+            yield variant.program, launch, (norm, residual, hidden, x, rows)
         launch = variant.plan.launch("lm_head", rows, self._early)
-        yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
+        yield variant.program, launch, (head, norm, residual, logits, hidden, x, rows)
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
 
@@ -168,27 +176,40 @@ class FusedDecoder:
         rows: int,
         tokens: int,
     ) -> dict[str, tuple[int, ...]]:
-        """Return the arguments of a layer's kernels, in the order of their launches."""
+        """Return the arguments of a layer's kernels, in the order of their launches.
+
+        Those with names in _x are launched only if the plan has a kernel of its own for x.
+        """
+        plan = variant_for(self._variants, rows).plan
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
-        residual, qkv, gate_up = scratch["residual"], scratch["qkv"], scratch["gate_up"]
+        residual, qkv, gate_up, x = (scratch[name] for name in ("residual", "qkv", "gate_up", "x"))
         splits = scratch["split_sums"], scratch["split_scales"]
         length = tensors["kv_length"].pointer
-        rope = (tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids"))
-        caches = (tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value"))
+        rope = [tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids")]
+        caches = [tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value")]
         window = self._shape.window(layer) or 0
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
         hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
-        mask = tensors.get("attention_mask")
-        tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
+        made = qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches
+        following = weights.gate_up, self._prefetched
+        attention: dict[str, tuple[int, ...]] = {"attention": (*made, *splits, window, *following)}
+        most_splits = 0
+        if plan.makes_new_rows(tokens):
+            queries, most_splits = scratch["queries"], plan.tree_splits(rows, tokens)
+            mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
+            seen = queries, length, *caches, *splits, window, *following, mask, tokens, most_splits
+            attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
+        merge = window, tokens, most_splits
         return {
-            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
-            "tree_attention" if tree else "attention": (
-                qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
-                *splits, window, weights.gate_up, self._prefetched, *tree,
-            ),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows, tokens),
-            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, rows),
-            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, rows),
+            "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
+            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows),
+            **attention,
+            "o_x": (*splits, length, x, *merge),
+            "o": (weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, most_splits),
+            "gate_up_x": (weights.post_norm, residual, x, rows),
+            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, x, rows),
+            "down_x": (weights.gate_up_bias, gate_up, x),
+            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, x, rows),
         }  # fmt: skip
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:

@@ -70,8 +70,9 @@ class FusedDraft(FusedDecoder):
         for layer, weights in enumerate(self._weights.layers):
             variant = variant_for(self._later if layer else self._variants, rows)
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
-                launch = variant.plan.launch(name, rows, self._early, tokens)
-                yield variant.program, launch, arguments
+                if variant.plan.has(name):
+                    launch = variant.plan.launch(name, rows, self._early, tokens)
+                    yield variant.program, launch, arguments
         variant = variant_for(self._variants, batch * chosen)
         states = tensors["next_hidden_states"].pointer
         yield variant.program, variant.plan.launch("draft_head", batch * chosen, self._early), (
@@ -96,5 +97,5 @@ class FusedDraft(FusedDecoder):
         norms = weights.input_norm, weights.state_norm
         begins_normed = int(self._draft.norm_before_residual)
         first = weights.qkv, *norms, embeds, states, residual, qkv, begins_normed, rows
-        return {"joined_qkv": first, **{name: arguments[name] for name in list(arguments)[1:]}}
+        return {"joined_qkv": first, **{name: arguments[name] for name in list(arguments)[2:]}}
 
