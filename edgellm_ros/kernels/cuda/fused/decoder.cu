@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
         // A thread's first values are on their way while the shares of the splits are computed.
         float early[AT_ONCE];
         const int early_row = threadIdx.x / WIDTH, early_k = (first + threadIdx.x % WIDTH) % (O::STEPS * O::K_LANES);
-        const int early_used = ROWS == 1 && early_k < O::K ? merge.used[early_row] : 0;
+        const int early_used = ROWS == 1 && early_row == 0 && early_k < O::K ? merge.used[0] : 0;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
           early[i] = i < early_used ? load(sums + (early_row * SPLITS + i) * O::K + early_k) : 0.0f;
