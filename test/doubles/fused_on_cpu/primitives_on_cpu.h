@@ -157,6 +157,7 @@ inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float1
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
 
+inline u32 in_register(u32 value) { return value; }
 inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 
 namespace fused_on_cpu {

@@ -174,13 +174,13 @@ __device__ inline uint4 load_once(const void* address) {
 }
 
 __device__ inline u32 read_once(const u16* address) {
-  u16 value;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  u32 value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
 }
 __device__ inline u32 read_once(const unsigned char* address) {
-  u16 value;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(value) : "l"(address));
+  u32 value;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
 }
 
@@ -213,6 +213,13 @@ __device__ inline u16 from_float(float value) {
   return bits;
 }
 #endif
+
+// A constant that stays in a register.
+__device__ inline u32 in_register(u32 value) {
+  u32 result;
+  asm volatile("mov.b32 %0, %1;" : "=r"(result) : "r"(value));
+  return result;
+}
 
 // Compute value & mask | bits in one instruction.
 __device__ inline u32 masked_or(u32 value, u32 mask, u32 bits) {

@@ -81,8 +81,10 @@ struct Stream<QuantizedPlan<SIZES...>> {
   int left, step, slot, k, column;
   const u16* scale_row;           // scales of column g
   const unsigned char* zero_row;  // its zero points
-  int half;                       // the next scales are those of BATCH halves from this one of the tile on
-  u32 scales[2];                  // of columns g and g + 8: scale, zero point in the upper half
+  int half;                       // scales are read next from this half of a step of the tile on
+  // The next BATCH halves have these scales of columns g and g + 8, and zero points in these bytes; they may be on their way.
+  u32 scales[2], zeros[2];
+  int shift;
 
   __device__ Stream(const u16* weights, uint4* ring, int first, int count)
       : weights(reinterpret_cast<const unsigned char*>(weights)),
@@ -144,6 +146,15 @@ struct Stream<QuantizedPlan<SIZES...>> {
     half = 2 * step;
   }
 
+  // Return scales, with zero points in their upper halves, and start to read those that follow.
+  __device__ void take_scales(u32 (&taken)[2], int tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      taken[i] = P::ZERO_POINTS ? scales[i] | (zeros[i] >> shift & (1 << P::BITS) - 1) << 16 : scales[i];
+    if (half >= 2 * P::STEPS) aim_scales(tile + 1, 0);
+    read_scales();
+  }
+
   // Start to read scales; lane t of a column reads those of interval t. Intervals behind the last one, which are
   // multiplied by zeros, have the last one's.
   __device__ void read_scales() {
@@ -153,12 +164,9 @@ struct Stream<QuantizedPlan<SIZES...>> {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales[i] = read_once(scale_row + at + i * 8 * P::GROUPS);
-      if constexpr (P::ZERO_POINTS) {
-        const u32 byte = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
-        scales[i] |= (P::BITS == 8 ? byte : byte >> at % 2 * 4 & 15) << 16;
-      }
+      if constexpr (P::ZERO_POINTS) zeros[i] = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
     }
-    half += P::BATCH;
+    shift = P::BITS == 4 ? at % 2 * 4 : 0, half += P::BATCH;
   }
 };
 
@@ -203,9 +211,8 @@ struct IntervalSums {
   using Numbers = Unpacked<BITS>;
   float low[4] = {}, high[4] = {}, of_x[2][4] = {};
 
-  // Add a piece; x: its values of row g.
-  __device__ void add(const Numbers& one, const Numbers& other, uint4 x) {
-    const u32 ones[4] = {ONES, ONES, ONES, ONES};
+  // Add a piece; x: its values of row g; ones: A of ones.
+  __device__ void add(const Numbers& one, const Numbers& other, uint4 x, const u32 (&ones)[4]) {
     const u32 first[4] = {one.pairs[0], other.pairs[0], one.pairs[1], other.pairs[1]};
     mma(low, first, x.x, x.y);
     mma(of_x[0], ones, x.x, x.y);
@@ -251,6 +258,7 @@ struct QuantizedHalf {
 template <class P>
 struct QuantizedSums {
   static constexpr int ROW_TILES = QuantizedHalf<P>::ROW_TILES, PER_INTERVAL = 4 / P::INTERVALS;
+  const u32 ones[4] = {in_register(ONES), in_register(ONES), in_register(ONES), in_register(ONES)};
   float sums[ROW_TILES][4] = {};
 
   // Add half a step. scales: of its intervals, in the lanes from `source` on.
@@ -269,7 +277,7 @@ struct QuantizedSums {
       for (int piece = interval * PER_INTERVAL; piece < (interval + 1) * PER_INTERVAL; ++piece) {
         const Unpacked<P::BITS> one(half.low[piece]), other(half.high[piece]);
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, half.x[tile][piece]);
+        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, half.x[tile][piece], ones);
       }
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
@@ -316,31 +324,30 @@ __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& st
   const int k = Stream<P>::k_warp() * P::WARP_K + lane % 4 * (32 / P::BITS);
   const int swap = (lane % 8 & 4 ? -4 : 4);  // from a place of pieces 0 to 3 to that of pieces 4 to 7
   const Words x_begin(shared.x + P::x_place(k, row));
-  int step = first % P::STEPS, tile = first / P::STEPS, of_batch = P::BATCH;
+  int step = first % P::STEPS, tile = first / P::STEPS;
   Words x = x_begin.plus(P::POSITIONS == P::STEPS ? step * X_PLACES : 0);
-  bool from_start = step == 0;
-  u32 scales[2];
-  QuantizedSums<P> sums;
+  for (; count > 0; ++tile, step = 0) {
+    const bool from_start = step == 0;
+    int steps = P::STEPS - step < count ? P::STEPS - step : count;
+    count -= steps;
+    QuantizedSums<P> sums;
+    while (steps > 0) {
+      u32 scales[2];
+      if constexpr (P::BATCH > 1) stream.take_scales(scales, tile);
 #pragma unroll 1
-  for (; count > 0; --count) {
-    const Place pieces = stream.take();
+      for (int i = 0; i < P::BATCH && steps > 0; i += 2, --steps, x = x.plus(X_PLACES)) {
+        const Place pieces = stream.take();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (of_batch == P::BATCH) {
-        scales[0] = stream.scales[0], scales[1] = stream.scales[1], of_batch = 0;
-        if (stream.half >= 2 * P::STEPS) stream.aim_scales(tile + 1, 0);
-        stream.read_scales();
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (P::BATCH == 1) stream.take_scales(scales, tile);
+          QuantizedHalf<P> values;
+          values.read(half ? pieces.plus(swap) : pieces, half ? x.plus(X_HALF) : x);
+          sums.add(values, scales, (lane & ~3) + (P::BATCH == 1 ? 0 : (i + half) * P::INTERVALS));
+        }
       }
-      QuantizedHalf<P> values;
-      values.read(half ? pieces.plus(swap) : pieces, half ? x.plus(X_HALF) : x);
-      sums.add(values, scales, (lane & ~3) + of_batch++ * P::INTERVALS);
     }
-    x = x.plus(X_PLACES);
-    if (++step == P::STEPS || count == 1) {
-      sums.end(shared, tile++, from_start, finish);
-      sums = {}, step = 0, from_start = true, of_batch = P::BATCH;
-      if constexpr (P::POSITIONS == P::STEPS) x = x_begin;
-    }
+    sums.end(shared, tile, from_start, finish);
+    if constexpr (P::POSITIONS == P::STEPS) x = x_begin;
   }
 }
 
