@@ -180,26 +180,32 @@ class FusedDecoder:
 
         Those with names in _x are launched only if the plan has a kernel of its own for x.
         """
+        plan = variant_for(self._variants, rows).plan
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
         residual, qkv, gate_up, x = (scratch[name] for name in ("residual", "qkv", "gate_up", "x"))
         splits = scratch["split_sums"], scratch["split_scales"]
         length = tensors["kv_length"].pointer
-        rope = (tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids"))
-        caches = (tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value"))
+        rope = [tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids")]
+        caches = [tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value")]
         window = self._shape.window(layer) or 0
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
         hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
-        mask = tensors.get("attention_mask")
-        tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
+        made = qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches
+        following = weights.gate_up, self._prefetched
+        attention: dict[str, tuple[int, ...]] = {"attention": (*made, *splits, window, *following)}
+        most_splits = 0
+        if plan.makes_new_rows(tokens):
+            queries, most_splits = scratch["queries"], plan.tree_splits(rows, tokens)
+            mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
+            seen = queries, length, *caches, *splits, window, *following, mask, tokens, most_splits
+            attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
+        merge = window, tokens, most_splits
         return {
             "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
             "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows),
-            "tree_attention" if tree else "attention": (
-                qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
-                *splits, window, weights.gate_up, self._prefetched, *tree,
-            ),
-            "o_x": (*splits, length, x, window, tokens),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens),
+            **attention,
+            "o_x": (*splits, length, x, *merge),
+            "o": (weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, most_splits),
             "gate_up_x": (weights.post_norm, residual, x, rows),
             "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, x, rows),
             "down_x": (weights.gate_up_bias, gate_up, x),

@@ -221,6 +221,7 @@ class FusedPlan:
         elif rows > 1:
             tuning = replace(tuning, slots=min(tuning.slots, 1))
         self.shape, self.rows, self.tuning = shape, rows, tuning
+        self._multiprocessors = multiprocessors * tuning.attention_blocks
         self.shared: dict[str, int] = {}  # bytes of a block, by kernel
         # Smaller blocks need less, for GPUs with little shared memory.
         threads = min(128 if self.mma else 256, tuning.threads)
@@ -248,7 +249,7 @@ class FusedPlan:
             for factor in factors:
                 for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
-                    static = {"o": self._shares_of_splits()}
+                    static = {"o": 0 if self.apart["o"] else self._shares_of_splits()}
                     if all(nbytes + static.get(name, 0) <= limit for name, nbytes in self.shared.items()):
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
@@ -315,6 +316,20 @@ class FusedPlan:
         heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
         return 4 * self.rows * heads * self.splits
 
+    def makes_new_rows(self, tokens: int) -> bool:
+        """Return whether new_rows and tree_attention take the place of `attention`."""
+        return tokens > 1 or self.mma
+
+    def tree_splits(self, rows: int, tokens: int) -> int:
+        """Return the most splits of tree_attention: so many that its blocks fill the device once."""
+        blocks = self.shape.kv_heads * self._query_tiles(tokens) * (rows // tokens)
+        return max(1, min(self.splits, self._multiprocessors // blocks))
+
+    def _query_tiles(self, tokens: int) -> int:
+        """Return the blocks of tree_attention among which the queries of a KV head are divided."""
+        queries = 16 if self.shape.head_dim <= 128 else 8
+        return -(-tokens * self.shape.heads // self.shape.kv_heads // queries)
+
     def has(self, name: str) -> bool:
         """Return whether a step has this kernel: those with names in _x make x of a product."""
         return not name.endswith("_x") or self.apart[name.removesuffix("_x")]
@@ -323,8 +338,11 @@ class FusedPlan:
         """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
         tuning, shape = self.tuning, self.shape
         if name == "tree_attention":
-            tiles = -(-tokens * shape.heads // shape.kv_heads // (16 if shape.head_dim <= 128 else 8))
-            grid = shape.kv_heads * tiles * self.splits, rows // tokens
+            blocks = shape.kv_heads * self._query_tiles(tokens) * self.tree_splits(rows, tokens)
+            return Launch(name, (blocks, rows // tokens), tuning.attention_threads, 0, early)
+        if name == "new_rows":
+            heads = shape.heads + 2 * shape.kv_heads
+            grid = -(-heads * WARP // tuning.attention_threads), rows
             return Launch(name, grid, tuning.attention_threads, 0, early)
         if name == "last_state":
             blocks = -(-rows * shape.hidden // (2 * tuning.threads))
@@ -349,7 +367,8 @@ class FusedPlan:
             "residual": 8 * rows * shape.hidden,
             "qkv": 4 * self.products["qkv"].parts * rows * shape.qkv_size,
             "gate_up": 4 * self.products["gate_up"].parts * rows * 2 * shape.inner,
-            "x": x_bytes(max(shape.hidden, shape.q_size, shape.inner), rows, self.mma),
+            "x": x_bytes(max(shape.hidden, shape.inner, shape.q_size), rows, self.mma),
+            "queries": 2 * rows * shape.q_size,
             "split_sums": 4 * rows * self.splits * shape.q_size,
             "split_scales": 8 * rows * self.splits * shape.heads,
         }
