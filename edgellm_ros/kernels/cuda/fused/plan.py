@@ -20,7 +20,6 @@ COPY = 16  # bytes of one asynchronous copy: 8 values
 # With tensor cores: copies of a thread per step; rows of a warp's sums, and their columns with a gap.
 COPIES, SUMS_ROWS, SUMS_STRIDE = 4, 8, 68
 MOST_SPLITS = 32
-MERGED = 8  # splits that `repeated_bytes` counts with
 COLUMNS = 16  # of a warp that multiplies quantised weights
 PIECES = 8  # copies of one such column in a step of a warp
 FEWEST_STEPS = 3  # of quantised weights on their way
@@ -42,7 +41,7 @@ class FusedTuning:
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
-    - repeated_bytes: what the blocks of a product may read, all together, to make x themselves; for more, a
+    - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
     - split_rows: the fewest cache rows of a split of the attention
@@ -291,8 +290,8 @@ class FusedPlan:
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
-        splits = 4 * rows * self.products["o"].width * MERGED
-        self.apart["o"] = apart(splits * self.products["o"].blocks, "o")
+        # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
+        self.apart["o"] = self.mma and shape.form("o") is None
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
