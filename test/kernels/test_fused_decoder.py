@@ -248,6 +248,11 @@ def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, t
 
 
 @pytest.mark.slow
+def test_a_step_of_one_row_on_tensor_cores_is_that_of_numpy(fused):
+    check(fused, changed(tied=True), [150], tuning=dataclasses.replace(CPU_TUNING, mma_rows=1))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied):
     shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)

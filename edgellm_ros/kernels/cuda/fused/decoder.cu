@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 }
 #endif
 
-#if !TENSOR_CORES
+#if !TENSOR_CORES || ROWS == 1
 // So many registers that a block of a product, at most 56 in each of 512 threads, fits beside a block of 256 threads.
 extern "C" __global__ void __maxnreg__(144)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,

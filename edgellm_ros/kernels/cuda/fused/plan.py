@@ -317,7 +317,7 @@ class FusedPlan:
 
     def makes_new_rows(self, tokens: int) -> bool:
         """Return whether new_rows and tree_attention take the place of `attention`."""
-        return tokens > 1 or self.mma
+        return tokens > 1 or (self.mma and self.rows > 1)
 
     def tree_splits(self, rows: int, tokens: int) -> int:
         """Return the most splits of tree_attention: so many that its blocks fill the device once."""
