@@ -121,15 +121,6 @@ __device__ inline void wait_for_kernel_before() {
 #endif
 }
 
-// First wait, then let the next kernel start: in the first kernel of a run, if it may start early itself. So the kernels
-// after it can read what was written before the run before they wait.
-__device__ inline void wait_before_next_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
 __device__ inline void wait_for_lanes() { __syncwarp(); }
 
