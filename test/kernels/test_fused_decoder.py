@@ -386,11 +386,18 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arch, head_dim, rows", [("sm_80", 128, 16), ("sm_87", 128, 8), ("sm_90", 256, 16), ("sm_110", 64, 1)]
+    "arch, head_dim, rows, forms",
+    [
+        ("sm_80", 128, 16, ()),
+        ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None)),
+        ("sm_90", 256, 16, ()),
+        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True))),
+    ],
 )
-def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows):
+def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, forms):
     log = io.StringIO()
-    shape = changed(hidden=2048, head_dim=head_dim, inner=6144, vocab=151936, tied=True, max_rows=rows)
+    sizes = {"hidden": 2048, "head_dim": head_dim, "inner": 6144, "vocab": 151936, "max_rows": rows}
+    shape = changed(**sizes, tied=True, quantized=forms)
     plan = FusedPlan(shape, rows, 20, 227 << 10, FusedTuning(repeated_bytes=0 if rows == 16 else 1 << 40))
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
     Program(compiler.source(), "c++", options).compile("cubin", logs=log)

@@ -43,6 +43,7 @@ T& poisoned(T& memory, unsigned& block) {
 
 }  // namespace fused_on_cpu
 
+#define PRODUCT_LIMITS
 #define STATIC_SHARED(type, name)                \
   static thread_local type name##_memory;        \
   static thread_local unsigned name##_block = 0; \

@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   norm_row<QKV>(norm, residual, embeds, hidden, false, x, (int)rows);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+extern "C" __global__ void PRODUCT_LIMITS
     qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, const u16* x,
         i64 rows) {
   multiply_normed<QKV, QKV_X>(
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int j = 0; j < ELEMENTS; ++j) x[O::x_place(head * HEAD_DIM + lane + 32 * j, row)] = from_float(result[j]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+extern "C" __global__ void PRODUCT_LIMITS
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
       const u16* ready, i64 window, i64 rows, i64 tokens, i64 splits) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   norm_row<GATE_UP>(norm, residual, nullptr, nullptr, false, x, (int)rows);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+extern "C" __global__ void PRODUCT_LIMITS
     gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, const u16* x, i64 rows) {
   multiply_normed<GATE_UP, GATE_UP_X>(
       weights, norm, nullptr, residual, nullptr, false, x, (int)rows,
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, co
   if (k < INNER) x[DOWN::x_place(k, row)] = from_float(gated(parts, bias, row, k));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+extern "C" __global__ void PRODUCT_LIMITS
     down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, const u16* ready,
          i64 rows) {
   multiply_and_add<DOWN>(
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+extern "C" __global__ void PRODUCT_LIMITS
     lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, const u16* x, i64 rows) {
 #if TIED
   multiply_table(weights, norm, residual, logits, hidden, x, (int)rows);

@@ -34,7 +34,8 @@ class FusedTuning:
       columns
     - quantized_tile, quantized_wide_tile, quantized_narrow_tile: of queries, keys and values, of gate and
       up, and of the others, with quantised weights
-    - least_blocks: blocks of a product for which a multiprocessor has registers
+    - registers: those of a block of a product if two have room at once; a block of the attention, which has
+      up to 40K of a multiprocessor's 64K, has room beside it
     - quantized_threads, quantized_stages: threads and stages of kernels for a shape with quantised weights,
       without tensor cores for the others
     - stages: steps of weights that a block has on their way to shared memory
@@ -64,7 +65,7 @@ class FusedTuning:
     quantized_narrow_tile: int = 128
     quantized_threads: int = 256
     quantized_stages: int = 26
-    least_blocks: int = 2
+    registers: int = 24 << 10
     stages: int = 13
     mma_rows: int = 4
     mma_threads: int = 256
@@ -382,7 +383,7 @@ class FusedPlan:
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),
-            "LEAST_BLOCKS": self.tuning.least_blocks if self.rows == 1 else 1,
+            "MOST_REGISTERS": tuning.registers // tuning.threads if tuning.slots > 1 else 0,
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,

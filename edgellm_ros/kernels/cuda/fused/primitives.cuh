@@ -11,6 +11,11 @@ constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the mod
 
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #define STATIC_SHARED(type, name) __shared__ type name
+#if MOST_REGISTERS
+#define PRODUCT_LIMITS __maxnreg__(MOST_REGISTERS)
+#else
+#define PRODUCT_LIMITS __launch_bounds__(THREADS)
+#endif
 
 // A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.
 struct Place {

@@ -209,23 +209,23 @@ struct Unpacked {
 template <int BITS>
 struct IntervalSums {
   using Numbers = Unpacked<BITS>;
-  float low[4] = {}, high[4] = {}, of_x[2][4] = {};
+  float low[4] = {}, high[4] = {}, of_x[4] = {};
 
   // Add a piece; x: its values of row g; ones: A of ones.
   __device__ void add(const Numbers& one, const Numbers& other, uint4 x, const u32 (&ones)[4]) {
     const u32 first[4] = {one.pairs[0], other.pairs[0], one.pairs[1], other.pairs[1]};
     mma(low, first, x.x, x.y);
-    mma(of_x[0], ones, x.x, x.y);
+    mma(of_x, ones, x.x, x.y);
     if constexpr (BITS == 4) {
       const u32 second[4] = {one.pairs[2], other.pairs[2], one.pairs[3], other.pairs[3]};
       mma(Numbers::HIGH == 1.0f ? low : high, second, x.z, x.w);
-      mma(of_x[1], ones, x.z, x.w);
+      mma(of_x, ones, x.z, x.w);
     }
   }
 
   __device__ float total(int i, float zero) const {
     const float sum = Numbers::HIGH == 1.0f ? low[i] : low[i] + high[i] * (1.0f / Numbers::HIGH);
-    return Numbers::FACTOR * sum - zero * (of_x[0][i] + of_x[1][i]);
+    return Numbers::FACTOR * sum - zero * of_x[i];
   }
 };
 
@@ -265,19 +265,19 @@ struct QuantizedSums {
   __device__ void add(const QuantizedHalf<P>& half, const u32 (&scales)[2], int source) {
 #pragma unroll
     for (int interval = 0; interval < P::INTERVALS; ++interval) {
-      float factors[2], zeros[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const u32 both = __shfl_sync(~0u, scales[i], source + interval);
-        factors[i] = to_float((u16)both);
-        zeros[i] = Unpacked<P::BITS>::OFFSET + (P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1));
-      }
       IntervalSums<P::BITS> parts[ROW_TILES];
 #pragma unroll
       for (int piece = interval * PER_INTERVAL; piece < (interval + 1) * PER_INTERVAL; ++piece) {
         const Unpacked<P::BITS> one(half.low[piece]), other(half.high[piece]);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, half.x[tile][piece], ones);
+      }
+      float factors[2], zeros[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u32 both = __shfl_sync(~0u, scales[i], source + interval);
+        factors[i] = to_float((u16)both);
+        zeros[i] = Unpacked<P::BITS>::OFFSET + (P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1));
       }
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
@@ -337,7 +337,7 @@ __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& st
 #pragma unroll 1
       for (int i = 0; i < P::BATCH && steps > 0; i += 2, --steps, x = x.plus(X_PLACES)) {
         const Place pieces = stream.take();
-#pragma unroll
+#pragma unroll 1
         for (int half = 0; half < 2; ++half) {
           if constexpr (P::BATCH == 1) stream.take_scales(scales, tile);
           QuantizedHalf<P> values;
