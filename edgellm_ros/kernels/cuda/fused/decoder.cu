@@ -78,8 +78,7 @@ extern "C" __global__ void PRODUCT_LIMITS
 #endif
 
 #if !TENSOR_CORES || ROWS == 1
-// So many registers that a block of a product, at most 56 in each of 512 threads, fits beside a block of 256 threads.
-extern "C" __global__ void __maxnreg__(144)
+extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
               float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes) {
