@@ -42,6 +42,8 @@ class LayerArrays:
     gate_up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
     state_norm: np.ndarray | None = None  # of a draft head's first layer
+    # by product ("qkv", "o", "gate_up", "down") and sequence: A [K,n r] and B [n r,N], None = no adapter
+    lora: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray] | None]] = field(default_factory=dict)
 
 
 def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
@@ -95,11 +97,11 @@ def decode_step(
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
     for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
         result.stream.append(x)
-        qkv = _linear(rms_norm(x, layer.input_norm, shape.epsilon), layer.qkv, layer.qkv_bias)
-        x = x + _linear(attention(shape, layer, shape.window(i), qkv, caches, step), layer.o, layer.o_bias)
+        qkv = _product(layer, "qkv", rms_norm(x, layer.input_norm, shape.epsilon))
+        x = x + _product(layer, "o", attention(shape, layer, shape.window(i), qkv, caches, step))
         normed = rms_norm(x, layer.post_norm, shape.epsilon)
-        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=-1)
-        x = x + _linear(gate / (1 + np.exp(-gate)) * up, layer.down, layer.down_bias)
+        gate, up = np.split(_product(layer, "gate_up", normed), 2, axis=-1)
+        x = x + _product(layer, "down", gate / (1 + np.exp(-gate)) * up)
         if i + 1 in shape.hidden_state_layers:
             result.hidden_states[i + 1] = x
     result.stream.append(x)
@@ -170,6 +172,16 @@ def rotate(shape: FusedShape, heads: np.ndarray, step: Step) -> np.ndarray:
 def rms_norm(x: np.ndarray, scale: np.ndarray, epsilon: float) -> np.ndarray:
     """Norm the last axis in float64."""
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale.astype(np.float64)
+
+
+def _product(layer: LayerArrays, name: str, x: np.ndarray) -> np.ndarray:
+    """Multiply x [B,S,K] with a matrix of a layer, and with each sequence's adapter."""
+    y = _linear(x, getattr(layer, name), getattr(layer, f"{name}_bias"))
+    for sequence, adapter in enumerate(layer.lora.get(name, ())):
+        if adapter is not None:
+            a, b = (matrix.astype(np.float64) for matrix in adapter)
+            y[sequence] += x[sequence] @ a @ b
+    return y
 
 
 def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

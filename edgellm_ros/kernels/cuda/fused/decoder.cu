@@ -9,10 +9,25 @@
 // A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
 // `attention`.
 
+// `multiply`, and what the adapters add to it. finish: as there.
+template <class P, class Finish>
+__device__ inline void multiply_adapted(const Shared<P>& shared, Stream<P>& stream, int first, int count,
+                                        const LoraSums<P>& lora, const Adapters& adapters, int rows, Finish finish) {
+  if constexpr (LoraSums<P>::USED) {
+    lora.compute(adapters, shared.x, first, count, rows);
+    multiply<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+      finish(tile, at, row, sum + lora.of(tile - first / P::STEPS, at, row), from_start);
+    });
+  } else {
+    multiply<P>(shared, stream, first, count, finish);
+  }
+}
+
 // The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer.
 template <class P, class Finish>
 __device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
-                                       u16* hidden, bool hidden_is_normed, int rows, Finish finish) {
+                                       u16* hidden, bool hidden_is_normed, int rows, const Adapters& adapters,
+                                       Finish finish) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
@@ -28,14 +43,14 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
             [&](int row) { share_x<P>(shared.x, x, 0, row); });
   for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   __syncthreads();
-  multiply<P>(shared, stream, first, count, finish);
+  multiply_adapted<P>(shared, stream, first, count, LoraSums<P>(memory), adapters, rows, finish);
 }
 
 // The product with a matrix whose result is added to the residual stream. prepare(): before the kernel waits; fill(k, x):
 // write x, of which row k is the first.
 template <class P, class Prepare, class Fill>
-__device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, int rows, Prepare prepare,
-                                        Fill fill) {
+__device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, int rows,
+                                        const Adapters& adapters, Prepare prepare, Fill fill) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
@@ -48,17 +63,20 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   wait_for_kernel_before();
   fill(P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES, shared.x);
   __syncthreads();
-  multiply<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+  const auto add = [&](int tile, int at, int row, float sum, bool from_start) {
     const int column = tile * P::TILE + at;
     if (row >= rows || column >= P::N) return;
     add_to_residual(residual + row * P::N + column, bias && from_start ? sum + to_float(bias[column]) : sum);
-  });
+  };
+  multiply_adapted<P>(shared, stream, first, count, LoraSums<P>(memory), adapters, rows, add);
 }
 
 #if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
-    qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows) {
-  multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows,
+    qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows,
+        const Adapter* adapters, i64 tokens) {
+  constexpr int KEYS = HEADS * HEAD_DIM, VALUES = KEYS + KV_HEADS * HEAD_DIM;
+  multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows, {adapters, (int)tokens, KEYS, VALUES},
                        [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
 }
 #endif
@@ -84,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
-      i64 window, i64 rows, i64 tokens) {
+      i64 window, i64 rows, i64 tokens, const Adapter* adapters) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
   struct Merge {
@@ -93,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   };
   STATIC_SHARED(Merge, merge);
   multiply_and_add<O>(
-      weights, bias, residual, (int)rows,
+      weights, bias, residual, (int)rows, {adapters, (int)tokens, O::N, O::N},
       [&] {
         const int row = threadIdx.x;
         if (row < rows) merge.used[row] = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens).used;
@@ -131,16 +149,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, i64 rows) {
+    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, i64 rows, const Adapter* adapters,
+            i64 tokens) {
   multiply_normed<GATE_UP>(
-      weights, norm, nullptr, residual, nullptr, false, (int)rows,
+      weights, norm, nullptr, residual, nullptr, false, (int)rows, {adapters, (int)tokens, INNER, GATE_UP::N},
       [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, i64 rows) {
+    down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, i64 rows,
+         const Adapter* adapters, i64 tokens) {
   multiply_and_add<DOWN>(
-      weights, bias, residual, (int)rows, [] {},
+      weights, bias, residual, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, [] {},
       [&](int first, u16* x) {
         fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) {
           float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
@@ -157,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if TIED
   multiply_table(weights, norm, residual, logits, hidden, (int)rows);
 #else
-  multiply_normed<LM_HEAD>(weights, norm, nullptr, residual, hidden, true, (int)rows,
+  multiply_normed<LM_HEAD>(weights, norm, nullptr, residual, hidden, true, (int)rows, {},
                            [&](int tile, int at, int row, float sum, bool) {
                              const int column = tile * LM_HEAD::TILE + at;
                              if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;

@@ -19,6 +19,8 @@ from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeigh
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
 EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 
+LORA_TABLE = "lora_table"  # tensor [layers, 4 products, sequences, 3]: address of A, address of B, rank
+
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
 
 
@@ -66,8 +68,11 @@ class FusedDecoder:
         self._early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
+        self._adapted: dict[int, Variant] | None = None  # compiled when the first adapter is used
+        self._adapted_plans = self._make_plans(shape, adapted=True) if shape.lora_rank else {}
         self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
-        self._scratch = self._make_scratch(self._variants.values())
+        plans = [variant.plan for variant in self._variants.values()]
+        self._scratch = self._make_scratch([*plans, *self._adapted_plans.values()])
         self._fusion = fusion
         self._states: dict[int, Tensor] = {}  # by layer from 0
         if fusion is not None:
@@ -76,20 +81,27 @@ class FusedDecoder:
             rows = (shape.max_rows, shape.hidden)
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
+    def _make_plans(self, shape: FusedShape, adapted: bool = False) -> dict[int, FusedPlan]:
+        """Plan kernels for a shape, by largest number of rows; adapted: for rows with LoRA adapters."""
+        device, plans, rows = self._device, dict[int, FusedPlan](), 1
+        while rows < 2 * shape.max_rows:
+            sizes = rows, device.multiprocessors, device.most_shared_memory
+            plans[rows] = FusedPlan(shape, *sizes, self._tuning, adapted)
+            rows *= 2
+        return plans
+
     def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
         """Make kernels for a shape, by largest number of rows."""
-        device, variants, rows = self._device, dict[int, Variant](), 1
-        while rows < 2 * shape.max_rows:
-            plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
-            variants[rows] = Variant(plan, self._compile(plan))
-            rows *= 2
-        return variants
+        return self._compiled(self._make_plans(shape))
 
-    def _make_scratch(self, variants: Iterable[Variant]) -> dict[str, Tensor]:
-        """Allocate the buffers between the kernels of any of the variants."""
+    def _compiled(self, plans: Mapping[int, FusedPlan]) -> dict[int, Variant]:
+        return {rows: Variant(plan, self._compile(plan)) for rows, plan in plans.items()}
+
+    def _make_scratch(self, plans: Iterable[FusedPlan]) -> dict[str, Tensor]:
+        """Allocate the buffers between the kernels of any of the plans."""
         sizes: dict[str, int] = {}
-        for variant in variants:
-            for name, nbytes in variant.plan.scratch_bytes().items():
+        for plan in plans:
+            for name, nbytes in plan.scratch_bytes().items():
                 sizes[name] = max(nbytes, sizes.get(name, 0))
         return {name: self._device.empty((nbytes,), np.uint8) for name, nbytes in sizes.items()}
 
@@ -102,8 +114,9 @@ class FusedDecoder:
         key_cache_i and value_cache_i [B,Hkv,C,D], logits [B,S,V] fp32 of all tokens, hidden_states_i [B,S,H];
         attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
         embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
-        fusion. Others are ignored. B * S is at most `shape.max_rows`. With a mask and a sliding window, a
-        token's position is the number of rows before the new ones and of the new rows that it sees.
+        fusion; lora_table [L,4,B,3] if sequences have adapters. Others are ignored. B * S is at most
+        `shape.max_rows`. With a mask and a sliding window, a token's position is the number of rows before
+        the new ones and of the new rows that it sees.
         """
         for program, launch, arguments in self.launches(tensors):
             program.launch(launch, *arguments)
@@ -117,7 +130,7 @@ class FusedDecoder:
         rows = batch * tokens
         if not 1 <= rows <= shape.max_rows:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} rows")
-        variant = variant_for(self._variants, rows)
+        variant = variant_for(self._variants_for(tensors), rows)
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
                 early = self._early and (layer > 0 or name != "qkv")
@@ -130,6 +143,16 @@ class FusedDecoder:
         yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+
+    def _variants_for(self, tensors: Mapping[str, Tensor]) -> Mapping[int, Variant]:
+        """Return the kernels that a step needs; compile them when the first sequence has an adapter."""
+        if LORA_TABLE not in tensors:
+            return self._variants
+        if not self._shape.lora_rank:
+            raise EngineError("the fused kernels were made without LoRA adapters")
+        if self._adapted is None:
+            self._adapted = self._compiled(self._adapted_plans)
+        return self._adapted
 
     def _fusion_launches(
         self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
@@ -171,15 +194,21 @@ class FusedDecoder:
         hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
         mask = tensors.get("attention_mask")
         tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
+        qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
         return {
-            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows),
+            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows, qkv_lora, tokens),
             "tree_attention" if tree else "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
                 *splits, window, weights.gate_up, self._prefetched, *tree,
             ),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows, tokens),
-            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, rows),
-            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, rows),
+            "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows, tokens, o_lora),
+            "gate_up": (
+                weights.gate_up, weights.post_norm, residual, gate_up, rows, gate_up_lora, tokens,
+            ),
+            "down": (
+                weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, rows, down_lora,
+                tokens,
+            ),
         }  # fmt: skip
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:
@@ -187,6 +216,14 @@ class FusedDecoder:
         if layer not in self._shape.hidden_state_layers:
             return 0
         return tensors[f"hidden_states_{layer}"].pointer
+
+
+def _adapters(tensors: Mapping[str, Tensor], layer: int) -> Iterator[int]:
+    """Yield the addresses of a layer's parts of `lora_table`; 0 without adapters."""
+    table = tensors.get(LORA_TABLE)
+    for product in range(4):
+        size = 0 if table is None else 8 * table.shape[2] * table.shape[3]
+        yield 0 if table is None else table.pointer + (4 * layer + product) * size
 
 
 @dataclass(frozen=True)

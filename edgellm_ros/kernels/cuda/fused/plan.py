@@ -9,7 +9,8 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
 FILES = (
-    "gemv.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh", "decoder.cu",
+    "gemv.cuh", "lora.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh",
+    "decoder.cu",
 )  # fmt: skip
 DRAFT_FILES = (*FILES, "draft.cu")
 OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # kernels with the same products
@@ -76,6 +77,7 @@ class ProductPlan:
     all_of_x: bool
     whole_tiles: bool = False
     mma: bool = False
+    lora_rank: int = 0  # largest rank of adapters
 
     @property
     def lanes(self) -> int:
@@ -120,8 +122,16 @@ class ProductPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
-        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums
+        """Bytes of shared memory of a block: copies on their way, x, sums of the warps, sums of adapters."""
+        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums + self.lora
+
+    @property
+    def lora(self) -> int:
+        """Bytes of x A and (x A) B of adapters."""
+        if not self.lora_rank:
+            return 0
+        tiles = (-(-self.units // self.blocks) + self.steps - 2) // self.steps + 1
+        return 4 * self.rows * (max(self.threads // 4, 3 * self.lora_rank) + tiles * self.tile)
 
     @property
     def ring(self) -> int:
@@ -162,11 +172,21 @@ class Launch:
 
 
 class FusedPlan:
-    """All sizes that the kernels for one shape, GPU and number of rows are compiled with."""
+    """All sizes that the kernels for one shape, GPU and number of rows are compiled with.
+
+    adapted: rows may have LoRA adapters of a rank of up to `shape.lora_rank`.
+    """
 
     def __init__(
-        self, shape: FusedShape, rows: int, multiprocessors: int, most_shared: int, tuning: FusedTuning
+        self,
+        shape: FusedShape,
+        rows: int,
+        multiprocessors: int,
+        most_shared: int,
+        tuning: FusedTuning,
+        adapted: bool = False,
     ) -> None:
+        self.lora_rank = shape.lora_rank if adapted else 0
         self.mma = rows >= tuning.mma_rows
         if self.mma:
             tuning = replace(
@@ -215,7 +235,8 @@ class FusedPlan:
         blocks = multiprocessors * blocks_each
 
         def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
-            return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole, self.mma)
+            threads, rank = tuning.threads, 0 if whole else self.lora_rank
+            return ProductPlan(k, n, tile, threads, stages, rows, blocks, all_of_x, whole, self.mma, rank)
 
         self.stages = stages
         self.products = {
@@ -283,6 +304,7 @@ class FusedPlan:
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,
             "TENSOR_CORES": int(self.mma),
+            "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),

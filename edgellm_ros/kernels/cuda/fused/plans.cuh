@@ -6,7 +6,8 @@ using O = Plan<HEADS * HEAD_DIM, HIDDEN, O_TILE, O_BLOCKS, false>;
 using GATE_UP = Plan<HIDDEN, 2 * INNER, GATE_UP_TILE, GATE_UP_BLOCKS, true>;
 using DOWN = Plan<INNER, HIDDEN, DOWN_TILE, DOWN_BLOCKS, false>;
 
-#define CHECK_PLAN(NAME) static_assert(NAME::SHARED == NAME##_SHARED && NAME::most_parts() == NAME##_PARTS, #NAME)
+#define CHECK_PLAN(NAME)                                                                                           \
+  static_assert(NAME::SHARED + LoraSums<NAME>::BYTES == NAME##_SHARED && NAME::most_parts() == NAME##_PARTS, #NAME)
 CHECK_PLAN(QKV);
 CHECK_PLAN(O);
 CHECK_PLAN(GATE_UP);
