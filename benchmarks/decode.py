@@ -17,6 +17,7 @@ Measures
   in use when only the device was open. `overhead`: the excess over weights (a table that is used twice counts
   once), KV cache and recurrent states (before and after a run). On the CPU this is resident memory, which
   includes memory that malloc keeps.
+- with --quantize: weights are those of the exported engine, and transformers is not run.
 - transformers: the same weights, prompts and precision on the same device in the same process, after our
   runtime is closed: eager with a growing cache, and compiled with a static cache (decode steps with
   `reduce-overhead`: CUDA graphs on a GPU). `pixels_ms` is its image processor, `vision_ms` the tower.
@@ -35,6 +36,7 @@ Examples
 --------
     python -m benchmarks.decode
     python -m benchmarks.decode --shape qwen3-1.7b --device cuda --batch 1,8
+    python -m benchmarks.decode --shape qwen3-1.7b --device cuda --quantize int4
     python -m benchmarks.decode --shape llama-3.2-1b,num_hidden_layers=2 --no-transformers
     python -m benchmarks.decode --shape qwen3-vl-2b --frame 640x480 --context 64 --device cuda
 
@@ -74,6 +76,8 @@ from benchmarks.published_models import MODELS, PublishedModel, parse_model
 from benchmarks.random_checkpoint import write_checkpoint
 from edgellm_ros.builder import export
 from edgellm_ros.builder.export_plan import ExportOptions, plan_export
+from edgellm_ros.builder.inspection import inspect
+from edgellm_ros.builder.quantization.rounding import GROUP_SIZES, TYPES
 from edgellm_ros.cli.arguments import DEVICES, integer
 from edgellm_ros.cli.copy_bandwidth import copy_bandwidth
 from edgellm_ros.engine.device import Device, open_device
@@ -116,7 +120,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         }
         prompt = len(prompts[args.batch[0]][0])
         sizes = max(args.batch), prompt, prompt + args.tokens
-        export(checkpoint, engine, args.precision, *sizes)
+        rounded = {} if args.quantize is None else {"quantize": args.quantize, "group_size": args.group_size}
+        export(checkpoint, engine, args.precision, *sizes, **rounded)
         clock.done("export")
         if device.name == "tensorrt":
             from edgellm_ros.builder.tensorrt_plan import build_plans
@@ -141,6 +146,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         shape=asdict(args.shape),
         parameters=args.shape.parameters,
         precision=args.precision,
+        quantize=args.quantize,
+        group_size=args.group_size if args.quantize else None,
         device=args.device,
         device_name=getattr(device, "description", None),
         cores=len(os.sched_getaffinity(0)),
@@ -185,6 +192,8 @@ def _run(
         for batch in args.batch:
             figures = measure(runtime, device, requests[batch], args.runs)
             moved = bytes_per_step(args.shape, args.precision, batch, prompt, args.tokens)
+            if args.quantize is not None:
+                moved["weights"] = inspect(engine).parts[0].weight_bytes
             figures["bytes_per_step"] = moved
             rate = sum(moved.values()) / figures["decode_ms"]["median"] * 1e3
             figures["share_of_copy_bandwidth"] = rate / bandwidth
@@ -196,6 +205,9 @@ def _run(
         in_use, fused_rows = used_bytes(device) - before, runtime.fused_rows
     width = BYTES_PER_VALUE[args.precision]
     weights = args.shape.parameters * width
+    if args.quantize is not None:
+        saved = args.shape.parameters_per_step * width - inspect(engine).parts[0].weight_bytes
+        weights -= saved
     cache = max(args.batch) * (prompt + args.tokens) * args.shape.cache_values_per_token * width
     states = 2 * max(args.batch) * args.shape.state_bytes
     overhead = in_use / (weights + cache + states) - 1
@@ -286,6 +298,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         default="fp16",
         help="precision of the weights (default: %(default)s)",
     )
+    add("--quantize", choices=TYPES, help="round the weights of the layers (default: they keep --precision)")
+    add(
+        "--group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        default=128,
+        help="inputs that share a scale, with --quantize (default: %(default)s)",
+    )
     add("--device", choices=DEVICES, default="cpu", help="device to run on (default: %(default)s)")
     add(
         "--decode",
@@ -346,6 +366,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--profile needs a GPU: expected --device cuda or tensorrt, got cpu")
     if args.frame and getattr(args.shape, "processor", None) is None:
         parser.error("--frame needs a shape with a vision tower")
+    args.transformers &= args.quantize is None  # its weights are others
     return args
 
 

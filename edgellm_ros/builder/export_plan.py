@@ -64,6 +64,7 @@ LM_HEAD_FILE = "lm_head.safetensors"
 EXPERT_FOLDER = "action_expert"
 TOKEN_OF_DRAFT_LOGIT = "token_of_draft_logit"  # the tensor of D2T_FILE
 DRAFT_FOLDER = "draft"  # of a checkpoint: its draft head
+VISION = "visual"  # the part of the engine
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,6 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
     adapters = read_adapters(folders, inputs, options.max_lora_rank)
-    if model.describe_llm is not None and options.precision != "fp32" and not weights.is_quantized:
-        texts[FUSED_FILE] = model.describe_llm(llm_options, llm, Path(graph_path("llm")).name).contents()
     if options.max_lora_rank is None:
         rank = max((adapter.rank for adapter in adapters.values()), default=0)
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
@@ -231,12 +230,19 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     for part, graph in parts.items():
         check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
+    cuda_file = Path(variant_path(graph_path("llm"), "cuda")).name
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
         for part, variant in others.items():
-            # Only graphs for CUDA have zero points of quantised weights, only those for a CPU new integers.
+            # Only graphs for CUDA have quantised weights in a layout of their own, which those of `llm` have
+            # for all; only graphs for a CPU have new integers.
             own = weights.is_quantized or (form == "cpu" and options.cpu_int8)
+            if weights.is_quantized and part == VERIFY and form != "cpu" and "llm" in variants:
+                variant.share_weights(variants["llm"], cuda_file, own=True)
             variant.share_weights(parts[part], Path(graph_path(part)).name, own=own)
             graphs[variant_path(graph_path(part), form)] = variant
+    if model.describe_llm is not None and options.precision != "fp32":
+        described_llm = (llm, Path(graph_path("llm")).name), (variants["llm"], cuda_file)
+        texts[FUSED_FILE] = model.describe_llm(llm_options, *described_llm).contents()
 
     return ExportPlan(
         family=family.name,
@@ -258,7 +264,10 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
 def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:
     """Change a graph to one for a CPU; return whether it differs from the standard graph."""
     cut = attend_to_visible_rows(graph.graph)
-    return (options.cpu_int8 and multiply_in_int8(graph, lm_head=part == DRAFT)) or cut
+    if not options.cpu_int8:
+        return cut
+    # The LM head finds values that are not finite, which pixels never are.
+    return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISION, DRAFT)) or cut
 
 
 def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:

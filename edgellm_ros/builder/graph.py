@@ -71,7 +71,7 @@ class GraphBuilder:
         self._names: dict[str, int] = {}
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = {}
         self._shared: dict[str, Place] = {}  # weights that are in the files of another graph, by name
-        self._original: GraphBuilder | None = None  # the graph that has them
+        self._originals: list[GraphBuilder] = []  # the graphs that have them
         self._digests: tuple[str, ...] = ()  # SHA-256 of the files of weights, once the graph is saved
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dim]) -> ir.Value:
@@ -205,7 +205,8 @@ class GraphBuilder:
         must have been saved before.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._digests = self._original._digests if self._original else ()
+        digests = (each for graph in self._originals for each in graph._digests)
+        self._digests = tuple(dict.fromkeys(digests))
         if not self._has_file():
             path.write_bytes(self._serialized(self._places(path.name), ()))
             return [path]
@@ -227,7 +228,7 @@ class GraphBuilder:
     def saved_sizes(self, path: Path) -> dict[Path, int]:
         """Return the sizes of the files that `save` writes; no weight is read."""
         files, own = self._weights_files(), self._has_file()
-        digests = (hashlib.sha256().hexdigest(),) * (files if own else 0)
+        digests = (hashlib.sha256().hexdigest(),) * (len(files) if own else 0)
         sizes = {path: len(self._serialized(self._places(path.name), digests, sizes_only=True))}
         if own:
             sizes[path.with_name(weights_file(path.name))] = sum(each.nbytes for each in self._external())
@@ -236,8 +237,8 @@ class GraphBuilder:
     def share_weights(self, original: GraphBuilder, file: str, own: bool = False) -> None:
         """Take weights from the files of `original`, which is saved as `file` in the same folder.
 
-        own: whether the graph may have weights that the original lacks; else they are a ValueError, as are
-        weights of another shape or type.
+        Weights of several graphs can be taken, one call for each. own: whether the graph may have weights
+        that the original lacks; else they are a ValueError, as are weights of another shape or type.
         """
         weights, places = dict(original.weights_by_name()), original._places(file)
         for name, weight in self.weights_by_name():
@@ -248,7 +249,7 @@ class GraphBuilder:
                 raise ValueError(f"{original.graph.name} has no weight {name!r}, which its variant needs")
             if name in places:
                 self._shared[name] = places[name]
-        self._original = original
+        self._originals.append(original)
 
     def weights_by_name(self) -> Iterator[tuple[str, Weight]]:
         """Yield name and tensor of each weight."""
@@ -273,7 +274,7 @@ class GraphBuilder:
             if tensor is not None
             and tensor.name not in self._shared
             and (
-                isinstance(tensor, Weight) or (self._original is None and tensor.nbytes > INLINE_BYTES)
+                isinstance(tensor, Weight) or (not self._originals and tensor.nbytes > INLINE_BYTES)
             )
         ]
 
@@ -288,11 +289,12 @@ class GraphBuilder:
 
     def _has_file(self) -> bool:
         """Tell whether the graph has a file of weights of its own."""
-        return self._original is None or bool(self._external())
+        return not self._originals or bool(self._external())
 
-    def _weights_files(self) -> int:
-        """Count the files of weights of the graph: its own and those of the graph whose weights it shares."""
-        return self._has_file() + (self._original._weights_files() if self._original else 0)
+    def _weights_files(self) -> list[GraphBuilder]:
+        """List the graphs with the files of weights that this one needs, its own last."""
+        shared = [owner for graph in self._originals for owner in graph._weights_files()]
+        return [*dict.fromkeys(shared), *([self] if self._has_file() else [])]
 
     def _serialized(
         self, places: Mapping[str, Place], digests: Sequence[str], sizes_only: bool = False

@@ -13,6 +13,9 @@ kernels for AVX2 saturate sums of unsigned times signed values.
 A NaN in x must not vanish in the conversion to integers: ReduceMax drops it, so the mean of the row, which is
 never above max |x|, takes it to r. The LM head of the language model stays as it is.
 
+Where rows may depend on each other, x has one scale: in the vision tower, which encodes one image at a time,
+and in draft heads, whose guesses do not change answers. ONNX Runtime has one operator for such a product.
+
 One thread of an AMD EPYC (AVX2) beside other load, ONNX Runtime 1.31, matrices that are not in the core's
 caches; conversions included; us:
 
@@ -39,7 +42,7 @@ from edgellm_ros.builder.graph import FLOAT, GraphBuilder, Weight
 ORT_DOMAIN = "com.microsoft"
 UINT8 = ir.DataType.UINT8
 TOP, ZERO = 127, 128  # the largest magnitude, and the value that stands for 0
-SMALLEST = 1e-30  # of a row's scale: rows of zeros stay zeros
+SMALLEST = 1e-30  # of a column's scale; a row of zeros has the scale 0
 NORMS = ("RMSNormalization", "LayerNormalization")  # one NaN makes the whole row NaN
 
 
@@ -68,10 +71,12 @@ def _scales(matrix: np.ndarray) -> np.ndarray:
 # x --+-- Abs -- ReduceMax --+-- Max -- r --+------------------------------------------------------+
 #     +------ ReduceMean ----+              |                                                      |
 #     +------------------------------------ Div -- QuantizeLinear -- MatMulIntegerToFloat (W) -- Mul -->
-def multiply_in_int8(builder: GraphBuilder, lm_head: bool) -> bool:
+def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool = True) -> bool:
     """Replace products with constant matrices; return whether there are any.
 
-    lm_head: whether the LM head is replaced too. Only graphs in fp32. ValueError for others.
+    lm_head: whether the LM head is replaced too. by_rows: whether x has a scale for each row; else it has one
+    scale, which is faster, but then a row depends on the others, and a NaN may vanish. Only graphs in fp32,
+    ValueError for others.
     """
     if builder.dtype != FLOAT:
         raise ValueError("8-bit products for a CPU need precision fp32")
@@ -84,23 +89,27 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool) -> bool:
         matrix = _matrix(weight)
         if x is None or weight is None or matrix is None or len(matrix.shape) != 2:
             continue
-        new = _Nodes(str(node.name).rsplit("/", 1)[0])
-        if x not in rows:
-            rows[x] = _integers(builder, new, x)
-        values, scale = rows[x]
+        new, last = _Nodes(str(node.name).rsplit("/", 1)[0]), node
         weights = builder.weight(f"{matrix.name}.uint8", matrix.shape, matrix.values, UINT8)
         scales = builder.weight(f"{matrix.name}.uint8_scale", matrix.shape[1:], matrix.scales, FLOAT)
         zero = builder.constant(ZERO, UINT8)
-        step = builder.constant(1 / TOP, FLOAT)
-        product = new.op(
-            "MatMulIntegerToFloat", values, weights, step, scales, zero, zero, domain=ORT_DOMAIN
-        )
-        result = new.op("Mul", product, scale)
+        if by_rows:
+            if x not in rows:
+                rows[x] = _integers(builder, new, x)
+            values, scale = rows[x]
+            step = builder.constant(1 / TOP, FLOAT)
+            inputs = values, weights, step, scales, zero, zero
+            result = new.op("Mul", new.op("MatMulIntegerToFloat", *inputs, domain=ORT_DOMAIN), scale)
+        else:
+            addition, bias = _bias(node)
+            last = node if addition is None else addition
+            biases = () if bias is None else (bias,)
+            result = new.op("DynamicQuantizeMatMul", x, weights, scales, zero, *biases, domain=ORT_DOMAIN)
         graph.insert_before(node, new.nodes)
-        old = node.outputs[0]
+        old = last.outputs[0]
         result.name, result.type, result.shape = old.name, old.type, old.shape
         ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        graph.remove([node] if last is node else [last, node], safe=True)
         replaced.append(weight)
     for weight in replaced:
         _remove_unused(graph, weight)
@@ -124,14 +133,23 @@ class _Nodes:
         return result
 
 
+def _bias(product: ir.Node) -> tuple[ir.Node | None, ir.Value | None]:
+    """Find the addition of a bias, which is all that uses a product, and the bias; None for none."""
+    uses = list(product.outputs[0].uses())
+    addition = uses[0].node if len(uses) == 1 else None
+    if addition is None or addition.op_type != "Add" or product.outputs[0].is_graph_output():
+        return None, None
+    bias = addition.inputs[1 - uses[0].idx]
+    known = bias is not None and isinstance(bias.const_value, Weight) and len(bias.const_value.shape) == 1
+    return (addition, bias) if known else (None, None)
+
+
 def _integers(builder: GraphBuilder, new: _Nodes, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Add the values of x as integers, and the scale of each row times TOP."""
-    last, smallest = builder.constant([-1]), builder.constant(SMALLEST, FLOAT)
-    parts = [new.op("ReduceMax", new.op("Abs", x), last, keepdims=1), smallest]
-    producer = x.producer()
+    last, producer = builder.constant([-1]), x.producer()
+    scale = new.op("ReduceMax", new.op("Abs", x), last, keepdims=1)
     if producer is None or producer.op_type not in NORMS:
-        parts.append(new.op("ReduceMean", x, last, keepdims=1))
-    scale = new.op("Max", *parts)
+        scale = new.op("Max", scale, new.op("ReduceMean", x, last, keepdims=1))
     step, zero = builder.constant(1 / TOP, FLOAT), builder.constant(ZERO, UINT8)
     return new.op("QuantizeLinear", new.op("Div", x, scale), step, zero), scale
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edgellm_ros.builder.draft.fusion import Fusion
+from edgellm_ros.builder.graph import GraphBuilder
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.engine_directory.config import LanguageModelConfig, SpecialTokens
@@ -29,6 +30,9 @@ class LLMOptions:
     only_chains: bool = False  # without the mask of a graph for CUDA with `fusion`
 
 
+StoredGraph = tuple[GraphBuilder, str]  # and the name of its file
+
+
 @dataclass(frozen=True)
 class Model:
     """One checkpoint, read by its family."""
@@ -40,8 +44,9 @@ class Model:
     stop_token_ids: tuple[int, ...]
     build_llm: Callable[[LLMOptions], ModelBuilder]  # llm/model.onnx
     build_cuda_llm: Callable[[LLMOptions], ModelBuilder] | None = None  # llm/model.cuda.onnx
-    describe_llm: Callable[[LLMOptions, ModelBuilder, str], FusedModel] | None = None  # llm/fused.json
-    # ^ function of options, graph and its file's name; None for layers that the fused kernels lack
+    describe_llm: Callable[[LLMOptions, StoredGraph, StoredGraph], FusedModel] | None = None
+    # ^ llm/fused.json: function of options and of the graphs of `build_llm` and `build_cuda_llm`; None for
+    #   layers that the fused kernels lack
     verifies_drafts: bool = False  # whether `build_llm` and `build_cuda_llm` take the option `fusion`
     position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
     vision: VisionConfig | None = None

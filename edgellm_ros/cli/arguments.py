@@ -98,8 +98,8 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
         "--decode",
         choices=("auto", "engine", "fused"),
         default="auto",
-        help="what executes decode steps: the engine, or the fused kernels (--device cuda, fp16 or bf16); "
-        "auto: the faster one (default: %(default)s)",
+        help="what executes decode steps and the action head's Euler steps: the engine, or the fused kernels "
+        "(--device cuda, fp16 or bf16); auto: the faster one (default: %(default)s)",
     )
 
 

@@ -113,16 +113,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="inputs that share a scale, with --quantize (default: %(default)s)",
     )
     parser.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="text file with a prompt in each line for the report of --quantize (default: a few of its own)",
-    )
-    parser.add_argument("--no-report", action="store_true", help="with --quantize: skip the report")
-    parser.add_argument(
         "--cpu-int8",
         action="store_true",
-        help="let the graphs for a CPU multiply in 8 bits, encoders and draft head included: faster, with "
-        "answers that may differ; other devices compute as without it (needs precision fp32)",
+        help="let the graphs for a CPU multiply in 8 bits, encoders and draft head included, and report what "
+        "that cost in logits; other devices compute as without it (needs --precision fp32)",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="text file with a prompt in each line for the report of --quantize and --cpu-int8 (default: a "
+        "few of its own)",
+    )
+    parser.add_argument(
+        "--no-report", action="store_true", help="with --quantize or --cpu-int8: skip the report"
     )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -162,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from edgellm_ros.builder.exporter import export
 
-    reports = args.quantize and not args.no_report
+    reports = (args.quantize or args.cpu_int8) and not args.no_report
     if reports and args.precision == "bf16":
         raise ValueError("--quantize: the report runs on the CPU, which bf16 does not; --no-report skips it")
     start = time.perf_counter()
@@ -191,7 +194,8 @@ def _cost(args: argparse.Namespace, options: dict[str, Any]) -> QuantizationCost
         prompts = tuple(line for line in lines if line.strip())
         if not prompts:
             raise ValueError(f"{args.prompts}: expected a prompt in each line, found none")
-    cost = measure_cost(args.checkpoint, args.engine_dir, {**options, "quantize": None}, prompts)
+    reference = {**options, "quantize": None, "cpu_int8": False}
+    cost = measure_cost(args.checkpoint, args.engine_dir, reference, prompts)
     print(cost, file=sys.stderr)
     return cost
 

@@ -83,10 +83,12 @@ def _answers(engine: Path, prompts: Sequence[str]) -> tuple[list[list[int]], lis
 
 
 def logits(engine: Path, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Compute the logits [S,V] after each token of each sequence."""
+    """Compute the logits [S,V] after each token of each sequence, with the graph that a CPU runs."""
     config = EngineConfig.load(engine)
     dtype = np.dtype(DTYPES[config.precision].numpy())
-    session = open_session(engine / graph_path("llm"))
+    path = engine / graph_path("llm")
+    variant = path.with_suffix(".cpu.onnx")
+    session = open_session(variant if variant.is_file() else path)
     embedding = read_header(engine / "embedding.safetensors")["embedding"].read()
     found = []
     for tokens in sequences:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 STEPS_PER_GRAPH = 20  # most Euler steps of one graph; its memory grows with them
 KEPT_GRAPHS = 16
+KEPT_NOISE = 64  # of requests whose trajectories have not been sampled
 ROWS_STEP = 64  # sizes of the part of the cache that a run reads: few sizes, so that few graphs are recorded
 
 
@@ -72,11 +73,20 @@ class ActionRunner:
         # by tensors, steps of the request, first step of the graph; the latest one last
         self._graphs: OrderedDict[tuple[Hashable, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
         self._times: OrderedDict[int, Tensor] = OrderedDict()  # embeddings, by steps of the request
+        self._noise: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()  # by seed and samples
         rope_shape = (1, space.horizon, rope_table.cos.shape[1])
         self._rope_cos, self._rope_sin = (
             device.empty(rope_shape, np.float32),
             device.empty(rope_shape, np.float32),
         )
+
+    def prepare(self, samples: int, seed: int) -> None:
+        """Compute the noise of a later `execute`, on the host, if it has not been computed."""
+        if (seed, samples) not in self._noise:
+            space = self._config.action_space
+            self._noise[seed, samples] = normal_noise(seed, samples, space.horizon * space.dim)
+            if len(self._noise) > KEPT_NOISE:
+                self._noise.popitem(last=False)
 
     def execute(
         self, cache: SequenceCache, samples: int, steps: int, seed: int, report: Callable[[int], bool]
@@ -87,10 +97,10 @@ class ActionRunner:
         result is None. The cache must hold the KV rows up to and including the future-start token. Equal
         caches, seeds and steps give equal bits. EngineError if the result is not finite.
         """
-        device, space = self._device, self._config.action_space
+        device = self._device
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
-        noise = normal_noise(seed, samples, space.horizon * space.dim)
-        device.upload(trajectory, noise.reshape(trajectory.shape))
+        self.prepare(samples, seed)
+        device.upload(trajectory, self._noise.pop((seed, samples)).reshape(trajectory.shape))
         self._kernels.rope_rows(
             self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin
         )

@@ -1,40 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the action head's fused kernels, and chooses between them and the engine."""
+"""FusedActions: what ActionRunner needs of an action head's fused kernels."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from edgellm_ros.diffusion.time_embedding import TimeEmbedding
-from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.config import EngineConfig
-from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE, FusedExpertModel
-from edgellm_ros.kernels import SequenceCache
-from edgellm_ros.runtime.fused import loading
-from edgellm_ros.runtime.fused.backend import element_type
-from edgellm_ros.runtime.fused.device_weights import load_weights
-
-if TYPE_CHECKING:
-    from edgellm_ros.diffusion.action_runner import ActionRunner
-    from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
-    from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertWeights
-
-logger = logging.getLogger(__name__)
-
-CONTEXT = 200  # KV rows that the measured steps attend to, as far as the cache has them
-RUNS = 5  # of which the median counts
-LARGEST_DIFFERENCE = 0.25  # of trajectories of the same expert, in shares of their root mean square
 
 
 class Expert(Protocol):
@@ -52,143 +26,3 @@ class FusedActions:
     expert: Expert
     times: TimeEmbedding
     shared: dict[str, Tensor]  # weights on the device, by name of the graph's initializer
-
-
-def load_fused_actions(root: Path, config: EngineConfig, device: Device, decode: str) -> FusedActions | None:
-    """Load the action head's fused kernels, if `decode` asks for them and the device has them.
-
-    The log gets the reason where `decode` is "auto" and the engine samples actions. EngineError with the
-    reason where `decode` is "fused".
-    """
-    if decode == loading.ENGINE:
-        return None
-    try:
-        return _load(root, config, device)
-    except loading.Unavailable as reason:
-        if decode == loading.FUSED:
-            raise EngineError(f"the action head's fused kernels are not available: {reason}") from None
-        logger.info("the engine samples actions: %s", reason)
-        return None
-
-
-def _load(root: Path, config: EngineConfig, device: Device) -> FusedActions:
-    problem = loading.device_problem(device)
-    if problem is not None:
-        raise loading.Unavailable(problem)
-    path = root / FUSED_EXPERT_FILE
-    if config.precision == "fp32":
-        raise loading.Unavailable("the engine has fp32, the kernels take fp16 and bf16")
-    if not path.is_file():
-        raise loading.Unavailable(f"the engine has no {FUSED_EXPERT_FILE}: export it again")
-    model, dtype = FusedExpertModel.load(path), element_type(config.precision)
-    shape = expert_shape(config, model)
-    problem = shape.unsupported()
-    if problem is not None:
-        raise loading.Unavailable(f"the kernels do not take this action head: {problem}")
-    tensors = load_weights(path.parent, model, dtype, device)
-    try:
-        expert = make_expert(device, shape, expert_weights(model, tensors), config.builder.max_action_samples)
-    except (DeviceLostError, DeviceMemoryError):
-        raise
-    except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
-        raise loading.Unavailable(str(error)) from None
-    return FusedActions(expert, TimeEmbedding(path.parent, model, dtype), tensors)
-
-
-def make_expert(device: Any, shape: ExpertShape, weights: ExpertWeights, max_samples: int) -> Expert:
-    """Make the expert that runs Euler steps on a device."""
-    from edgellm_ros.kernels.cuda.fused.expert import FusedExpert
-
-    return FusedExpert(device, shape, weights, max_samples)
-
-
-def expert_shape(config: EngineConfig, model: FusedExpertModel) -> ExpertShape:
-    """Return the shape of an engine's action head."""
-    from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
-
-    action = config.action
-    assert action is not None
-    return ExpertShape(
-        dtype=config.precision,
-        kv_caches=action.kv_caches,
-        hidden=model.hidden_size,
-        heads=action.num_attention_heads,
-        kv_heads=action.num_key_value_heads,
-        head_dim=action.head_dim,
-        inner=model.intermediate_size,
-        rotary_dim=config.llm.rope.rotary_dim,
-        capacity=config.max_kv_cache_capacity,
-        horizon=action.action_space.horizon,
-        actions=action.action_space.dim,
-        epsilon=model.epsilon,
-    )
-
-
-def expert_weights(model: FusedExpertModel, tensors: Mapping[str, Tensor]) -> ExpertWeights:
-    """Return the addresses of weights on the device."""
-    from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertLayerWeights, ExpertWeights
-
-    def addresses(part: object, *names: str) -> dict[str, int]:
-        return {name: tensors[getattr(part, name).name].pointer for name in names}
-
-    owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
-    layers = tuple(ExpertLayerWeights(**addresses(layer, *vars(layer))) for layer in model.layers)
-    outer = addresses(model, "in_proj", "norm", "out_proj", "out_bias")
-    return ExpertWeights(layers, **outer, owners=owners)
-
-
-def choose_by_time(device: Device, runner: ActionRunner, cache: SequenceCache, read: tuple[int, ...]) -> None:
-    """Let the fused kernels of a runner sample actions where they are faster than the engine.
-
-    They are not used either if their trajectories are not the engine's, or not the same bits in every run.
-    cache: a row that is not open, whose caches `read` get random values; the caller clears them. The log
-    tells the choice and the times.
-    """
-    context = min(CONTEXT, cache.cache.shape[3])
-    device.upload(cache.length, np.array([context], np.int64))
-    cache = dataclasses.replace(cache, host_length=context)
-    random, keys, values = np.random.default_rng(0), cache.keys, cache.values
-    for i in sorted(set(read)):
-        for rows in (keys[i], values[i]):
-            device.upload(rows, random.standard_normal(rows.shape, np.float32).astype(rows.dtype))
-    steps, seconds, results, problem = runner.default_steps, {}, [], ""
-    try:
-        for fused in (False, True):
-            runner.uses_fused = fused
-            times, found = [], []
-            for _ in range(RUNS + 2):  # the first one is recorded, the second one warms up
-                device.synchronize()
-                start = time.perf_counter()
-                found.append(runner.execute(cache, 1, steps, 0, lambda step: True))
-                times.append(time.perf_counter() - start)
-            seconds[fused] = statistics.median(times[2:])
-            results.append(found)
-        problem = _problem(results[0][-1], results[1])
-    except DeviceLostError:
-        raise
-    except EngineError as error:
-        problem = f"failed: {error}"
-    runner.uses_fused = not problem and seconds[True] < seconds[False]
-    if problem:
-        logger.warning("the engine samples actions: the fused kernels' trajectories %s", problem)
-        return
-    logger.info(
-        "%s (ms for %d Euler steps of one trajectory after %d tokens: %.3f fused, %.3f engine)",
-        "the fused kernels sample actions" if runner.uses_fused else "the engine samples actions",
-        steps,
-        context,
-        seconds[True] * 1e3,
-        seconds[False] * 1e3,
-    )
-
-
-def _problem(engine: np.ndarray | None, fused: list[np.ndarray | None]) -> str:
-    """Compare a trajectory of the engine with those of the fused kernels; "" = nothing is wrong."""
-    assert engine is not None
-    assert fused[0] is not None
-    difference = float(np.sqrt(np.mean((fused[0] - engine) ** 2)))
-    size = float(np.sqrt(np.mean(engine**2)))
-    if not difference <= LARGEST_DIFFERENCE * size:
-        return f"differ from the engine's by {difference:.3g}, of a root mean square of {size:.3g}"
-    same = all(np.array_equal(fused[0], other) for other in fused[1:] if other is not None)
-    return "" if same else "differ from run to run"

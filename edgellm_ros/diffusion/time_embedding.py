@@ -4,37 +4,31 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.engine_directory.fused_expert import FusedExpertModel
-from edgellm_ros.engine_directory.fused_model import StoredWeight
 
-
+@dataclass(frozen=True)
 class TimeEmbedding:
-    """The embedding of times on the host, with the input projection's bias.
+    """The embedding of times on the host: sines and cosines, and two linear layers with SiLU between them.
 
+    Weights are float32 [fan_in, fan_out]. `second_bias` may have what else does not depend on the trajectory.
     Source of the features: `builder/flow_expert.py`.
     """
 
-    def __init__(self, folder: Path, model: FusedExpertModel, dtype: np.dtype) -> None:
-        contents = np.memmap(folder / model.file, np.uint8, "r")
-
-        def read(weight: StoredWeight) -> np.ndarray:
-            raw = contents[weight.offset : weight.offset + weight.size * dtype.itemsize]
-            return raw.view(dtype).reshape(weight.shape).astype(np.float32)
-
-        time = model.time
-        self._first, self._first_bias = read(time.first), read(time.first_bias)
-        self._second, self._bias = read(time.second), read(time.second_bias) + read(model.in_bias)
-        low, high, count = time.min_period, time.max_period, len(self._first) // 2
-        periods = low * (high / low) ** np.linspace(0.0, 1.0, count)
-        self._frequency = (2 * math.pi / periods).astype(np.float32)
+    min_period: float
+    max_period: float
+    first: np.ndarray
+    first_bias: np.ndarray
+    second: np.ndarray
+    second_bias: np.ndarray
 
     def rows(self, steps: int) -> np.ndarray:
         """Return the rows [steps,H] float32 of so many Euler steps from time 0 to 1."""
+        low, high, count = self.min_period, self.max_period, len(self.first) // 2
+        periods = low * (high / low) ** np.linspace(0.0, 1.0, count)
         times = (np.arange(steps) / steps).astype(np.float32)
-        angles = times[:, None] * self._frequency
-        raised = np.concatenate([np.sin(angles), np.cos(angles)], axis=1) @ self._first + self._first_bias
-        return raised / (1 + np.exp(-raised)) @ self._second + self._bias
+        angles = times[:, None] * (2 * math.pi / periods).astype(np.float32)
+        raised = np.concatenate([np.sin(angles), np.cos(angles)], axis=1) @ self.first + self.first_bias
+        return raised / (1 + np.exp(-raised)) @ self.second + self.second_bias

@@ -63,6 +63,7 @@ class EngineExecutor:
         self.supports_empty_tensors = backend.supports_empty_tensors
         self._backend = backend
         self._snapshot: BindingSnapshot | None = None
+        self._tensors: tuple[Tensor, ...] = ()  # of the current binding, in the engine's order
         self._current: _KeptBinding | None = None  # the binding of `_snapshot`
         self._kept: OrderedDict[BindingSnapshot, _KeptBinding] = OrderedDict()  # the latest one last
         self._recorder = GraphRecorder()
@@ -131,14 +132,19 @@ class EngineExecutor:
         """
         names = self.bindings
         try:
-            parts = [(t.pointer, t.shape, t.dtype) for t in map(tensors.__getitem__, names)]
+            given = tuple(map(tensors.__getitem__, names))
         except KeyError:
-            parts = []
-        complete = len(parts) == len(names) == len(tensors)
-        snapshot = BindingSnapshot(profile, tuple(parts))
-        if complete and snapshot == self._snapshot:
+            given = ()
+        complete = len(given) == len(names) == len(tensors)
+        current = self._snapshot
+        if complete and current is not None and current.profile == profile and given == self._tensors:
+            return  # the same objects: tensors never change
+        snapshot = BindingSnapshot(profile, tuple((t.pointer, t.shape, t.dtype) for t in given))
+        if complete and snapshot == current:
+            self._tensors = given
             return
         self._snapshot = self._current = None
+        self._tensors = ()
         kept = self._kept.get(snapshot) if complete else None
         if kept is None:
             self._check(dims, tensors)
@@ -147,7 +153,7 @@ class EngineExecutor:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(snapshot)
-        self._snapshot, self._current = snapshot, kept
+        self._snapshot, self._current, self._tensors = snapshot, kept, given
 
     def execute(self, stream: Any = None) -> None:
         """Replay the graph captured for the current binding, or else run the engine.
@@ -173,18 +179,20 @@ class EngineExecutor:
             self._current.graph = graph
         return graph is not None
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: Any = None, runs: str = "") -> None:
         """Capture a graph of the current binding, best effort.
 
         The engine must have been executed with the binding. Does nothing if already captured. Logs the first
-        failure and stops trying.
+        failure and stops trying. runs: what the log calls such runs, if they are some of the engine's.
         """
         current = self._current
         if not self._recorder.active or current is None or current.graph is not None:
             return
         current.graph = self._recorder.capture(
             lambda: self._backend.capture(current.bound, stream),
-            lambda reason: logger.warning("%s runs without graphs: %s", self.name, reason),
+            lambda reason: logger.warning(
+                "%s %s without graphs: %s", self.name, f"executes {runs}" if runs else "runs", reason
+            ),
         )
 
     def _check(self, dims: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:

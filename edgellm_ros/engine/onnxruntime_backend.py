@@ -39,6 +39,7 @@ class OnnxRuntimeBackend:
 
     - MatMul with a constant weight, fp32 or fp16: the weights are packed once, and every row is computed in
       the same way, also a single row.
+    - MatMulIntegerToFloat: sums of integers are exact (builder/int8_products.py).
     - Gemm of two activations with transA: a single row is computed like any other, and long sums are split
       every 128 terms (builder/lora.py).
     - Attention: heads are computed one by one. Two or more queries of a head (prefill) give the same bits for

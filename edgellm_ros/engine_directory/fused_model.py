@@ -37,25 +37,59 @@ class StoredWeight:
 
 
 @dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix [K,N] in 4 or 8 bits: an element is (value - zero point) * scale.
+
+    Values and zero points are unsigned. Of two of 4 bits in a byte the first is in the lower half.
+    """
+
+    file: str  # of all its weights, in the same folder
+    bits: int  # of a value, 4 or 8
+    group: int  # rows that share a scale
+    values: StoredWeight  # uint8 [N,K/group,bytes]
+    scales: StoredWeight  # [N,K/group], of the engine's precision
+    zero_points: StoredWeight | None  # uint8 [N,bytes]; null = half of the range
+
+    @property
+    def form(self) -> tuple[int, int, bool]:
+        """Return what kernels depend on: bits, group, whether there are zero points."""
+        return self.bits, self.group, self.zero_points is not None
+
+
+@dataclass(frozen=True)
+class QuantizedMatrices:
+    """The matrices of a layer that are quantised; null = it has this one as it is."""
+
+    qkv: QuantizedMatrix | None
+    o: QuantizedMatrix | None
+    gate_up: QuantizedMatrix | None
+    down: QuantizedMatrix | None
+
+    def given(self) -> Iterator[tuple[str, QuantizedMatrix]]:
+        """Yield the quantised matrices by name."""
+        return ((name, matrix) for name, matrix in vars(self).items() if matrix is not None)
+
+
+@dataclass(frozen=True)
 class FusedLayer:
-    """Weights of one layer; null = the layer has none."""
+    """Weights of one layer; null = the layer has none, or has it quantised."""
 
     window: int | None  # sliding window; null = the layer attends to all tokens
     input_norm: StoredWeight
-    qkv: StoredWeight  # columns of queries, keys, values
+    qkv: StoredWeight | None  # columns of queries, keys, values
     qkv_bias: StoredWeight | None
     q_norm: StoredWeight | None
     k_norm: StoredWeight | None
-    o: StoredWeight
+    o: StoredWeight | None
     o_bias: StoredWeight | None
     post_norm: StoredWeight
-    gate_up: StoredWeight  # columns of the gate, then of the up-projection
+    gate_up: StoredWeight | None  # columns of the gate, then of the up-projection
     gate_up_bias: StoredWeight | None
-    down: StoredWeight
+    down: StoredWeight | None
     down_bias: StoredWeight | None
 
     def weights(self) -> Iterator[StoredWeight]:
-        """Yield the weights that the layer has."""
+        """Yield the weights that are not quantised."""
         return (value for value in vars(self).values() if isinstance(value, StoredWeight))
 
 
@@ -63,18 +97,20 @@ class FusedLayer:
 class FusedModel:
     """All contents of `llm/fused.json`."""
 
-    file: str  # of the weights, in the same folder
+    problem: str | None  # why the fused kernels cannot run the model, which has no layers here then
+    file: str  # of the weights that are not quantised, in the same folder
     intermediate_size: int
     epsilon: float  # of every RMSNorm
     activation: str  # of the gate
     rope_interleaved: bool  # a pair of rotated values is (2i, 2i + 1); else (i, i + R/2)
     tied: bool  # the LM head is the embedding table, which the runtime holds
     layers: tuple[FusedLayer, ...]
+    quantized: tuple[QuantizedMatrices, ...]  # of each layer; empty = none is quantised
     norm: StoredWeight  # of the last norm
     lm_head: StoredWeight | None  # [H,V]; null = an input of the graph
 
     def weights(self) -> Iterator[StoredWeight]:
-        """Yield all weights."""
+        """Yield all weights that are not quantised."""
         for layer in self.layers:
             yield from layer.weights()
         yield self.norm

@@ -48,8 +48,11 @@ def load_kernels(device: Device) -> Kernels:
     raise EngineError(f"no kernels for memory {device.memory!r} (device {device.name!r})")
 
 
-def load_tree_kernels(device: Device) -> TreeKernels:
-    """Load the kernels of speculative decoding. EngineError for an unsupported kind of memory."""
+def load_tree_kernels(device: Device, fused_head: bool = False) -> TreeKernels:
+    """Load the kernels of speculative decoding. EngineError for an unsupported kind of memory.
+
+    fused_head: whether a draft head runs in the fused kernels, so that runs end with kernels.
+    """
     if device.memory == "cpu":
         from edgellm_ros.kernels.tree_host import HostTreeKernels
 
@@ -57,5 +60,5 @@ def load_tree_kernels(device: Device) -> TreeKernels:
     if device.memory == "cuda":
         from edgellm_ros.kernels.cuda import load_cuda_tree_kernels
 
-        return load_cuda_tree_kernels(device)
+        return load_cuda_tree_kernels(device, early=fused_head)
     raise EngineError(f"no tree kernels for memory {device.memory!r} (device {device.name!r})")

@@ -110,8 +110,11 @@ class HostTreeKernels:
         table.nodes.array[:, level - 1] = start + order
         np.take(embedding.array, tokens, axis=0, out=out.embeds.array, mode="clip")
         places = np.broadcast_to(newest.array, order.shape) if level == 1 else order // top_k
-        for rows, above, taken in zip(states.array, places, parents.array, strict=True):
-            np.take(rows, above, axis=0, out=taken, mode="clip")
+        if top_k == 1 and level > 1:
+            np.copyto(parents.array, states.array)
+        else:
+            for rows, above, taken in zip(states.array, places, parents.array, strict=True):
+                np.take(rows, above, axis=0, out=taken, mode="clip")
         positions = (lengths.array + level - 1).astype(np.float32) + deltas.array
         write_rope(rope, np.repeat(positions[:, None], top_k, axis=1), out.cos, out.sin)
         if out.write_index is not None:

@@ -53,8 +53,9 @@ class LLMInferenceRuntime:
     - decode_backend: "onnxruntime" or "tensorrt" for decode steps; "" = same as for prefills
     - drafting: speculative decoding: a configuration, or "eagle", "lookup" with its defaults; None or "off" =
       one token per step
-    - decode: "fused" executes decode steps in the fused kernels (docs/performance.md), "engine" in the
-      engine; "auto" in the faster one, measured when the engines are loaded, if both are available
+    - decode: "fused" executes decode steps and the action head's Euler steps in the fused kernels
+      (docs/performance.md), "engine" in the engines; "auto" each in the faster one, measured when the engines
+      are loaded, if both are available
 
     FileNotFoundError or ValueError for a damaged engine directory or adapter, or for drafting that the engine
     does not support; EngineError for an unusable device or engine, or if `decode` is "fused" and the fused
@@ -166,8 +167,9 @@ class LLMInferenceRuntime:
         """Record decode steps of all batch sizes with all adapters as graphs, and rounds of drafting.
 
         The device launches a graph with one call. Recording takes seconds and some memory. Steps of an
-        adapter that is added later are recorded when the adapter is first used. Returns False if the device
-        does not support graphs, or if a step cannot be recorded (the log says why).
+        adapter that is added later are recorded when the adapter is first used. From then on a prefill of one
+        sequence is recorded too, after two in a row of one length. Returns False if the device does not
+        support graphs, or if a step cannot be recorded (the log says why).
         """
         with self._lock:
             return self.pipeline.capture_decoding_cuda_graph()

@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
-from edgellm_ros.diffusion.fused_actions import choose_by_time as choose_actions_by_time
-from edgellm_ros.diffusion.fused_actions import load_fused_actions
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -46,6 +44,8 @@ from edgellm_ros.runtime.decoding.speculative.load_drafter import load_drafter
 from edgellm_ros.runtime.decoding.speculative.tree_decoding import TreeDecoding
 from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.fused.actions import choose_by_time as choose_actions_by_time
+from edgellm_ros.runtime.fused.actions import load_fused_actions
 from edgellm_ros.runtime.fused.choice import Verification, choose_by_time
 from edgellm_ros.runtime.fused.draft import load_fused_draft
 from edgellm_ros.runtime.fused.loading import AUTO, ENGINE, load_fused
@@ -165,10 +165,10 @@ class Pipeline:
             states.append(recurrent)
         self.drafter: GuardedDrafter | None = None
         if drafting is not None:
-            tree_kernels = load_tree_kernels(self.device)
             head = None
             if drafting.strategy == EAGLE and decode != ENGINE and not decode_backend:
                 head = load_fused_draft(root, config, drafting, self.device)
+            tree_kernels = load_tree_kernels(self.device, fused_head=head is not None)
             drafter = load_drafter(
                 root,
                 config,
@@ -412,7 +412,12 @@ class Pipeline:
         self.sampling.commit_rows(rows, self.sampling.count(rows))
         self.method.prefilled(rows)
         logprobs = max(sequence.request.logprobs for sequence in sequences)
-        self.sampling.copy_to_host(logits, logprobs).deliver(sequences)
+        first_tokens = self.sampling.copy_to_host(logits, logprobs)
+        if self.action is not None:  # while the device computes the prompts
+            for sequence in sequences:
+                if sequence.request.action_samples:
+                    self.action.prepare(sequence.request.action_samples, sequence.noise_seed)
+        first_tokens.deliver(sequences)
         if keep_hidden_states:
             self.hidden_states.keep(embeds)
         for sequence in sequences:
@@ -446,5 +451,6 @@ class Pipeline:
                 self._metrics.action.total_runs += steps
 
     def capture_decoding_cuda_graph(self) -> bool:
-        """Record decode steps; see `LLMInferenceRuntime`."""
-        return self.method.capture(self.loras.loaded())
+        """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""
+        self.runner.records_prefills = self.method.capture(self.loras.loaded())
+        return self.runner.records_prefills

@@ -82,6 +82,18 @@ def test_weights_and_cache_are_those_of_the_shape_and_what_they_exceed_is_told(r
     assert memory["peak"] > 0
 
 
+@pytest.mark.slow
+def test_the_bytes_of_a_step_are_those_of_rounded_weights(monkeypatch):
+    monkeypatch.setattr(decode, "copy_bandwidth", lambda device: 1e9)
+    found = decode.main(options("--quantize", "int4", "--group-size", "32"))
+    layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96  # q, k and v; o; gate, up and down
+    scales, norms = layer / 32 * 4, 4 * (2 * 64 + 2 * 16)
+    expected = 2 * (layer / 2 + scales + norms) + 4 * 64 + 4 * 300 * 64
+    assert found["batches"][0]["bytes_per_step"]["weights"] == pytest.approx(expected, rel=1e-2)
+    assert found["memory_bytes"]["weights"] == pytest.approx(expected, rel=1e-2)
+    assert found["transformers"] is None
+
+
 @pytest.mark.parametrize(
     ("name", "billions", "read"),
     [

@@ -48,11 +48,10 @@ def exported(tmp_path_factory):
     return make
 
 
-def read(engine, weight, dtype=np.float16):
+def read(engine, weight):
     """Read a weight at its place in the file of weights."""
-    model = FusedModel.load(engine / FUSED_FILE)
-    contents = (engine / "llm" / model.file).read_bytes()
-    return np.frombuffer(contents, dtype, weight.size, weight.offset).reshape(weight.shape)
+    contents = (engine / "llm" / FusedModel.load(engine / FUSED_FILE).file).read_bytes()
+    return np.frombuffer(contents, np.float16, weight.size, weight.offset).reshape(weight.shape)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])

@@ -101,6 +101,14 @@ def test_euler_steps_follow_the_velocity_from_noise_to_data(known_velocity, cach
     np.testing.assert_allclose(result, x, rtol=1e-6)
 
 
+def test_noise_that_was_prepared_is_not_computed_again(runner, cache, monkeypatch):
+    expected = runner.execute(cache.sequence(1), samples=2, steps=2, seed=3, report=always)
+    runner.prepare(2, 3)
+    monkeypatch.delattr("edgellm_ros.diffusion.action_runner.normal_noise")
+    found = runner.execute(cache.sequence(1), samples=2, steps=2, seed=3, report=always)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_results_that_are_not_finite_are_an_error_that_names_the_seed(known_velocity, cache):
     runner = known_velocity([helper.make_node("Sqrt", ["trajectory"], ["velocity"])])
     with pytest.raises(EngineError, match=r"not finite \(noise seed 11, 2 Euler steps\)"):

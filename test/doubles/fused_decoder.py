@@ -16,9 +16,11 @@ import ml_dtypes
 import numpy as np
 
 from doubles.deferred_device import DeferredDevice
+from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
 from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
+from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
@@ -215,12 +217,12 @@ class HostFusedDecoder:
     def __init__(
         self, device: Any, shape: FusedShape, weights: FusedWeights, fusion: StateFusion | None = None
     ) -> None:
+        self.max_rows = shape.max_rows
         self.steps = 0
         self.sizes: list[tuple[int, int]] = []  # of each step: sequences, tokens of each
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
-        shapes = layer_shapes(shape)
-        self._layers = [_layer(layer, shapes, dtype) for layer in weights.layers]
+        self._layers = [_layer(layer, shape) for layer in weights.layers]
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
         self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
@@ -265,10 +267,20 @@ class HostFusedDecoder:
             arrays["fused_hidden_states"][...] = fused
 
 
-def _layer(layer: FusedLayerWeights, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> LayerArrays:
+def _layer(layer: FusedLayerWeights, shape: FusedShape) -> LayerArrays:
+    shapes, dtype = layer_shapes(shape), TYPES[shape.dtype]
     given = {name for name, address in vars(layer).items() if address}
     assert given == set(shapes), f"weights {sorted(given)}, expected {sorted(shapes)}"
-    return LayerArrays(**{name: array_at(getattr(layer, name), shapes[name], dtype) for name in shapes})
+    arrays = {}
+    for name, size in shapes.items():
+        form, pointer = shape.form(name), getattr(layer, name)
+        if form is None:
+            arrays[name] = array_at(pointer, size, dtype)
+        else:
+            nbytes = sum(-(-part // ALIGNMENT) * ALIGNMENT for part in form.parts(*size))
+            contents = array_at(pointer, (nbytes,), np.dtype(np.uint8))
+            arrays[name] = QuantizedMatrix.read(contents, form, size, dtype).dequantized()
+    return LayerArrays(**arrays)
 
 
 def _fusion_arrays(fusion: StateFusion) -> tuple[np.ndarray, np.ndarray | None, list[np.ndarray]]:

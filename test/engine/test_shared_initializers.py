@@ -3,8 +3,12 @@
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from edgellm_ros.builder.graph import GraphBuilder
+from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
+from edgellm_ros.builder.quantization.product import quantized_product
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.shared_initializers import values_over
 from fixtures.graphs import FLOAT, helper, save_model
@@ -76,3 +80,26 @@ def test_a_value_has_address_type_and_shape_of_its_tensor(device, dtype):
 def test_a_name_that_no_graph_has_is_ignored(device, dtype, run):
     shared = {"v": put(device, SHARED.astype(dtype))}
     np.testing.assert_array_equal(run(shared)(), X + IN_FILE)
+
+
+@pytest.mark.only_on("cuda", reason="on a CPU ONNX Runtime packs a copy")
+@pytest.mark.parametrize("kind", ["INT4", "INT8"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_quantised_weights_are_used_in_place(device, tmp_path, kind, precision):
+    graph = GraphBuilder("product", precision)
+    dtype = graph.dtype.numpy()
+    values, scales = np.ones((64, 32), np.int8), np.ones((2, 32), np.float32)
+    matrix = QuantizedMatrix(64, 32, ir.DataType[kind], 32, lambda: values, lambda: scales)
+    y = quantized_product(graph, "w", graph.input("x", graph.dtype, [1, 64]), matrix, zero_points=True)
+    graph.output(y, "y", graph.dtype, [1, 32])
+    graph.save(tmp_path / "model.onnx")
+    sizes = {"INT4": (16, 0x99, 0xAA), "INT8": (32, 0x81, 0x82)}  # bytes of a group; values of 1 and of 2
+    nbytes, ones, twos = sizes[kind]
+    shared = put(device, np.full((32, 2, nbytes), ones, np.uint8))
+    executor = EngineExecutor.open(tmp_path / "model.onnx", device, shared={"w.packed": shared})
+    tensors = {"x": put(device, np.ones((1, 64), dtype)), "y": device.zeros((1, 32), dtype)}
+    executor.prepare(0, {}, tensors, device.stream)
+    for number, expected in ((ones, 64), (twos, 128)):
+        device.upload(shared, np.full((32, 2, nbytes), number, np.uint8))
+        executor.execute(device.stream)
+        np.testing.assert_array_equal(device.download(tensors["y"]).astype(np.float32), expected)

@@ -30,6 +30,19 @@ def test_rows_are_a_window_along_the_first_axis(tensor):
     np.testing.assert_array_equal(rows.array, tensor.array[1:3])
 
 
+def test_equal_views_are_one_object(tensor):
+    assert tensor.view(2, 5) is tensor.view(2, 5)
+    assert tensor.rows(1, 3) is tensor.rows(1, 3)
+    assert tensor.rows(0, 2).shape != tensor.view(0, 2).shape
+
+
+def test_a_tensor_keeps_a_bounded_number_of_views(tensor):
+    first = tensor.view(1)
+    for more in range(240):
+        tensor.view(more % 24, *[1] * (1 + more // 24))
+    assert tensor.view(1) is not first
+
+
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 5), (3, 2)])
 def test_rows_outside_of_the_tensor_are_an_error(tensor, start, stop):
     with pytest.raises(ValueError, match="outside"):

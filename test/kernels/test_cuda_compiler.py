@@ -13,6 +13,7 @@ from cuda.core import Program
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda import compiler
+from fixtures.ptx import kernel_bodies
 
 ARCHITECTURES = ["sm_87", "sm_90", "sm_110"]  # Jetson Orin, H100 and H200, Jetson Thor
 WIDTHS = (1, 2, 4, 8, 16)
@@ -28,6 +29,7 @@ OTHER_TREES = (
     "add_candidates", "add_candidates_half", "select_tree", "tree_rope_rows", "sample_path",
     "find_continuation", "append_history", "advance_states", "advance_windows",
 )  # fmt: skip
+EARLY_KERNELS = ("add_candidates", "begin_accepted", "begin_level")
 PROGRAMS = [
     pytest.param(compiler.KERNELS, BY_WIDTH, OTHERS, id="steps"),
     pytest.param(compiler.TREE_KERNELS, TREES_BY_WIDTH, OTHER_TREES, id="trees"),
@@ -47,6 +49,18 @@ def test_all_kernels_compile_and_keep_their_variables_in_registers(files, by_wid
     )
     assert set(frames) == {*others, *(f"{name}_{width}" for name in by_width for width in WIDTHS)}
     assert {name: frame for name, frame in frames.items() if frame != "0"} == {}
+
+
+@pytest.mark.slow
+def test_kernels_that_may_start_early_wait_before_they_touch_memory():
+    bodies = kernel_bodies(compiler.source(compiler.TREE_KERNELS), compiler.options("sm_90"))
+    early = [name for name in bodies if name.startswith(EARLY_KERNELS)]
+    assert len(early) == 2 + 2 * len(WIDTHS)
+    for name in early:
+        before, waited, after = bodies[name].partition("griddepcontrol.wait")
+        assert waited, name
+        assert re.search(r"(ld|st|atom)\.(global|volatile)", after), name
+        assert not re.search(r"(ld|st|atom)\.(global|volatile)", before), name
 
 
 def test_a_compile_error_names_file_and_line(monkeypatch):

@@ -16,11 +16,14 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 from cuda.core import Program
 
 from doubles import fused_on_cpu
-from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, layer_shapes
+from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
+from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused import compiler
-from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder
+from edgellm_ros.kernels.cuda.fused.decoder import FusedDecoder, StateFusion
+from edgellm_ros.kernels.cuda.fused.fusion import FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, ProductPlan
+from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
@@ -31,7 +34,7 @@ SMALL = FusedShape(
 )  # fmt: skip
 CPU_TUNING = FusedTuning(
     threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
-    prefetched_bytes=1 << 14,
+    prefetched_bytes=1 << 14, quantized_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
 JOINED = {"qkv": 3, "o": 1, "gate_up": 2, "down": 1}  # linear layers of a product
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
@@ -50,6 +53,7 @@ class Model:
         self.shape, self.dtype = shape, TYPES[shape.dtype]
         self.random = np.random.default_rng(seed)
         batch, pairs, positions = len(lengths), shape.rotary_dim // 2, 2 * shape.capacity
+        self.quantized: dict[int, np.ndarray] = {}  # bytes by id of the matrix
         self.layers = [
             LayerArrays(**{name: self._weight(name, size) for name, size in layer_shapes(shape).items()})
             for _ in range(shape.layers)
@@ -80,7 +84,7 @@ class Model:
         for node in range(len(mask)):
             mask[node, :first] = self.random.random(first) < 0.9
             if node:
-                parent = self.random.integers(0, node)
+                parent = self.random.integers(0, node) if node != 2 else 0  # not a chain
                 mask[node, first:] = mask[parent, first:]
             mask[node, first + node] = True
 
@@ -90,14 +94,21 @@ class Model:
     def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         if "norm" in name:
             return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
-        return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+        form = self.shape.form(name)
+        if form is None:
+            return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+        matrix = QuantizedMatrix.random(self.random, form, shape, self.dtype)
+        weight = matrix.dequantized()
+        self.quantized[id(weight)] = matrix.contents()
+        return weight
 
     def on_device(self, device) -> tuple[FusedWeights, dict]:
         """Return the weights and the tensors of a run."""
         kept = []
 
         def place(array: np.ndarray):
-            kept.append(put(device, array.view(np.uint16)))
+            stored = self.quantized.get(id(array))
+            kept.append(put(device, array.view(np.uint16) if stored is None else stored))
             return kept[-1].pointer
 
         layers = tuple(
@@ -162,12 +173,12 @@ class Model:
 def fused(request, device, tmp_path_factory):
     """Function that makes a decoder: on the GPU, or on the host with five multiprocessors."""
     if device.memory == "cuda":
-        return device, lambda shape, weights, tuning=None: FusedDecoder(device, shape, weights, tuning=tuning)
+        return device, functools.partial(FusedDecoder, device)
     host, folder = fused_on_cpu.FusedDoubleDevice(5), tmp_path_factory.mktemp("fused")
     compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
 
-    def make(shape, weights, tuning=CPU_TUNING):
-        return FusedDecoder(host, shape, weights, compile, tuning)
+    def make(shape, weights, tuning=CPU_TUNING, fusion=None):
+        return FusedDecoder(host, shape, weights, compile, tuning, fusion)
 
     return host, make
 
@@ -181,7 +192,7 @@ def check(
     ranks: tuple[int, ...] = (),
     **options,
 ) -> dict[str, np.ndarray]:
-    """Compare a step with float64; return the outputs."""
+    """Compare a step with float64; return the outputs. ranks: of the sequences' adapters."""
     device, make = fused
     model = Model(shape, lengths, tokens=tokens, tree=tree)
     if ranks:
@@ -244,42 +255,101 @@ def test_a_step_is_that_of_numpy(fused, shape, lengths):
     check(fused, shape, lengths)
 
 
+def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
+    forms = {"qkv": qkv, "o": o, "gate_up": gate_up, "down": down}
+    return tuple((name, Quantized(*form)) for name, form in forms.items() if form)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", [False, True], ids=["a chain", "a tree"])
 @pytest.mark.parametrize(
-    "shape, lengths, tokens",
+    "shape, lengths, tuning",
     [
-        pytest.param(changed(max_rows=8), [5], 5, id="the first tokens"),
-        pytest.param(changed(max_rows=8), [150], 8, id="a full cache"),
         pytest.param(
-            changed(dtype="bf16", tied=True, max_rows=8, capacity=149), [4, 34, 149, 50], 2,
-            id="bf16, tied, 4 sequences of 2 tokens",
+            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40], {}, id="1 row"
+        ),
+        pytest.param(
+            changed(max_rows=2, o_bias=True, mlp_bias=True, hidden=576, inner=320,
+                    quantized=quantized((8, 32, True), (4, 128, True), None, (4, 64))),
+            [33, 2], {"quantized_narrow_tile": 16}, id="a product in fp16, 2 rows",
+        ),
+        pytest.param(
+            changed(dtype="bf16", max_rows=8, hidden=576, inner=320,
+                    quantized=quantized((4, 64, True), (8, 128), (4, 32, True), (8, 64, True))),
+            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16}, id="bf16, zero points, 7 rows",
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, tuning):
+    check(fused, shape, lengths, tuning=dataclasses.replace(CPU_TUNING, **tuning))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied):
+    shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
+    check(fused, shape, list(range(3, 102, 9)), tuning=dataclasses.replace(CPU_TUNING, repeated_bytes=0))
+
+
+def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
+    shape = FusedShape("fp16", 28, 2048, 16, 8, 128, 6144, 151936, 128, 8192, tied=True, max_rows=16)
+    few, many = (FusedPlan(shape, rows, 132, 227 << 10, FusedTuning()) for rows in (4, 16))
+    assert not any(few.apart.values())
+    assert all(many.apart.values())
+    assert many.products["qkv"].width < few.products["qkv"].width  # only the block's share
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths, tokens, tree",
+    [
+        pytest.param(changed(max_rows=8), [5], 5, True, id="the first tokens are a tree"),
+        pytest.param(changed(max_rows=8), [150], 8, False, id="a chain fills the cache"),
+        pytest.param(
+            changed(dtype="bf16", tied=True, max_rows=8, capacity=149), [4, 34, 149, 50], 2, False,
+            id="bf16, tied, 4 chains of 2 tokens",
         ),
         pytest.param(
             changed(head_dim=128, rotary_dim=32, interleaved=True, heads=7, kv_heads=1, max_rows=8,
                     qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=False, windows=(20, None)),
-            [65, 23], 3, id="biases, a window, 7 heads per KV head, 2 sequences of 3 tokens",
+            [65, 23], 3, True, id="biases, a window, 7 heads per KV head, 2 trees of 3 tokens",
         ),
         pytest.param(
             changed(head_dim=96, rotary_dim=96, heads=2, kv_heads=2, hidden=192, inner=320, tied=True,
                     hidden_state_layers=(1, 2), max_rows=4, windows=(7, 40)),
-            [77], 4, id="heads of 96, hidden states, windows",
+            [77], 4, False, id="heads of 96, hidden states, windows, a chain",
         ),
         pytest.param(
-            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576, max_rows=4), [139], 3,
-            id="heads of 256",
+            changed(head_dim=256, rotary_dim=64, heads=8, kv_heads=2, hidden=576, max_rows=4, capacity=151),
+            [139], 3, True, id="heads of 256, an odd capacity, a tree",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_step_of_several_tokens_is_that_of_numpy(fused, shape, lengths, tokens, tree):
     check(fused, shape, lengths, tokens, tree)
+
+
+@pytest.mark.slow
+def test_states_for_a_draft_head_are_those_of_numpy(fused):
+    device, make = fused
+    shape = changed(hidden_state_layers=(1,), max_rows=4)  # the head takes this state too
+    model = Model(shape, [40], tokens=3)
+    fc = model._values((3 * shape.hidden, 64), (3 * shape.hidden) ** -0.5)
+    weights, tensors = model.on_device(device)
+    tensors["fused_hidden_states"] = device.empty((1, 3, 64), np.uint16)
+    on_gpu, head = put(device, fc.view(np.uint16)), FusionShape("fp16", shape.hidden, 64, max_rows=4)
+    fusion = StateFusion((0, 1, 2), head, FusionWeights(on_gpu.pointer, owners=(on_gpu,)))
+    make(shape, weights, fusion=fusion).run(tensors)
+    expected = model.expected()
+    found = device.download(tensors["fused_hidden_states"]).view(np.float16)
+    close(found, fuse(head, expected.stream, fc, None, []), shape)
+    states = device.download(tensors["hidden_states_1"]).view(np.float16)
+    close(states, expected.hidden_states[1], shape)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, lengths, ranks, tokens",
     [
-        pytest.param(changed(lora_rank=16), [77], (16,), 1, id="rank 16"),
         pytest.param(
             changed(lora_rank=64, max_rows=2), [5, 150], (64, 0), 1, id="rank 64 beside the base model"
         ),
@@ -291,6 +361,10 @@ def test_a_step_of_several_tokens_is_that_of_numpy(fused, shape, lengths, tokens
             changed(lora_rank=8, max_rows=4, head_dim=96, rotary_dim=96, heads=2, kv_heads=2, hidden=192,
                     inner=320, qkv_bias=True, o_bias=True, mlp_bias=True),
             [5, 64, 20, 21], (8, 5, 0, 8), 1, id="biases, columns of two layers in a tile, 4 rows",
+        ),
+        pytest.param(
+            changed(lora_rank=16, quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [77], (16,), 1,
+            id="quantised weights",
         ),
     ],
 )  # fmt: skip
@@ -343,10 +417,13 @@ def test_kernels_after_the_first_start_early_where_the_gpu_can(arch, early):
     assert [launch.early for launch in program.launches] == [False, *[early] * 10]
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("multiprocessors, most_shared", [(132, 227 << 10), (16, 163 << 10), (20, 99 << 10)])
+@pytest.mark.parametrize(
+    "rows, multiprocessors, most_shared",
+    [(1, 132, 227 << 10), (1, 20, 99 << 10), (8, 16, 163 << 10), (8, 20, 99 << 10), (16, 108, 163 << 10),
+     (16, 16, 163 << 10)],
+)  # fmt: skip
 def test_blocks_fit_into_shared_memory(rows, multiprocessors, most_shared):
-    shape = FusedShape("fp16", 36, 4096, 32, 8, 128, 12288, 151936, 128, 8192, max_rows=8)
+    shape = FusedShape("fp16", 36, 4096, 32, 8, 128, 12288, 151936, 128, 8192, max_rows=16)
     plan = FusedPlan(shape, rows, multiprocessors, most_shared, FusedTuning())
     assert max(plan.shared.values()) <= most_shared
 
@@ -366,17 +443,25 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arch, head_dim, lora_rank", [("sm_87", 128, 0), ("sm_90", 256, 0), ("sm_110", 64, 0), ("sm_80", 64, 64)]
-)
-def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, lora_rank):
+    "arch, head_dim, rows, lora_rank",
+    [
+        ("sm_80", 128, 16, 0), ("sm_87", 128, 8, 0), ("sm_90", 256, 16, 0), ("sm_110", 64, 1, 0),
+        ("sm_90", 128, 1, 64),
+    ],
+)  # fmt: skip
+def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, lora_rank):
     log = io.StringIO()
-    shape = changed(head_dim=head_dim, max_rows=8, lora_rank=lora_rank)
-    plan = FusedPlan(shape, 8, 20, 160 << 10, FusedTuning(), adapted=lora_rank > 0)
+    shape = changed(
+        hidden=2048, head_dim=head_dim, inner=6144, vocab=151936, tied=True, max_rows=rows, lora_rank=lora_rank
+    )
+    tuning = FusedTuning(repeated_bytes=0 if rows == 16 else 1 << 40)
+    plan = FusedPlan(shape, rows, 20, 227 << 10, tuning, adapted=lora_rank > 0)
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
     Program(compiler.source(), "c++", options).compile("cubin", logs=log)
-    frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
-    kernels = ["attention", "down", "gate_up", "last_state", "lm_head", "o", "qkv", "tree_attention"]
-    assert sorted(frames) == [(name, "0") for name in kernels]
+    frames = dict(re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue()))
+    assert {"qkv", "attention", "o", "gate_up", "down", "lm_head"} < set(frames)
+    assert ("tree_attention" in frames) == (rows > 1)
+    assert set(frames.values()) == {"0"}
 
 
 def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):

@@ -26,6 +26,7 @@ from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionPlan, Fusio
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
+from fixtures.ptx import kernel_bodies
 
 SMALL = FusedDraftShape(
     "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
@@ -169,39 +170,42 @@ def close(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "shape, lengths",
+    "shape, length",
     [
-        pytest.param(SMALL, [1], id="the first token"),
+        pytest.param(SMALL, 1, id="the first token"),
         pytest.param(
-            changed(dtype="bf16", norm_before_residual=True, feeds_back_normed_state=True, max_rows=4),
-            [77, 150, 3], id="bf16, normed states, 3 sequences",
+            changed(dtype="bf16", norm_before_residual=True, feeds_back_normed_state=True), 77,
+            id="bf16, normed states",
         ),
         pytest.param(
-            changed(layers=2, qk_norm=True, qkv_bias=True, o_bias=True, mlp_bias=True, max_rows=2),
-            [40, 9], id="two layers with biases and norms of heads",
+            changed(layers=2, qk_norm=True, qkv_bias=True, o_bias=True, mlp_bias=True), 150,
+            id="two layers with biases and norms of heads",
         ),
     ],
 )  # fmt: skip
-def test_a_level_of_one_node_is_that_of_numpy(host, shape, lengths):
-    check(host, Head(shape, lengths, [[0]] * len(lengths)))
+def test_a_level_of_one_node_is_that_of_numpy(host, shape, length):
+    check(host, Head(shape, [length], [[0]]))
 
 
 @pytest.mark.slow
-def test_accepted_tokens_of_a_batch_have_logits_of_the_newest_alone(host):
-    check(host, Head(changed(max_rows=4), [150, 3], [[1], [0]], tokens=2))
+def test_accepted_tokens_have_logits_of_the_newest_alone(host):
+    check(host, Head(changed(max_rows=4), [150], [[2]], tokens=4))
 
 
 @pytest.mark.slow
 def test_nodes_of_a_level_see_committed_rows_and_their_ancestors(host):
-    shape, committed, level, top_k = changed(max_rows=4, feeds_back_normed_state=True), 40, 2, 4
-    length = committed + level * top_k
-    mask = np.zeros((1, top_k, shape.capacity), bool)
-    mask[0, :, :committed] = True
-    for node, parent in enumerate((2, 0, 0, 3)):
-        mask[0, node, [committed + parent, committed + top_k + node]] = True
-    head = Head(shape, [length], [list(range(top_k))], tokens=top_k, mask=mask)
-    for keys, values in head.run.caches:  # a node that is no ancestor
-        keys[0, :, committed + 1], values[0, :, committed + 1] = 100, 100
+    """Two sequences with two nodes on the second level."""
+    shape, committed, top_k = changed(max_rows=4, feeds_back_normed_state=True), np.array([40, 3]), 2
+    lengths = committed + 2 * top_k
+    mask = np.zeros((2, top_k, shape.capacity), bool)
+    for row, first in enumerate(committed):
+        mask[row, :, :first] = True
+        for node in range(top_k):  # children of node `row` of the first level
+            mask[row, node, [first + row, first + top_k + node]] = True
+    head = Head(shape, list(lengths), [[0, 1], [1, 0]], tokens=top_k, mask=mask)
+    for keys, values in head.run.caches:
+        for row, first in enumerate(committed):  # a node that is no ancestor
+            keys[row, :, first + 1 - row], values[row, :, first + 1 - row] = 100, 100
     check(host, head)
 
 
@@ -257,22 +261,31 @@ def run_fusion(host, shape, states, fc, bias, scales) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
-def test_the_kernels_keep_their_variables_in_registers(arch):
+def test_the_kernels_keep_their_variables_in_registers():
     fusion = FusionPlan(FusionShape("fp16", 128, 128, state_norms=True, max_rows=8), 8, 20, 227 << 10)
     for plan, names in (
         (FusedPlan(changed(max_rows=8), 8, 20, 227 << 10, FusedTuning()), ("draft_head", "joined_qkv")),
         (fusion, ("fuse", "fused_states")),
     ):
         log = io.StringIO()
-        options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
+        options = dataclasses.replace(compiler.options("sm_87", plan), ptxas_options="-v")
         Program(compiler.source((compiler.HARDWARE, *plan.files)), "c++", options).compile("cubin", logs=log)
         found = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
         frames = dict(found)
         assert {name: frames[name] for name in names} == dict.fromkeys(names, "0")
 
 
-@pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (163 << 10, 8)])
+@pytest.mark.slow
+def test_the_first_kernel_waits_before_the_second_one_may_start():
+    plan = FusedPlan(SMALL, 1, 20, 227 << 10, FusedTuning())
+    source = compiler.source((compiler.HARDWARE, *plan.files))
+    first = kernel_bodies(source, compiler.options("sm_90", plan))["joined_qkv"]
+    parts = first.split("griddepcontrol.launch_dependents")[:-1]
+    assert parts
+    assert all("griddepcontrol.wait" in part for part in parts)
+
+
+@pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (99 << 10, 8)])
 def test_a_head_takes_as_many_tokens_as_shared_memory_has_room_for(most_shared, rows):
     device, shape = fused_on_cpu.FusedDoubleDevice(16), changed(hidden=2048, inner=6144, max_rows=16)
     device.most_shared_memory = most_shared

@@ -26,6 +26,7 @@ from edgellm_ros.runtime.fused import choice, loading
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.fused_decoding import export_decoder, fused_on_host
+from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.requests_for_tests import IMAGE, request
 from fixtures.tiny_adapter import write_adapter
 
@@ -60,6 +61,13 @@ def qwen3(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def rounded(tmp_path_factory):
+    """A decoder with layers in 4 bits."""
+    changes, options = {"tie_word_embeddings": False}, {"quantize": "int4", "group_size": 32}
+    return export_decoder(tmp_path_factory.mktemp("rounded"), "qwen3", changes, **options)
+
+
+@pytest.fixture(scope="module")
 def omni(tiny_checkpoint, acting_engine, tmp_path_factory):
     """The model of `acting_engine` in fp16, with an adapter `a`."""
     directory = tmp_path_factory.mktemp("omni")
@@ -80,14 +88,14 @@ def steps(decoders) -> int:
 
 
 @on_host
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded"])
 def test_the_tokens_are_those_of_the_engine(request, decoders, name):
     engine = request.getfixturevalue(name)
     assert answers(engine, REQUESTS, "fused") == answers(engine, REQUESTS, "engine")
     assert steps(decoders) == 29  # of the longest answer, whose first token is from the prefill
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded"])
 @pytest.mark.parametrize(("rows", "context"), [(1, 0), (3, 40), (2, 200)])
 def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, name, rows, context):
     found = {}
@@ -250,6 +258,11 @@ class TestWhenTheEngineDecodes:
         engine = export_decoder(tmp_path, "llama", {"head_dim": 16})
         reason = r"the kernels do not take this model: head_dim is 16, not one of \(64, 96, 128, 256\)"
         self.assert_reason(caplog, reason, engine)
+
+    def test_with_weights_in_a_form_without_kernels(self, decoders, caplog, tmp_path):
+        export(write_quantized_checkpoint(tmp_path / "checkpoint", "fp8"), tmp_path, precision="fp16")
+        reason = "model.layers.0.self_attn.qkv_proj is stored as FLOAT8E4M3FN in a form without kernels"
+        self.assert_reason(caplog, f"the kernels do not take this model: {reason}", tmp_path)
 
     def test_with_kernels_that_cannot_be_compiled(self, caplog, llama):
         def fail(*arguments):

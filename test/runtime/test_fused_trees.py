@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
+from doubles.fused_decoder import HostFusedDecoder
 from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
@@ -157,16 +158,22 @@ def test_vanilla_steps_between_rounds_run_the_kernels_too(decoders, device, engi
 
 
 @on_host
-def test_a_tree_of_more_nodes_than_the_kernels_take_is_verified_by_the_engine(
-    decoders, device, engine, plain, monkeypatch
+def test_a_tree_of_more_nodes_than_the_gpu_has_memory_for_is_verified_by_the_engine(
+    decoders, device, engine, plain
 ):
-    from edgellm_ros.kernels.cuda.fused import shape
+    class OnSmallGpu(HostFusedDecoder):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.max_rows = 4
 
-    monkeypatch.setattr(shape, "MOST_ROWS", 4)
     expected = [plain.handle_request(ONE)]
-    with LLMInferenceRuntime(engine, device, decode="fused", drafting=TREE) as runtime:
+    with (
+        fused_on_host(OnSmallGpu) as small,
+        LLMInferenceRuntime(engine, device, decode="fused", drafting=TREE) as runtime,
+    ):
+        assert runtime.fused_rows == 2
         assert drafted(runtime, TREE, [ONE], expected)[0].token_ids == expected[0].token_ids
-    assert not decoders[0].sizes
+    assert not small[0].sizes
 
 
 @on_host

@@ -105,11 +105,12 @@ def test_rounds_of_every_adapter_and_batch_size_are_recorded(draft_engine):
 
 
 def test_a_recorded_round_is_one_launch_and_nothing_else(recorded):
-    prefill = used(recorded, request(TALKING.prompt, max_tokens=1))
+    for _ in range(3):  # the second prefill is recorded
+        prefill = used(recorded, request(TALKING.prompt, max_tokens=1))
     found = used(recorded, TALKING)
     assert found.rounds > 3
     assert (found.vanilla_steps, found.captures) == (0, 0)
-    assert found.launches == found.rounds
+    assert found.launches == found.rounds + prefill.launches
     assert found.engine_runs == prefill.engine_runs
     assert found.uploads == prefill.uploads
 

@@ -109,7 +109,7 @@ def test_a_step_of_an_adapter_loaded_later_is_recorded_after_its_first_run(runti
     runtime.add_lora("b", engine / "lora" / "b")
     one = request(lora="b", **WORDS)
     assert used(runtime, one) == (TOKENS - 2, 1)
-    assert used(runtime, one) == (TOKENS - 1, 0)
+    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
     assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
 
 
@@ -123,7 +123,7 @@ def test_a_graph_is_not_replayed_for_other_bindings(runtime, engine):
     runtime.pipeline.device.upload(moved, weights)
     runner._shared["lm_head.weight"] = moved
     assert used(runtime, one) == (TOKENS - 2, 1)  # the first step of the new binding is not a replay
-    assert used(runtime, one) == (TOKENS - 1, 0)
+    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
     with LLMInferenceRuntime(engine, "cpu", lora_dirs={}) as other:
         other.set_lm_head_weights("lm_head.weight", weights)
         assert_same_answer(runtime.handle_request(one), other.handle_request(one))
@@ -135,13 +135,30 @@ def test_recorded_steps_use_a_replaced_lm_head(runtime, engine):
     before = runtime.handle_request(one)
     weights = np.random.default_rng(0).standard_normal((48, 302)).astype(np.float32)
     runtime.set_lm_head_weights("lm_head.weight", weights)
-    assert used(runtime, one) == (TOKENS - 1, 0)
+    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
     with LLMInferenceRuntime(engine, "cpu", lora_dirs={}) as other:
         other.set_lm_head_weights("lm_head.weight", weights)
         expected = other.handle_request(one)
     answer = runtime.handle_request(one)
     assert_same_answer(answer, expected)
     assert answer.token_ids != before.token_ids
+
+
+def test_a_prefill_is_recorded_when_two_in_a_row_have_one_length(runtime, on_cpu):
+    runtime.capture_decoding_cuda_graph()
+    first, same, longer = (request(prompt, **WORDS) for prompt in ("go left", "go back", "go to the left"))
+    steps = TOKENS - 1
+    found = [used(runtime, one) for one in (first, same, same, longer, first, longer, longer)]
+    assert found[:4] == [(steps, 0), (steps, 1), (1 + steps, 0), (steps, 0)]
+    assert found[4:] == [(1 + steps, 0), (steps, 0), (steps, 1)]
+    for one in (longer, first, same):
+        assert_same_answer(runtime.handle_request(one), on_cpu.handle_request(one))
+
+
+def test_two_prompts_of_one_length_are_not_recorded_together(runtime):
+    runtime.capture_decoding_cuda_graph()
+    batch = [request(prompt, **WORDS) for prompt in ("go left", "go back")]
+    assert [used(runtime, *batch) for _ in range(3)] == [(TOKENS - 1, 0)] * 3
 
 
 def test_a_batch_of_different_adapters_runs_without_a_graph_and_logs_it_once(runtime, on_cpu, engine, caplog):

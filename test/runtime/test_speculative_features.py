@@ -297,6 +297,32 @@ def test_small_dense_models_draft_on_a_gpu_only_if_an_option_asks_for_it(draft_e
     assert drafting_config("auto", config, on_cpu=False) is not None
 
 
+def test_small_dense_models_draft_longer_chains_on_a_cpu(draft_engine, monkeypatch):
+    config = EngineConfig.load(draft_engine)
+    sizes = {"drafting_step": 8, "verify_tree_size": 9}
+    chosen = drafting_config("eagle", config, on_cpu=True)
+    assert chosen is not None
+    assert chosen.is_chain
+    assert {name: getattr(chosen, name) for name in sizes} == sizes
+    monkeypatch.setattr(
+        "edgellm_ros.runtime.decoding.speculative.drafting_config.LEAST_HIDDEN_SIZE", config.hidden_size
+    )
+    larger = drafting_config("eagle", config, on_cpu=True)
+    assert larger is not None
+    assert (larger.drafting_step, larger.verify_tree_size) == (5, 6)
+
+
+def test_the_default_chain_fits_the_engine(draft_engine):
+    config = EngineConfig.load(draft_engine)
+    assert config.draft is not None
+    draft = dataclasses.replace(config.draft, max_draft_tree_size=7, max_verify_tree_size=4)
+    config = dataclasses.replace(config, draft=draft)
+    chosen = drafting_config("eagle", config, on_cpu=True)
+    assert chosen is not None
+    assert chosen.drafted_rows <= 7
+    assert chosen.tree_size <= 4
+
+
 @pytest.mark.only_on("cpu", reason="a CUDA device takes the variant anyway")
 @knows_lengths
 def test_engines_that_take_lengths_beside_the_mask(draft_engine, tmp_path):

@@ -21,10 +21,14 @@ TensorRT knows no zero points: their part is a product of its own,
 
     x (W - Z) = x W - s Z'       s [..., K/group]: sums of x over groups;  Z' = zeros * scales [K/group,N]
 
-A graph for ONNX Runtime alone has them as DequantizeLinear's third input instead.
+A graph for ONNX Runtime alone has MatMulNBits itself, so that other kernels can read its weights in the same
+memory (`kernels/cuda/fused/quantized.cuh`): ONNX Runtime's CUDA provider uses them in place, as long as its
+option `ep.cuda.fpa_intb_gemm` is off.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -34,6 +38,10 @@ from edgellm_ros.builder.quantization.matrix import FLOAT8, INT8, QuantizedMatri
 from edgellm_ros.builder.strips import row_major
 
 LARGEST_BLOCK, SMALLEST_BLOCK = 128, 16
+UINT8 = ir.DataType.UINT8
+ORT_DOMAIN = "com.microsoft"
+# Shape, function that reads the weight, type; None = the graph's.
+PackedWeight = tuple[tuple[int, ...], Callable[[], np.ndarray], ir.DataType | None]
 
 
 def quantized_product(
@@ -43,8 +51,7 @@ def quantized_product(
 
     name: prefix of the weight's tensors; zero_points: the graph is for ONNX Runtime alone.
     """
-    if matrix.dtype != FLOAT8:
-        matrix = matrix.in_groups_of(_block(matrix.group))
+    matrix = in_blocks(matrix)
     if matrix.order is not None:
         order = matrix.order
         x = graph.op("Gather", x, graph.weight(f"{name}.order", order.shape, lambda: order, INT64), axis=-1)
@@ -52,6 +59,11 @@ def quantized_product(
         return _onnxruntime_product(graph, name, x, matrix)
     y = graph.op("MatMul", x, _dequantized(graph, name, matrix))
     return y if matrix.zeros is None else graph.op("Sub", y, _offset(graph, name, x, y, matrix))
+
+
+def in_blocks(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Return the matrix with the groups that graphs have."""
+    return matrix if matrix.dtype == FLOAT8 else matrix.in_groups_of(_block(matrix.group))
 
 
 # values [K,N] -- DequantizeLinear (scales [K/group,N]) -->
@@ -82,11 +94,18 @@ def _offset(
 
 
 def _onnxruntime_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: QuantizedMatrix) -> ir.Value:
-    """Add the product as ONNX Runtime's CUDA provider takes it: MatMulNBits, or MatMul for FP8.
+    """Add the product as ONNX Runtime's CUDA provider takes it: MatMulNBits where that has the group.
 
-    Reshape and Cast of weights are computed when the graph is loaded. FP8 weights become floats then, because
-    the provider has no product with them; weights of a graph in bf16 are multiplied in fp32.
+    Otherwise the weights become floats when the graph is loaded; those of a graph in bf16 are multiplied in
+    fp32.
     """
+    packed = packed_weights(matrix)
+    if packed is not None:
+        inputs = [graph.weight(f"{name}.{suffix}", *each) for suffix, each in packed.items()]
+        sizes = {"K": matrix.fan_in, "N": matrix.fan_out, "block_size": matrix.group}
+        # accuracy_level 1: in fp32 on a CPU, which the tests use
+        level = {"bits": matrix.dtype.bitwidth, "accuracy_level": 1}
+        return graph.op("MatMulNBits", x, *inputs, domain=ORT_DOMAIN, **sizes, **level)
     values, scales = _values(graph, name, matrix), _scales(graph, name, matrix)
     half = graph.dtype == ir.DataType.BFLOAT16
     if graph.dtype != FLOAT and (half or matrix.dtype == FLOAT8):
@@ -108,6 +127,41 @@ def _onnxruntime_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: Qu
     if half:
         return graph.from_fp32(graph.op("MatMul", graph.to_fp32(x), weight))
     return graph.op("MatMul", x, weight)
+
+
+def packed_weights(matrix: QuantizedMatrix) -> dict[str, PackedWeight] | None:
+    """Return the inputs of MatMulNBits by the suffixes of their names; None if it does not take the matrix.
+
+    They are `packed` [N,K/group,bytes], the values of a column one after the other; `packed_scale`
+    [N,K/group]; if there are zero points `packed_zero_point` [N,bytes]. Integers are unsigned, the first of
+    two of 4 bits is in the lower half of a byte. Source: ONNX Runtime, docs/ContribOperators.md.
+    """
+    group, groups, fan_out, bits = matrix.group, matrix.groups, matrix.fan_out, matrix.dtype.bitwidth
+    if matrix.dtype == FLOAT8 or group < SMALLEST_BLOCK or group & (group - 1):
+        return None
+    weights: dict[str, PackedWeight] = {
+        "packed": (
+            (fan_out, groups, group * bits // 8),
+            lambda: _packed(matrix.values(), bits).reshape(fan_out, groups, -1),
+            UINT8,
+        ),
+        "packed_scale": ((fan_out, groups), lambda: matrix.scales().T, None),
+    }
+    if matrix.zeros is not None:
+        zeros = matrix.zeros
+        shape = fan_out, -(-groups * bits // 8)
+        weights["packed_zero_point"] = shape, lambda: _packed(zeros, bits), UINT8
+    return weights
+
+
+def _packed(values: np.ndarray, bits: int) -> np.ndarray:
+    """Pack signed integers [rows,N] as unsigned ones along the rows -> [N, bytes]."""
+    columns = row_major(values.T).view(np.uint8) + np.uint8(1 << (bits - 1))
+    if bits == 8:
+        return columns
+    if columns.shape[1] % 2:
+        columns = np.pad(columns, [(0, 0), (0, 1)])
+    return columns[:, 0::2] | columns[:, 1::2] << 4
 
 
 def _values(graph: GraphBuilder, name: str, matrix: QuantizedMatrix) -> ir.Value:

@@ -6,15 +6,18 @@ The scale of a group is its largest magnitude over 7 (4 bits) or 127 (8 bits), s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from edgellm_ros.builder.quantization.matrix import INT4, INT8, QuantizedMatrix
-from edgellm_ros.builder.quantization.tensors import Stored, floats
+from edgellm_ros.builder.quantization.tensors import Stored
 from edgellm_ros.builder.safetensors_file import FLOATS, StoredTensor
 
 TYPES = {"int4": (INT4, 7), "int8": (INT8, 127)}
 GROUP_SIZES = (32, 64, 128)
 SMALLEST_GROUP = 16
+STRIP = 128  # outputs that are rounded at once, in the CPU's cache: 4 times as fast as all
 # The decays of a gated delta net: small matrices, whose errors add up over all tokens.
 KEPT = ("in_proj_a", "in_proj_b")
 
@@ -51,19 +54,32 @@ class RoundedLayout:
             fan_out,
             self._dtype,
             group,
-            lambda: self._round(weight, group)[0],
-            lambda: self._round(weight, group)[1],
+            lambda: self._values(weight, group),
+            lambda: self._scales(weight, group),
         )
 
-    def _round(self, weight: StoredTensor, group: int) -> tuple[np.ndarray, np.ndarray]:
-        """Compute values [K,N] and scales [K/group,N]."""
-        fan_out, fan_in = weight.shape
-        blocks = floats(weight).reshape(fan_out, fan_in // group, group)
-        scales = np.abs(blocks).max(-1) / self._top
-        scales = np.maximum(scales, np.finfo(np.float16).tiny).astype(self._scale_type).astype(np.float32)
-        values = np.rint(blocks / scales[:, :, None])
-        np.clip(values, -self._top - 1, self._top, out=values)
-        return values.astype(np.int8).reshape(fan_out, fan_in).T, scales.T
+    def _values(self, weight: StoredTensor, group: int) -> np.ndarray:
+        """Compute values [K,N]."""
+        values = np.empty(weight.shape, np.int8)
+        for start, blocks, scales in self._strips(weight, group):
+            blocks /= scales[:, :, None]
+            np.rint(blocks, out=blocks)
+            np.clip(blocks, -self._top - 1, self._top, out=blocks)
+            values[start : start + len(blocks)] = blocks.reshape(len(blocks), -1)
+        return values.T
+
+    def _scales(self, weight: StoredTensor, group: int) -> np.ndarray:
+        """Compute scales [K/group,N]."""
+        return np.concatenate([scales for _, _, scales in self._strips(weight, group)]).T
+
+    def _strips(self, weight: StoredTensor, group: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield the first output of each strip, its weights [n,K/group,group] and scales [n,K/group]."""
+        for start in range(0, weight.shape[0], STRIP):
+            rows = weight.read(start, start + STRIP).astype(np.float32)
+            blocks = rows.reshape(len(rows), -1, group)
+            scales = np.abs(blocks).max(-1) / self._top
+            scales = np.maximum(scales, np.finfo(np.float16).tiny).astype(self._scale_type)
+            yield start, blocks, scales.astype(np.float32)
 
 
 def decoder_layers(embedding: str) -> str:

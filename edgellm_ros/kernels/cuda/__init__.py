@@ -18,6 +18,10 @@ def load_cuda_kernels(device: Any) -> CudaKernels:
     return CudaKernels(device, program)
 
 
-def load_cuda_tree_kernels(device: Any) -> CudaTreeKernels:
-    """Load the kernels of speculative decoding for a `CudaDevice`, compiled or from the cache."""
-    return CudaTreeKernels(device, CudaProgram(device, cached_kernels(device.arch, files=TREE_KERNELS)))
+def load_cuda_tree_kernels(device: Any, early: bool = False) -> CudaTreeKernels:
+    """Load the kernels of speculative decoding for a `CudaDevice`, compiled or from the cache.
+
+    early: see `CudaTreeKernels`.
+    """
+    program = CudaProgram(device, cached_kernels(device.arch, files=TREE_KERNELS))
+    return CudaTreeKernels(device, program, early)

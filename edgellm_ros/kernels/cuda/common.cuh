@@ -17,3 +17,12 @@ __device__ inline i64 clamp(i64 value, i64 low, i64 high) {
 __device__ inline i64 first_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 
 __device__ inline i64 index_stride() { return (i64)gridDim.x * blockDim.x; }
+
+// Let the next kernel start, and wait until the kernel before has ended and its writes can be read. Kernels that may
+// start early (`CudaProgram.launch`) begin with this.
+__device__ inline void wait_for_kernel_before() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

@@ -36,7 +36,13 @@ SIZES = (
     "MOST_CHAIN_TOKENS",
 )  # of `layout`
 Files = tuple[str, ...]
+EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
 DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def compute_capability(arch: str) -> int:
+    """Return 90 for "sm_90"."""
+    return int("".join(filter(str.isdigit, arch)))
 
 
 def source(files: Files = KERNELS) -> str:

@@ -12,6 +12,7 @@ from cuda.core import Kernel, LaunchConfig, ObjectCode, launch
 from edgellm_ros.engine.cuda_device import CudaDevice
 from edgellm_ros.engine.cuda_errors import check
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 
 Grid = tuple[int, ...]
 
@@ -24,17 +25,28 @@ class CudaProgram:
         self._device = device
         self._code = ObjectCode.from_cubin(cubin)
         self._kernels: dict[str, Kernel] = {}
+        self._early = compute_capability(device.arch) >= EARLY_START
 
-    def launch(self, name: str, grid: Grid, threads: int, *arguments: Any, cooperative: bool = False) -> None:
+    def launch(
+        self,
+        name: str,
+        grid: Grid,
+        threads: int,
+        *arguments: Any,
+        cooperative: bool = False,
+        early: bool = False,
+    ) -> None:
         """Queue a kernel.
 
-        An int (a number or an address) is passed as 64 bits, a float as a double. EngineError if it cannot be
-        queued.
+        An int (a number or an address) is passed as 64 bits, a float as a double. early: the kernel may start
+        before the one before it has ended, and waits by itself (`wait_for_kernel_before`), where the GPU
+        supports that. EngineError if it cannot be queued.
         """
         self._device.activate()
         try:
             kernel = self._kernels.get(name) or self._load(name)
-            launch(self._device.stream, _config(grid, threads, cooperative), kernel, *arguments)
+            config = _config(grid, threads, cooperative, early and self._early)
+            launch(self._device.stream, config, kernel, *arguments)
         except Exception as error:  # cuda-core's own class is not public; its text begins with the status
             status = driver.CUresult.__members__.get(str(error).split(":")[0])
             if status is not None:
@@ -52,5 +64,7 @@ class CudaProgram:
 
 
 @lru_cache(maxsize=1024)
-def _config(grid: Grid, threads: int, cooperative: bool) -> LaunchConfig:
-    return LaunchConfig(grid=grid, block=threads, is_cooperative=cooperative)
+def _config(grid: Grid, threads: int, cooperative: bool, early: bool) -> LaunchConfig:
+    return LaunchConfig(
+        grid=grid, block=threads, is_cooperative=cooperative, programmatic_stream_serialization=early
+    )

@@ -78,13 +78,14 @@ __device__ inline float value_of(unsigned short bits) {
 }
 
 // logits [rows, vocab]; tables [batch, entries]; nodes [batch, levels - 1, K]. gridDim.x blocks of TOP_SHARE logits for
-// each of gridDim.y rows; the last block of a row to finish combines what they found. arrived [rows]: zero before and
-// after a launch; work [rows, gridDim.x, 1 + K]: mass and most likely tokens of each block.
+// each of gridDim.y rows; if there are several, the last block of a row to finish combines what they found. arrived
+// [rows]: zero before and after a launch; work [rows, gridDim.x, 1 + K]: mass and most likely tokens of each block.
 template <class Logit>
 __device__ void add_candidates_of(const Logit* all_logits, i64 vocab, const i64* token_of_logit, i64* tokens,
                                   float* scores, i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k,
                                   i64 entries, i64 levels, i64 level, u32* arrived, u64* work) {
   __shared__ TopShared shared;
+  wait_for_kernel_before();
   const int thread = threadIdx.x, blocks = gridDim.x, wanted = (int)top_k;
   const i64 row = blockIdx.y, sequence = row / nodes_per_sequence, node = row % nodes_per_sequence;
   const Ranks ranks(vocab);
@@ -109,42 +110,45 @@ __device__ void add_candidates_of(const Logit* all_logits, i64 vocab, const i64*
     }
   }
   mass = sum_in_first_warp(mass, shared.warp_values);
-  u64* found = work + (row * blocks + blockIdx.x) * (1 + top_k);
-  if (thread < wanted) found[1 + thread] = shared.top[thread];
-  if (thread == 0) found[0] = mass;
-  __syncthreads();
-  if (thread == 0) {
-    __threadfence();
-    shared.last = atomicAdd(&arrived[row], 1u) == gridDim.x - 1;
-    __threadfence();
-  }
-  __syncthreads();
-  if (!shared.last) return;
-
-  found = work + row * blocks * (1 + top_k);
-  const u64* part = found + thread * (1 + top_k);  // of this thread's block
-  const u64 part_mass = thread < blocks ? __ldcg(&part[0]) : 0, part_best = thread < blocks ? __ldcg(&part[1]) : 0;
-  const int count = blocks * wanted;
-  if (count <= FEW) {
-    if (thread < count) shared.reaching[thread] = __ldcg(&found[thread / wanted * (1 + wanted) + 1 + thread % wanted]);
-    if (thread < MOST_CANDIDATES) shared.top[thread] = 0;
+  if (blocks > 1) {
+    u64* found = work + (row * blocks + blockIdx.x) * (1 + top_k);
+    if (thread < wanted) found[1 + thread] = shared.top[thread];
+    if (thread == 0) found[0] = mass;
     __syncthreads();
-    order_top(shared, count, wanted);
-  } else {
-#pragma unroll
-    for (int i = 0; i < TOP_VALUES; ++i) {
-      const int place = i * THREADS + thread;
-      values[i] = place < count ? __ldcg(&found[place / wanted * (1 + wanted) + 1 + place % wanted]) : 0;
+    if (thread == 0) {
+      __threadfence();
+      shared.last = atomicAdd(&arrived[row], 1u) == gridDim.x - 1;
+      __threadfence();
     }
-    find_top(shared, values, wanted);
-  }
-  best = shared.top[0];
-  const double top = ranks.score(best);
-  mass = 0;
-  if (thread < blocks && best != NOT_FINITE)
-    mass = (u64)((double)part_mass * exp((double)ranks.score(part_best) - top));
-  mass = sum_in_first_warp(mass, shared.warp_values);
+    __syncthreads();
+    if (!shared.last) return;
 
+    found = work + row * blocks * (1 + top_k);
+    const u64* part = found + thread * (1 + top_k);  // of this thread's block
+    const u64 part_mass = thread < blocks ? __ldcg(&part[0]) : 0, part_best = thread < blocks ? __ldcg(&part[1]) : 0;
+    const int count = blocks * wanted;
+    if (count <= FEW) {
+      if (thread < count)
+        shared.reaching[thread] = __ldcg(&found[thread / wanted * (1 + wanted) + 1 + thread % wanted]);
+      if (thread < MOST_CANDIDATES) shared.top[thread] = 0;
+      __syncthreads();
+      order_top(shared, count, wanted);
+    } else {
+#pragma unroll
+      for (int i = 0; i < TOP_VALUES; ++i) {
+        const int place = i * THREADS + thread;
+        values[i] = place < count ? __ldcg(&found[place / wanted * (1 + wanted) + 1 + place % wanted]) : 0;
+      }
+      find_top(shared, values, wanted);
+    }
+    best = shared.top[0];
+    mass = 0;
+    if (thread < blocks && best != NOT_FINITE)
+      mass = (u64)((double)part_mass * exp((double)ranks.score(part_best) - (double)ranks.score(best)));
+    mass = sum_in_first_warp(mass, shared.warp_values);
+  }
+
+  const double top = ranks.score(best);
   i64* own_tokens = tokens + sequence * entries;
   float* own_scores = scores + sequence * entries;
   i64* own_parents = parents + sequence * entries;
@@ -163,7 +167,7 @@ __device__ void add_candidates_of(const Logit* all_logits, i64 vocab, const i64*
     own_parents[entry] = parent;
   }
   if (thread == 0) {
-    arrived[row] = 0;
+    if (blocks > 1) arrived[row] = 0;
     if (level == 1) {
       own_tokens[0] = own_parents[0] = -1;
       own_scores[0] = 0.0f;
@@ -210,6 +214,7 @@ __device__ void begin_accepted(const i64* tokens, const i64* counts, i64 count, 
                                i64 row_units, const float* cos_table, const float* sin_table, const float* radians,
                                i64 positions, i64 frequencies, const i64* lengths, const float* deltas, i64* newest,
                                Unit* embeds, float* cos, float* sin, Unit* mask, i64 mask_units, i64* filled) {
+  wait_for_kernel_before();
   const i64 row = blockIdx.x, sequence = row / count, slot = lengths[sequence] + row % count;
   if (threadIdx.x == 0 && row % count == 0) {
     newest[sequence] = clamp(counts[sequence] - 1, 0, count - 1);
@@ -239,6 +244,7 @@ __device__ void begin_level(const i64* tokens, const float* scores, i64* nodes, 
   __shared__ i64 slots[MOST_TREE_NODES];
   __shared__ int slot_count;
   __shared__ i64 own_entry;
+  wait_for_kernel_before();
   const i64 row = blockIdx.x, sequence = row / top_k, own = row % top_k, committed = lengths[sequence];
   const i64 start = level_start(level, top_k), count = level_start(level + 1, top_k) - start;
   const Ranks ranks(entries);

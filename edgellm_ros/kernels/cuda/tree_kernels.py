@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
@@ -40,7 +42,15 @@ HALF = np.dtype(np.float16)
 
 
 class CudaTreeKernels(CudaLaunches):
-    """The kernels of speculative decoding on a GPU; `TreeKernels` documents the methods."""
+    """The kernels of speculative decoding on a GPU; `TreeKernels` documents the methods.
+
+    early: the kernels between runs of a draft may start before the run before has ended, whose last operation
+    must be a kernel.
+    """
+
+    def __init__(self, device: Any, program: Any, early: bool = False) -> None:
+        super().__init__(device, program)
+        self._early = early
 
     def add_candidates(
         self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
@@ -59,7 +69,7 @@ class CudaTreeKernels(CudaLaunches):
             logits.pointer, vocab, _address(token_of_logit), table.tokens.pointer, table.scores.pointer,
             table.parents.pointer, table.nodes.pointer, count, table.top_k, table.scores.shape[1],
             table.levels, level, self._zeroed_scratch("arrived", 4 * rows),
-            self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
+            self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)), early=self._early,
         )  # fmt: skip
 
     def begin_accepted(
@@ -111,7 +121,7 @@ class CudaTreeKernels(CudaLaunches):
                 embedding.shape[0], row // width, rope.cos.pointer, rope.sin.pointer,
                 rope.frequencies.pointer, *rope.cos.shape, lengths.pointer, deltas.pointer,
                 out.embeds.pointer, parents.pointer, out.cos.pointer, out.sin.pointer, _address(out.mask),
-                capacity // width, _address(out.write_index), _address(out.filled),
+                capacity // width, _address(out.write_index), _address(out.filled), early=self._early,
             )  # fmt: skip
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:

@@ -177,7 +177,7 @@ SPECS: dict[str, Spec] = {
     ),
     "decode": Spec(
         "auto",
-        "What executes decode steps: the engine, or the fused kernels (device cuda, an engine in fp16 or "
+        "What executes decode steps and Euler steps: the engine, or the fused kernels (device cuda, fp16 or "
         "bf16), which differ in last bits. auto = the faster one, measured when the node is configured.",
         choices=("auto", "engine", "fused"),
         fixed=True,

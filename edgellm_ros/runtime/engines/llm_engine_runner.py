@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device, on_device
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.executor import BoundRun, EngineExecutor
+from edgellm_ros.engine.executor import BindingSnapshot, BoundRun, EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -141,6 +141,8 @@ class LLMEngineRunner:
             names.hidden_states(i): device.empty(shape, self.embeds_dtype) for i in config.hidden_state_layers
         }
         self._shared: dict[str, Tensor] = {}
+        self.records_prefills = False  # as graphs, if their tensors repeat
+        self._last_prefill: BindingSnapshot | None = None
         self.loras = LoraAdapters(
             device,
             executor.bindings.values(),
@@ -201,6 +203,8 @@ class LLMEngineRunner:
             **self._fused_bindings(batch, tokens),
         }
         self._execute(self._prefill, PREFILL_PROFILE, tensors, adapters)
+        if self.records_prefills and batch == 1 and self.recurrent is None:  # a recorded run is repeated
+            self._record_repeated_prefill()
         cache.commit_rows(rows, new_tokens)
         if self.recurrent is not None:
             self.recurrent.commit_rows(rows, new_tokens)
@@ -289,6 +293,13 @@ class LLMEngineRunner:
         engines = (self._prefill, self._decode, self._fused_decode)
         if any(names.EMBEDDING in engine.executor.bindings for engine in engines):
             self._shared[names.EMBEDDING] = table
+
+    def _record_repeated_prefill(self) -> None:
+        """Record a prefill whose tensors are those of the one before; prompts of a robot have one length."""
+        executor = self._prefill.executor
+        if executor.snapshot == self._last_prefill:
+            executor.record(self._device.stream, "prefills")
+        self._last_prefill = executor.snapshot
 
     def _engine_of_step(self, batch: int, tokens: int, adapters: Sequence[LoraAdapter]) -> _Engine:
         """Return the engine that runs so many tokens of each row with these adapters."""

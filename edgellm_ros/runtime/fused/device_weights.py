@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from edgellm_ros.engine_directory.fused_model import FusedModel, StoredWeight
 if TYPE_CHECKING:
     from edgellm_ros.kernels.cuda.fused.decoder import StateFusion
     from edgellm_ros.kernels.cuda.fused.fusion import FusionShape
+    from edgellm_ros.kernels.cuda.fused.quantized import Quantized
     from edgellm_ros.kernels.cuda.fused.shape import FusedShape
     from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 
@@ -31,25 +33,28 @@ def load_weights(
     dtype: np.dtype,
     device: Device,
 ) -> dict[str, Tensor]:
-    """Copy the weights from their file to the device; return them by name.
+    """Copy the weights from their files to the device; return them by name.
 
-    ValueError if the file does not fit the model's description.
+    Values, scales and zero points of a quantised matrix follow each other in memory, each from a multiple of
+    ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's description.
     """
-    path = folder / model.file
-    stored = list(model.weights())
-    sizes = [weight.size * dtype.itemsize for weight in stored]
-    _check_file(path, stored, sizes)
+    stored = [_Piece(weight, model.file, dtype) for weight in model.weights()]
+    if isinstance(model, FusedModel):
+        stored += _quantized_pieces(model, dtype)
     places, total = [], 0
-    for nbytes in sizes:
+    for piece in stored:
+        _check_file(folder / piece.file, piece)
         places.append(total)
-        total += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    buffer, contents = device.empty((total,), np.uint8), np.memmap(path, np.uint8, "r")
+        total += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+    buffer = device.empty((total,), np.uint8)
+    names = dict.fromkeys(piece.file for piece in stored)
+    files = {name: np.memmap(folder / name, np.uint8, "r") for name in names}
     tensors = {}
-    for weight, place, nbytes in zip(stored, places, sizes, strict=True):
-        target = buffer.rows(place, place + nbytes)
-        device.upload(target, contents[weight.offset : weight.offset + nbytes])
-        array = None if target.array is None else target.array.view(dtype).reshape(weight.shape)
-        tensors[weight.name] = Tensor(target.pointer, weight.shape, dtype, target.owner, array)
+    for piece, place in zip(stored, places, strict=True):
+        weight, target = piece.weight, buffer.rows(place, place + piece.nbytes)
+        device.upload(target, files[piece.file][weight.offset : weight.offset + piece.nbytes])
+        array = None if target.array is None else target.array.view(piece.dtype).reshape(weight.shape)
+        tensors[weight.name] = Tensor(target.pointer, weight.shape, piece.dtype, target.owner, array)
     device.synchronize()  # a session may read them on a stream of its own, or pack them on the host
     return tensors
 
@@ -81,6 +86,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> Fuse
         tied=model.tied,
         max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers,
+        quantized=tuple(_forms(model)),
     )
 
 
@@ -91,14 +97,14 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     def address(weight: StoredWeight | None) -> int:
         return 0 if weight is None else tensors[weight.name].pointer
 
-    layers = tuple(
-        FusedLayerWeights(
-            **{name: address(value) for name, value in vars(layer).items() if name != "window"}
-        )
-        for layer in model.layers
-    )
+    layers = []
+    for i, layer in enumerate(model.layers):
+        weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
+        for matrices in model.quantized[i : i + 1]:
+            weights |= {name: address(matrix.values) for name, matrix in matrices.given()}
+        layers.append(FusedLayerWeights(**weights))
     owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
-    return FusedWeights(layers, address(model.norm), address(model.lm_head), owners)
+    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners)
 
 
 def fusion_shape(config: EngineConfig, fusion: StoredFusion, most_rows: int) -> FusionShape:
@@ -138,11 +144,42 @@ def state_fusion(
     return StateFusion(config.draft.base_state_layers, shape, weights)
 
 
-def _check_file(path: Path, stored: list[StoredWeight], sizes: list[int]) -> None:
-    available = path.stat().st_size if path.is_file() else 0
-    for weight, nbytes in zip(stored, sizes, strict=True):
-        if weight.offset + nbytes > available:
-            raise ValueError(
-                f"{path} has {available} bytes, but {weight.name} ends at {weight.offset + nbytes}: "
-                "export the engine again"
-            )
+class _Piece(NamedTuple):
+    """A weight, its file and its type."""
+
+    weight: StoredWeight
+    file: str
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes."""
+        return self.weight.size * self.dtype.itemsize
+
+
+def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
+    """Yield the weights of quantised matrices."""
+    integers = np.dtype(np.uint8)
+    for matrices in model.quantized:
+        for _, matrix in matrices.given():
+            yield _Piece(matrix.values, matrix.file, integers)
+            yield _Piece(matrix.scales, matrix.file, dtype)
+            if matrix.zero_points is not None:
+                yield _Piece(matrix.zero_points, matrix.file, integers)
+
+
+def _forms(model: FusedModel) -> Iterator[tuple[str, Quantized]]:
+    """Yield the forms of quantised matrices, which are those of the first layer, by kernel."""
+    from edgellm_ros.kernels.cuda.fused.quantized import Quantized
+
+    for matrices in model.quantized[:1]:
+        for name, matrix in matrices.given():
+            yield name, Quantized(*matrix.form)
+
+
+def _check_file(path: Path, piece: _Piece) -> None:
+    available, end = path.stat().st_size if path.is_file() else 0, piece.weight.offset + piece.nbytes
+    if end > available:
+        raise ValueError(
+            f"{path} has {available} bytes, but {piece.weight.name} ends at {end}: export the engine again"
+        )

@@ -105,10 +105,11 @@ def _load(
     from edgellm_ros.kernels.cuda.fused.shape import MOST_ROWS
 
     model = FusedModel.load(path)
-    batch = min(config.max_supported_batch_size, MOST_ROWS)
-    nodes = drafting.tree_size if drafting is not None else 0
-    verified = min(config.max_supported_batch_size * nodes, MOST_ROWS) // max(1, nodes) * nodes
-    shape = fused_shape(config, model, max(batch, verified))
+    if model.problem is not None:
+        raise Unavailable(f"the kernels do not take this model: {model.problem}")
+    batch, nodes = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 1
+    rows = max(min(batch, MOST_ROWS), min(batch, MOST_ROWS // nodes) * nodes)
+    shape = fused_shape(config, model, rows)
     problem = shape.unsupported()
     if problem is not None:
         raise Unavailable(f"the kernels do not take this model: {problem}")
@@ -128,7 +129,9 @@ def _load(
     trees = drafting is not None and not drafting.is_chain
     fused_size = fusion.shape.fused_size if fusion is not None else 0
     backend = FusedBackend(decoder, shape, device, _head(model, config), trees, fused_size)
-    return FusedDecoding(EngineExecutor(backend, "llm/fused"), batch, tensors, verified)
+    most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
+    executor = EngineExecutor(backend, "llm/fused")
+    return FusedDecoding(executor, most_rows, tensors, verified if drafting is not None else 0)
 
 
 def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-untyped-def]

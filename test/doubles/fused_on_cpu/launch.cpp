@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library with the fused kernels and one function that launches them by name. fused.inc: the CUDA sources.
+// A library with the fused kernels and one function that launches them by name. fused.inc: the CUDA sources; KERNELS: KERNEL(name) of each.
 #include "primitives_on_cpu.h"
 #include "kernel_table.h"
 
@@ -14,9 +14,10 @@
 #if JOINED  // of a draft head
 #define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
 #else
-#define OWN_KERNELS KERNEL(qkv) KERNEL(lm_head) KERNEL(last_state)
+#define OWN_KERNELS KERNEL(qkv_x) KERNEL(qkv) KERNEL(lm_head_x) KERNEL(lm_head) KERNEL(last_state)
 #endif
-#define KERNELS OWN_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
+#define X_KERNELS KERNEL(o_x) KERNEL(gate_up_x) KERNEL(down_x)
+#define KERNELS OWN_KERNELS X_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif
 static const KernelTable kernels = {KERNELS};
 

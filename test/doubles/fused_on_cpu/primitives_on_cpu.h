@@ -9,6 +9,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
+
 struct float2 { float x, y; };
 struct alignas(16) longlong2 { i64 x, y; };
 
@@ -56,6 +58,22 @@ struct Place {
   uint4 read() const { return *memory; }
 };
 
+struct Words {
+  const char* memory;
+
+  explicit Words(const void* memory) : memory(static_cast<const char*>(memory)) {}
+  Words plus(int places) const { return Words(memory + 16 * places); }
+  template <class T>
+  T at(int places) const {
+    T value;
+    std::memcpy(&value, memory + 16 * places, sizeof value);
+    return value;
+  }
+  u32 read(int places) const { return at<u32>(places); }
+  uint2 read_pair() const { return at<uint2>(0); }
+  uint4 read_quad() const { return at<uint4>(0); }
+};
+
 inline void load_matrices(u32 (&values)[4], Place place) {
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
   for (unsigned i = 0; i < 4; ++i) {
@@ -71,6 +89,10 @@ inline void load_matrices(u32 (&values)[4], Place place) {
 inline void copy_async(Place target, const void* source, bool valid = true) {
   fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
 }
+template <int PLACES, i64 BYTES>
+void copy_async_at(Place target, const void* source) {
+  copy_async(target.plus(PLACES), static_cast<const char*>(source) + BYTES);
+}
 inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
 
 template <int GROUPS>
@@ -85,6 +107,7 @@ void wait_for_copies() {
 }
 
 inline void wait_for_kernel_before() {}
+inline void wait_before_next_kernel() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 inline void prefetch(const void* address, u32 bytes) {
   static thread_local volatile char read;
@@ -100,6 +123,19 @@ inline uint4 load_once(const void* address) {
   return value;
 }
 
+template <class T>
+u32 read_once(const T* address) { return *address; }
+
+template <class T>
+T __shfl_sync(unsigned, T value, int from) { return cuda_on_cpu::exchange(value, from); }
+
+inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
+  const u64 bytes = (u64)b << 32 | a;
+  u32 result = 0;
+  for (int i = 0; i < 4; ++i) result |= (u32)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+}
+
 #if BF16
 inline float to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
 inline u16 from_float(float value) {
@@ -112,6 +148,8 @@ inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits);
 inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
+
+inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 
 namespace fused_on_cpu {
 
@@ -134,12 +172,6 @@ const T* exchange_all(const T& value) {
 struct Fragments { u32 a[4], b[2]; };
 
 }  // namespace fused_on_cpu
-
-inline void read_transposed(u32 (&values)[4], Place row) {
-  const u16* const* rows = fused_on_cpu::exchange_all(reinterpret_cast<const u16*>(row.memory));
-  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
-  for (unsigned i = 0; i < 4; ++i) values[i] = rows[8 * i + 2 * t][g] | (u32)rows[8 * i + 2 * t + 1][g] << 16;
-}
 
 inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});

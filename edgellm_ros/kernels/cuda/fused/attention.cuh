@@ -245,22 +245,37 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
   }
 }
 
+// What this lane's split of a head counts in the result. scale: of the split, if there is one.
+__device__ inline float split_weight(float2 scale, bool used) {
+  float high = used ? scale.x : LOWEST;
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, other));
+  const float weight = used ? exp2_fast(scale.x - high) : 0.0f;
+  float sum = used ? weight * scale.y : 0.0f;
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  return weight / sum;
+}
+
 // What the splits of some heads count in the result: in shared memory [ROWS,LOCAL,SPLITS], from head `first` on.
 template <int LOCAL>
 __device__ inline void split_weights(float* weights, const float* scales, const int* used_splits, int first, int rows) {
+  constexpr int WARPS = THREADS / 32, AT_ONCE = ROWS == 1 ? 1 : 4;
   const int lane = threadIdx.x % 32;
-  for (int place = threadIdx.x / 32; place < rows * LOCAL; place += THREADS / 32) {
-    const int row = place / LOCAL, head = (first + place % LOCAL) % HEADS;
-    const bool used = lane < used_splits[row];
-    float2 scale = {LOWEST, 0};
-    if (used) scale = load(reinterpret_cast<const float2*>(scales) + (row * SPLITS + lane) * HEADS + head);
-    float high = scale.x;
+  for (int begin = threadIdx.x / 32; begin < rows * LOCAL; begin += WARPS * AT_ONCE) {
+    float2 found[AT_ONCE];
+    bool used[AT_ONCE];
 #pragma unroll
-    for (int other = 16; other > 0; other /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, other));
-    const float weight = used ? exp2_fast(scale.x - high) : 0.0f;
-    float sum = weight * scale.y;
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int place = begin + i * WARPS < rows * LOCAL ? begin + i * WARPS : begin;
+      const int row = place / LOCAL, head = (first + place % LOCAL) % HEADS;
+      used[i] = lane < used_splits[row];
+      found[i] = load(reinterpret_cast<const float2*>(scales) + (row * SPLITS + (used[i] ? lane : 0)) * HEADS + head);
+    }
 #pragma unroll
-    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    if (lane < SPLITS) weights[place * SPLITS + lane] = weight / sum;
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const float weight = split_weight(found[i], used[i]);
+      if (lane < SPLITS && begin + i * WARPS < rows * LOCAL) weights[(begin + i * WARPS) * SPLITS + lane] = weight;
+    }
   }
 }

@@ -4,30 +4,32 @@
 // qkv -- attention -- o -- gate_up -- down -- (next layer) ... -- lm_head
 //
 // Each kernel begins with what its inputs need: the norm of the residual stream, the merge of the attention's splits,
-// the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own.
+// the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own, unless there
+// are many rows: then qkv_x, o_x, gate_up_x, down_x and lm_head_x make x [rows] of the product that follows.
 //
 // A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
 // `attention`.
 
-// `multiply`, and what the adapters add to it. finish: as there.
+// Multiply this block's share, and add what the adapters add to it. finish: as of `multiply`.
 template <class P, class Finish>
 __device__ inline void multiply_adapted(const Shared<P>& shared, Stream<P>& stream, int first, int count,
                                         const LoraSums<P>& lora, const Adapters& adapters, int rows, Finish finish) {
   if constexpr (LoraSums<P>::USED) {
     lora.compute(adapters, shared.x, first, count, rows);
-    multiply<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+    multiply_any<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
       finish(tile, at, row, sum + lora.of(tile - first / P::STEPS, at, row), from_start);
     });
   } else {
-    multiply<P>(shared, stream, first, count, finish);
+    multiply_any<P>(shared, stream, first, count, finish);
   }
 }
 
-// The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer.
-template <class P, class Finish>
+// The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer. ready: x of a
+// kernel of its own.
+template <class P, bool READY, class Finish>
 __device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
-                                       u16* hidden, bool hidden_is_normed, int rows, const Adapters& adapters,
-                                       Finish finish) {
+                                       u16* hidden, bool hidden_is_normed, const u16* ready, int rows,
+                                       const Adapters& adapters, Finish finish) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
@@ -36,12 +38,17 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  Normed x;
-  x.read_scales(norm);
-  wait_for_kernel_before();
-  norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
-            [&](int row) { share_x<P>(shared.x, x, 0, row); });
-  for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
+  if constexpr (READY) {
+    wait_for_kernel_before();
+    copy_x<P>(shared.x, ready, P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES);
+  } else {
+    Normed x;
+    x.read_scales(norm);
+    wait_for_kernel_before();
+    norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
+              [&](int row) { share_x<P>(shared.x, x, 0, row); });
+    for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
+  }
   __syncthreads();
   multiply_adapted<P>(shared, stream, first, count, LoraSums<P>(memory), adapters, rows, finish);
 }
@@ -73,11 +80,17 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
 
 #if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
-    qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, i64 rows,
-        const Adapter* adapters, i64 tokens) {
+    qkv_x(const u16* norm, const u16* embeds, i64* residual, u16* hidden, u16* x, i64 rows) {
+  norm_row<QKV>(norm, residual, embeds, hidden, false, x, (int)rows);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, const u16* x,
+        i64 rows, const Adapter* adapters, i64 tokens) {
   constexpr int KEYS = HEADS * HEAD_DIM, VALUES = KEYS + KV_HEADS * HEAD_DIM;
-  multiply_normed<QKV>(weights, norm, embeds, residual, hidden, false, (int)rows, {adapters, (int)tokens, KEYS, VALUES},
-                       [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
+  multiply_normed<QKV, QKV_X>(
+      weights, norm, embeds, residual, hidden, false, x, (int)rows, {adapters, (int)tokens, KEYS, VALUES},
+      [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
 }
 #endif
 
@@ -100,9 +113,42 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 }
 #endif
 
+// A warp merges the splits of one head of one row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    o_x(const float* sums, const float* scales, const i64* kv_length, u16* x, i64 window, i64 tokens) {
+  constexpr int AT_ONCE = 8, ELEMENTS = HEAD_DIM / 32;
+  const int lane = threadIdx.x % 32, head = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, row = blockIdx.y;
+  const int used = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens).used;
+  wait_for_kernel_before();
+  if (head >= HEADS) return;
+  const float2 scale = load(reinterpret_cast<const float2*>(scales) + (row * SPLITS + (lane < used ? lane : 0)) * HEADS + head);
+  const float* const from = sums + row * SPLITS * O::K + head * HEAD_DIM + lane;
+  float values[AT_ONCE][ELEMENTS], result[ELEMENTS] = {};
+  auto fetch = [&](int base) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+      for (int j = 0; j < ELEMENTS; ++j)
+        values[i][j] = load(from + (base + i < used ? base + i : used - 1) * O::K + 32 * j);
+  };
+  fetch(0);
+  const float weight = split_weight(scale, lane < used);
+  for (int base = 0; base < used; base += AT_ONCE) {
+    if (base > 0) fetch(base);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const float share = __shfl_sync(~0u, weight, base + i);  // zero where there is no split
+#pragma unroll
+      for (int j = 0; j < ELEMENTS; ++j) result[j] += share * values[i][j];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < ELEMENTS; ++j) x[O::x_place(head * HEAD_DIM + lane + 32 * j, row)] = from_float(result[j]);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
-      i64 window, i64 rows, i64 tokens, const Adapter* adapters) {
+      const u16* ready, i64 window, i64 rows, i64 tokens, const Adapter* adapters) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
   struct Merge {
@@ -118,30 +164,52 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
       },
       [&](int first, u16* x) {
+        if constexpr (O_X) {
+          copy_x<O>(x, ready, first);
+          return;
+        }
         // A thread's first values are on their way while the shares of the splits are computed.
         float early[AT_ONCE];
         const int early_row = threadIdx.x / WIDTH, early_k = (first + threadIdx.x % WIDTH) % (O::STEPS * O::K_LANES);
-        const int early_used = early_row < rows && early_k < O::K ? merge.used[early_row] : 0;
+        const int early_used = ROWS == 1 && early_k < O::K ? merge.used[early_row] : 0;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
           early[i] = i < early_used ? load(sums + (early_row * SPLITS + i) * O::K + early_k) : 0.0f;
         const int first_head = first / HEAD_DIM;
         split_weights<LOCAL>(merge.shares, scales, merge.used, first_head, (int)rows);
         __syncthreads();
+        auto share = [&](int row, int k) {
+          return merge.shares + (row * LOCAL + (k / HEAD_DIM + HEADS - first_head) % HEADS) * SPLITS;
+        };
+        int most = 0;
+        for (int row = 0; row < rows; ++row) most = merge.used[row] > most ? merge.used[row] : most;
+        if (ROWS > 1 && most <= AT_ONCE) {
+          // Splits that there are not count nothing.
+          fill_x<O>(x, first, (int)rows, [&](int row, int k, int) {
+            const float* const shares = share(row, k);
+            const int last = merge.used[row] - 1;
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < (AT_ONCE < SPLITS ? AT_ONCE : SPLITS); ++i)
+              sum += shares[i] * load(sums + (row * SPLITS + (i < last ? i : last)) * O::K + k);
+            return sum;
+          });
+          return;
+        }
         fill_x<O>(x, first, (int)rows, [&](int row, int k, int place) {
-          const float* share = merge.shares + (row * LOCAL + (k / HEAD_DIM + HEADS - first_head) % HEADS) * SPLITS;
+          const float* const shares = share(row, k);
           const int used = merge.used[row];
           float sum = 0;
           for (int base = 0; base < used; base += AT_ONCE) {
             float values[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-              values[i] = place + base == 0 ? early[i]
-                          : base + i < used ? load(sums + (row * SPLITS + base + i) * O::K + k)
-                                            : 0.0f;
+              values[i] = ROWS == 1 && place + base == 0 ? early[i]
+                          : base + i < used              ? load(sums + (row * SPLITS + base + i) * O::K + k)
+                                                         : 0.0f;
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-              if (base + i < used) sum += share[base + i] * values[i];
+              if (base + i < used) sum += shares[base + i] * values[i];
           }
           return sum;
         });
@@ -149,39 +217,65 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, i64 rows, const Adapter* adapters,
-            i64 tokens) {
-  multiply_normed<GATE_UP>(
-      weights, norm, nullptr, residual, nullptr, false, (int)rows, {adapters, (int)tokens, INNER, GATE_UP::N},
-      [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
+    gate_up_x(const u16* norm, i64* residual, u16* x, i64 rows) {
+  norm_row<GATE_UP>(norm, residual, nullptr, nullptr, false, x, (int)rows);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, i64 rows,
-         const Adapter* adapters, i64 tokens) {
+    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, const u16* x, i64 rows,
+            const Adapter* adapters, i64 tokens) {
+  multiply_normed<GATE_UP, GATE_UP_X>(
+      weights, norm, nullptr, residual, nullptr, false, x, (int)rows, {adapters, (int)tokens, INNER, GATE_UP::N},
+      [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
+}
+
+__device__ inline float gated(const float* parts, const u16* bias, int row, int k) {
+  float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
+  float up = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k);
+  if (MLP_BIAS) gate += to_float(bias[k]), up += to_float(bias[INNER + k]);
+  return gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
+}
+
+// A block makes THREADS values of one row.
+extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, const float* parts, u16* x) {
+  wait_for_kernel_before();
+  const int row = blockIdx.y, k = blockIdx.x * THREADS + threadIdx.x;
+  if (k < INNER) x[DOWN::x_place(k, row)] = from_float(gated(parts, bias, row, k));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, const u16* ready,
+         i64 rows, const Adapter* adapters, i64 tokens) {
   multiply_and_add<DOWN>(
       weights, bias, residual, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, [] {},
       [&](int first, u16* x) {
-        fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) {
-          float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
-          float up = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k);
-          if (MLP_BIAS) gate += to_float(gate_up_bias[k]), up += to_float(gate_up_bias[INNER + k]);
-          return gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
-        });
+        if constexpr (DOWN_X)
+          copy_x<DOWN>(x, ready, first);
+        else
+          fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) { return gated(parts, gate_up_bias, row, k); });
       });
 }
 
 #if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, i64 rows) {
+    lm_head_x(const u16* norm, i64* residual, u16* hidden, u16* x, i64 rows) {
 #if TIED
-  multiply_table(weights, norm, residual, logits, hidden, (int)rows);
+  norm_row<Table>(norm, residual, nullptr, hidden, true, x, (int)rows);
 #else
-  multiply_normed<LM_HEAD>(weights, norm, nullptr, residual, hidden, true, (int)rows, {},
-                           [&](int tile, int at, int row, float sum, bool) {
-                             const int column = tile * LM_HEAD::TILE + at;
-                             if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;
-                           });
+  norm_row<LM_HEAD>(norm, residual, nullptr, hidden, true, x, (int)rows);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, const u16* x, i64 rows) {
+#if TIED
+  multiply_table(weights, norm, residual, logits, hidden, x, (int)rows);
+#else
+  multiply_normed<LM_HEAD, LM_HEAD_X>(weights, norm, nullptr, residual, hidden, true, x, (int)rows, {},
+                                      [&](int tile, int at, int row, float sum, bool) {
+                                        const int column = tile * LM_HEAD::TILE + at;
+                                        if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;
+                                      });
 #endif
 }
 

@@ -11,15 +11,14 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.binding_names import LORA_TABLE
+from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
-EARLY_START = 90  # compute capability from which a kernel may start before the one before it has ended
-
-LORA_TABLE = "lora_table"  # tensor [layers, 4 products, sequences, 3]: address of A, address of B, rank
 
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
 
@@ -42,6 +41,10 @@ class FusedDecoder:
     - device: a `CudaDevice`
     - compile: makes a program of a plan; None = for the device, from the cache of compiled kernels
     - fusion: of a draft head, whose output is `fused_hidden_states`
+
+    `max_rows`: most tokens of a step, of all sequences. They are fewer than the shape's where the device has
+    too little shared memory for these. `max_adapted_rows`: the same, of sequences with LoRA adapters; 0 if
+    the shape has none.
 
     EngineError if the device's architecture is older than sm_80 or the shape is not supported.
     """
@@ -70,7 +73,11 @@ class FusedDecoder:
         self._variants = self._make_variants(shape)
         self._adapted: dict[int, Variant] | None = None  # compiled when the first adapter is used
         self._adapted_plans = self._make_plans(shape, adapted=True) if shape.lora_rank else {}
-        self._prefetched = min(self._tuning.prefetched_bytes, 4 * shape.hidden * shape.inner)
+        self.max_adapted_rows = min(shape.max_rows, max(self._adapted_plans, default=0))
+        self.max_rows = min(shape.max_rows, max(self._variants))
+        form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
+        gate_up = 2 * size if form is None else size * form.bits // 8
+        self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
         plans = [variant.plan for variant in self._variants.values()]
         self._scratch = self._make_scratch([*plans, *self._adapted_plans.values()])
         self._fusion = fusion
@@ -78,15 +85,23 @@ class FusedDecoder:
         if fusion is not None:
             threads = min(256, self._tuning.threads)
             self._fuse = FusedFusion(device, fusion.shape, fusion.weights, self._compile, threads)
-            rows = (shape.max_rows, shape.hidden)
+            rows = (self.max_rows, shape.hidden)
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
     def _make_plans(self, shape: FusedShape, adapted: bool = False) -> dict[int, FusedPlan]:
-        """Plan kernels for a shape, by largest number of rows; adapted: for rows with LoRA adapters."""
+        """Plan kernels for a shape, by largest number of rows, up to what the device has room for.
+
+        adapted: for sequences with LoRA adapters.
+        """
         device, plans, rows = self._device, dict[int, FusedPlan](), 1
         while rows < 2 * shape.max_rows:
             sizes = rows, device.multiprocessors, device.most_shared_memory
-            plans[rows] = FusedPlan(shape, *sizes, self._tuning, adapted)
+            try:
+                plans[rows] = FusedPlan(shape, *sizes, self._tuning, adapted)
+            except EngineError:
+                if rows == 1 and not adapted:
+                    raise
+                break
             rows *= 2
         return plans
 
@@ -115,8 +130,8 @@ class FusedDecoder:
         attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
         embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
         fusion; lora_table [L,4,B,3] if sequences have adapters. Others are ignored. B * S is at most
-        `shape.max_rows`. With a mask and a sliding window, a token's position is the number of rows before
-        the new ones and of the new rows that it sees.
+        `max_rows`, with adapters `max_adapted_rows`. With a mask and a sliding window, a token's position is
+        the number of rows before the new ones and of the new rows that it sees.
         """
         for program, launch, arguments in self.launches(tensors):
             program.launch(launch, *arguments)
@@ -127,32 +142,31 @@ class FusedDecoder:
         The first kernel waits for everything before it, on behalf of all.
         """
         shape, (batch, tokens, _) = self._shape, tensors["inputs_embeds"].shape
-        rows = batch * tokens
-        if not 1 <= rows <= shape.max_rows:
-            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} rows")
-        variant = variant_for(self._variants_for(tensors), rows)
+        rows, adapted = batch * tokens, LORA_TABLE in tensors
+        most = self.max_adapted_rows if adapted else self.max_rows
+        if not 1 <= rows <= most:
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {most} rows")
+        if adapted and self._adapted is None:
+            self._adapted = self._compiled(self._adapted_plans)
+        variant = variant_for(self._adapted if adapted and self._adapted else self._variants, rows)
+        early = False
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
-                early = self._early and (layer > 0 or name != "qkv")
-                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                if variant.plan.has(name):
+                    yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                    early = self._early
         head = self._weights.lm_head
         head = head or tensors["embedding" if shape.tied else "lm_head.weight"].pointer
         residual, logits = self._scratch["residual"].pointer, tensors["logits"].pointer
         hidden = self._hidden_states(tensors, shape.layers)
+        norm, x = self._weights.norm, self._scratch["x"].pointer
+        if variant.plan.apart["lm_head"]:
+            launch = variant.plan.launch("lm_head_x", rows, self._early)
+            yield variant.program, launch, (norm, residual, hidden, x, rows)
         launch = variant.plan.launch("lm_head", rows, self._early)
-        yield variant.program, launch, (head, self._weights.norm, residual, logits, hidden, rows)
+        yield variant.program, launch, (head, norm, residual, logits, hidden, x, rows)
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
-
-    def _variants_for(self, tensors: Mapping[str, Tensor]) -> Mapping[int, Variant]:
-        """Return the kernels that a step needs; compile them when the first sequence has an adapter."""
-        if LORA_TABLE not in tensors:
-            return self._variants
-        if not self._shape.lora_rank:
-            raise EngineError("the fused kernels were made without LoRA adapters")
-        if self._adapted is None:
-            self._adapted = self._compiled(self._adapted_plans)
-        return self._adapted
 
     def _fusion_launches(
         self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
@@ -182,9 +196,12 @@ class FusedDecoder:
         rows: int,
         tokens: int,
     ) -> dict[str, tuple[int, ...]]:
-        """Return the arguments of a layer's kernels, in the order of their launches."""
+        """Return the arguments of a layer's kernels, in the order of their launches.
+
+        Those with names in _x are launched only if the plan has a kernel of its own for x.
+        """
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
-        residual, qkv, gate_up = scratch["residual"], scratch["qkv"], scratch["gate_up"]
+        residual, qkv, gate_up, x = (scratch[name] for name in ("residual", "qkv", "gate_up", "x"))
         splits = scratch["split_sums"], scratch["split_scales"]
         length = tensors["kv_length"].pointer
         rope = (tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids"))
@@ -196,17 +213,23 @@ class FusedDecoder:
         tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
         qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
         return {
-            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, rows, qkv_lora, tokens),
+            "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
+            "qkv": (
+                weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows, qkv_lora, tokens,
+            ),
             "tree_attention" if tree else "attention": (
                 qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
                 *splits, window, weights.gate_up, self._prefetched, *tree,
             ),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, window, rows, tokens, o_lora),
+            "o_x": (*splits, length, x, window, tokens),
+            "o": (weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, o_lora),
+            "gate_up_x": (weights.post_norm, residual, x, rows),
             "gate_up": (
-                weights.gate_up, weights.post_norm, residual, gate_up, rows, gate_up_lora, tokens,
+                weights.gate_up, weights.post_norm, residual, gate_up, x, rows, gate_up_lora, tokens,
             ),
+            "down_x": (weights.gate_up_bias, gate_up, x),
             "down": (
-                weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, rows, down_lora,
+                weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, x, rows, down_lora,
                 tokens,
             ),
         }  # fmt: skip
@@ -219,11 +242,11 @@ class FusedDecoder:
 
 
 def _adapters(tensors: Mapping[str, Tensor], layer: int) -> Iterator[int]:
-    """Yield the addresses of a layer's parts of `lora_table`; 0 without adapters."""
+    """Yield the addresses of a layer's four parts of `lora_table`; 0 without adapters."""
     table = tensors.get(LORA_TABLE)
     for product in range(4):
-        size = 0 if table is None else 8 * table.shape[2] * table.shape[3]
-        yield 0 if table is None else table.pointer + (4 * layer + product) * size
+        nbytes = 0 if table is None else 8 * table.shape[2] * table.shape[3]
+        yield 0 if table is None else table.pointer + (4 * layer + product) * nbytes
 
 
 @dataclass(frozen=True)
@@ -237,11 +260,6 @@ class Variant:
 def variant_for(variants: Mapping[int, Variant], rows: int) -> Variant:
     """Return the smallest kernels that take so many rows."""
     return next(each for size, each in variants.items() if size >= rows)
-
-
-def compute_capability(arch: str) -> int:
-    """Return 90 for "sm_90"."""
-    return int("".join(filter(str.isdigit, arch)))
 
 
 def compiler_for(device: Any) -> Callable[[Any], Any]:

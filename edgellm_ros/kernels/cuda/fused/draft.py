@@ -11,7 +11,7 @@ from typing import Any
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.fused.decoder import Compile, FusedDecoder, variant_for
-from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
+from edgellm_ros.kernels.cuda.fused.plan import FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
@@ -36,11 +36,7 @@ class FusedDraftShape(FusedShape):
 
 
 class FusedDraft(FusedDecoder):
-    """Runs of one draft head on one device; parameters and errors as of `FusedDecoder`.
-
-    `max_rows`: most tokens of a run, of all sequences. They are fewer than the shape's where the device has
-    too little shared memory for these.
-    """
+    """Runs of one draft head on one device; parameters, errors and `max_rows` as of `FusedDecoder`."""
 
     def __init__(
         self,
@@ -50,9 +46,7 @@ class FusedDraft(FusedDecoder):
         compile: Compile | None = None,
         tuning: FusedTuning | None = None,
     ) -> None:
-        shape = _fitting(device, shape, tuning or FusedTuning())
         super().__init__(device, shape, weights, compile, tuning)
-        self.max_rows = shape.max_rows
         self._draft, self._later = shape, self._variants
         if shape.layers > 1:
             self._later = self._make_variants(dataclasses.replace(shape, joined=False))
@@ -62,6 +56,9 @@ class FusedDraft(FusedDecoder):
     def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, Launch, tuple[int, ...]]]:
         """Yield program, kernel and arguments of each launch of a run.
 
+        The first kernel may start early too. It waits before it lets the next one start, so all of them can
+        read what was written before the run.
+
         tensors: those of `draft/model.cuda.onnx` by binding name: those of `FusedDecoder.run` for B sequences
         of S tokens, hidden_states [B,S,H], last_token_ids [B,N], logits [B,N,V] fp32 of these tokens, and
         next_hidden_states [B,S,H].
@@ -69,13 +66,14 @@ class FusedDraft(FusedDecoder):
         shape, scratch = self._draft, self._scratch
         batch, tokens, _ = tensors["inputs_embeds"].shape
         rows, chosen = batch * tokens, tensors["last_token_ids"].shape[1]
-        if not 1 <= max(rows, batch * chosen) <= shape.max_rows:
-            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {shape.max_rows} in all")
+        if not 1 <= max(rows, batch * chosen) <= self.max_rows:
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} in all")
         for layer, weights in enumerate(self._weights.layers):
             variant = variant_for(self._later if layer else self._variants, rows)
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
-                early = self._early and (layer > 0 or name != "joined_qkv")
-                yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
+                if variant.plan.has(name):
+                    launch = variant.plan.launch(name, rows, self._early, tokens)
+                    yield variant.program, launch, arguments
         variant = variant_for(self._variants, batch * chosen)
         states = tensors["next_hidden_states"].pointer
         yield variant.program, variant.plan.launch("draft_head", batch * chosen, self._early), (
@@ -100,21 +98,5 @@ class FusedDraft(FusedDecoder):
         norms = weights.input_norm, weights.state_norm
         begins_normed = int(self._draft.norm_before_residual)
         first = weights.qkv, *norms, embeds, states, residual, qkv, begins_normed, rows
-        return {"joined_qkv": first, **{name: arguments[name] for name in list(arguments)[1:]}}
+        return {"joined_qkv": first, **{name: arguments[name] for name in list(arguments)[2:]}}
 
-
-def _fitting(device: Any, shape: FusedDraftShape, tuning: FusedTuning) -> FusedDraftShape:
-    """Return the shape with as many rows, up to its own, as a device has shared memory for."""
-    rows = shape.max_rows
-    while rows > 1 and shape.unsupported() is None:
-        try:
-            FusedPlan(shape, _power(rows), device.multiprocessors, device.most_shared_memory, tuning)
-            break
-        except EngineError:
-            rows = _power(rows) // 2
-    return dataclasses.replace(shape, max_rows=rows)
-
-
-def _power(rows: int) -> int:
-    """Return the rows of the kernels that take so many."""
-    return 1 << (rows - 1).bit_length()

@@ -118,7 +118,8 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* x, float*
   }
 }
 
-extern "C" __global__ void __launch_bounds__(O::THREADS) o(const u16* weights, const u16* x, float* residual, i64 rows) {
+extern "C" __global__ void __launch_bounds__(O::THREADS)
+    o(const u16* weights, const u16* x, float* residual, i64 rows) {
   multiply_and_add<O>(weights, x, residual, (int)rows);
 }
 
@@ -142,13 +143,15 @@ extern "C" __global__ void __launch_bounds__(GATE_UP::THREADS)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(DOWN::THREADS) down(const u16* weights, const u16* x, float* residual, i64 rows) {
+extern "C" __global__ void __launch_bounds__(DOWN::THREADS)
+    down(const u16* weights, const u16* x, float* residual, i64 rows) {
   multiply_and_add<DOWN>(weights, x, residual, (int)rows);
 }
 
 // The velocity, and the trajectory after the step. A warp has a row; step: the bits of a float.
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
-    finish(const u16* weights, const u16* bias, const u16* norm, const float* residual, float* trajectory, i64 step, i64 rows) {
+    finish(const u16* weights, const u16* bias, const u16* norm, const float* residual, float* trajectory, i64 step,
+           i64 rows) {
   const int row = blockIdx.x * (FINISH_THREADS / 32) + threadIdx.x / 32;
   Norm x(norm);
   float columns[ACTIONS][Norm::PAIRS][2], biases[ACTIONS];

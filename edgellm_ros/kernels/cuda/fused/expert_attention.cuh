@@ -10,12 +10,12 @@ constexpr int TILE_ROWS = 16, TILE_KEYS = 16;
 constexpr int ROW_TILES = (HORIZON + TILE_ROWS - 1) / TILE_ROWS;
 constexpr int Q_SIZE = HEADS * HEAD_DIM, KV_SIZE = KV_HEADS * HEAD_DIM, QKV_SIZE = Q_SIZE + 2 * KV_SIZE;
 constexpr int PARTS = HEAD_DIM / 32, COLUMNS = HEAD_DIM / 64;  // pieces of 32 and 64 values of a head
-constexpr int MERGE_PITCH = HEAD_DIM + 16;                      // of a warp's row of sums
+constexpr int MERGE_PITCH = HEAD_DIM + 16;                     // of a warp's row of sums
 constexpr float LOWEST = -1e30f;
 constexpr int ATTENTION_SHARED = ATTENTION_WARPS * TILE_ROWS * (4 * MERGE_PITCH + 8);
 
-// A tile of keys and values. Lane 4 * g + t has values 8t to 8t + 7 of each part of the keys g and g + 8, and values 8g to
-// 8g + 7 of each column of the values of keys 2t, 2t + 1, 2t + 8 and 2t + 9.
+// A tile of keys and values. Lane 4 * g + t has values 8t to 8t + 7 of each part of the keys g and g + 8, and values 8g
+// to 8g + 7 of each column of the values of keys 2t, 2t + 1, 2t + 8 and 2t + 9.
 struct KeyTile {
   uint4 keys[2][PARTS], values[4][COLUMNS];
 
@@ -40,7 +40,13 @@ struct KeyTile {
   }
 };
 
-__device__ inline u32 word(const uint4& bits, int i) { return i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w; }
+__device__ inline u32 word(const uint4& bits, int i) {
+  return i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w;
+}
+
+__device__ inline uint4 bits_of(float a, float b, float c, float d) {
+  return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
+}
 
 // Value i of `first` and of `second`, side by side.
 __device__ inline u32 join(const uint4& first, const uint4& second, int i) {
@@ -114,18 +120,20 @@ struct Seen {
       for (int column = 0; column < COLUMNS; ++column)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // values 4 * i to 4 * i + 3 of the lane's 16
-          const int from = i % 2 * 4, slot = 2 * row + i / 2;
-          place[(4 * column + i) * 4] = {__float_as_uint(sums[column][from][slot]), __float_as_uint(sums[column][from + 1][slot]),
-                                         __float_as_uint(sums[column][from + 2][slot]), __float_as_uint(sums[column][from + 3][slot])};
+          const float(*const own)[4] = sums[column] + i % 2 * 4;
+          const int slot = 2 * row + i / 2;
+          place[(4 * column + i) * 4] = bits_of(own[0][slot], own[1][slot], own[2][slot], own[3][slot]);
         }
     }
   }
 };
 
-// qkv [rows,QKV_SIZE]; keys and values: those of the cache for the sequence, [KV_HEADS,CAPACITY,HEAD_DIM]; out [rows,Q_SIZE].
+// qkv [rows,QKV_SIZE]; keys and values: those of the cache for the sequence, [KV_HEADS,CAPACITY,HEAD_DIM]; out
+// [rows,Q_SIZE].
 __device__ inline void attend(const u16* qkv, const i64* kv_length, const u16* keys, const u16* values, u16* out) {
   DYNAMIC_SHARED(memory);
-  const int first = blockIdx.x % ROW_TILES * TILE_ROWS, head = blockIdx.x / ROW_TILES, kv_head = head / (HEADS / KV_HEADS);
+  const int first = blockIdx.x % ROW_TILES * TILE_ROWS;
+  const int head = blockIdx.x / ROW_TILES, kv_head = head / (HEADS / KV_HEADS);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int length = (int)kv_length[0];
   const int cached = (length + TILE_KEYS - 1) / TILE_KEYS, tiles = cached + (HORIZON + TILE_KEYS - 1) / TILE_KEYS;
@@ -179,8 +187,8 @@ __device__ inline void attend(const u16* qkv, const i64* kv_length, const u16* k
       for (int j = 0; j < 4; ++j) result[j] += factor * __uint_as_float(word(part, j));
     }
     if (first + row >= HORIZON) continue;
-    const int chunk = piece / 4, column = chunk / 4 * 64 + piece % 4 * 16 + chunk % 4 * 4;
-    u32* const to = reinterpret_cast<u32*>(out + (i64)(blockIdx.y * HORIZON + first + row) * Q_SIZE + head * HEAD_DIM + column);
+    const int chunk = piece / 4, column = head * HEAD_DIM + chunk / 4 * 64 + piece % 4 * 16 + chunk % 4 * 4;
+    u32* const to = reinterpret_cast<u32*>(out + (i64)(blockIdx.y * HORIZON + first + row) * Q_SIZE + column);
     to[0] = pack(result[0] / sum, result[1] / sum), to[1] = pack(result[2] / sum, result[3] / sum);
   }
 }

@@ -79,22 +79,17 @@ class ExpertPlan:
     def __init__(self, shape: ExpertShape, row_tile: int, most_shared: int, tuning: ExpertTuning) -> None:
         self.shape, self.row_tile, self.tuning = shape, row_tile, tuning
         self.attention_warps = max(1, tuning.attention_warps * 64 // shape.head_dim)
-        self.stages = next(
-            (
-                stages
-                for stages in range(tuning.stages, 0, -1)
-                if self._shared_bytes(stages) <= most_shared
-            ),
-            0,
-        )
+        self.products: dict[str, TilePlan] = {}
+        fitting = (stages for stages in range(tuning.stages, 0, -1) if self._cut(stages) <= most_shared)
+        self.stages = next(fitting, 0)
         if not self.stages:
             raise EngineError(
-                f"the fused kernels need {self._shared_bytes(1)} bytes of shared memory, "
+                f"the fused kernels need {self._cut(1)} bytes of shared memory, "
                 f"the GPU has {most_shared}"
             )
 
-    def _shared_bytes(self, stages: int) -> int:
-        """Return the largest shared memory of a block."""
+    def _cut(self, stages: int) -> int:
+        """Cut the products into tiles; return the largest shared memory of a block in bytes."""
         shape, tuning, rows = self.shape, self.tuning, self.row_tile
         sizes = {
             "qkv": (shape.hidden, shape.qkv_size, shape.head_dim),

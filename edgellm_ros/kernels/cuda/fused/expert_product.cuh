@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of ROWS rows x with a matrix [K,N], N contiguous, on tensor cores.
 //
-// A block has a tile of columns, ROWS rows and all of k. A warp has 16 columns and every SPLIT-th step of 16 k. It copies
-// the weights of its steps to a ring of its own in shared memory, as many steps ahead as the ring holds, and the first
-// ones before the kernel waits for the kernel before. The sums of warps with the same columns are added in a fixed order.
+// A block has a tile of columns, ROWS rows and all of k. A warp has 16 columns and every SPLIT-th step of 16 k. It
+// copies the weights of its steps to a ring of its own in shared memory, as many steps ahead as the ring holds, and the
+// first ones before the kernel waits for the kernel before. The sums of warps with the same columns are added in a
+// fixed order.
 
 template <int K_, int N_, int TILE_>
 struct Product {

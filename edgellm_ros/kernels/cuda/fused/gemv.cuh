@@ -15,13 +15,14 @@ constexpr int WARP_COLUMNS = 64, WARP_K = 16;  // of a warp's step on tensor cor
 constexpr int COPIES = TENSOR_CORES ? 4 : 1;            // of a thread per step
 // x in shared memory: [k,ROWS], with tensor cores [k / 16,ROWS,16]; there, gaps spread writes over the banks.
 constexpr int X_GROUP = TENSOR_CORES ? WARP_K : 1, X_STRIDE = X_GROUP * (TENSOR_CORES && ROWS >= 4 ? ROWS + 1 : ROWS);
-// Sums of a warp: [ROWS,TILE], with tensor cores [ROWS,64 and a gap].
-constexpr int SUMS_STRIDE = WARP_COLUMNS + 4;
+// Sums of a warp in shared memory: [SUMS_ROWS,TILE], with tensor cores [SUMS_ROWS,64 and a gap], 8 rows after 8.
+constexpr int SUMS_ROWS = TENSOR_CORES && ROWS > 8 ? 8 : ROWS, SUMS_STRIDE = WARP_COLUMNS + 4;
 
 template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, bool WHOLE_ = false>
 struct Plan {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_;
   static constexpr bool WHOLE = WHOLE_;  // blocks take whole tiles
+  static constexpr bool QUANTIZED = false;
   static constexpr int COLUMN_LANES = TILE / 8, K_LANES = THREADS / COLUMN_LANES * COPIES;
   static constexpr int STEPS = (K + K_LANES - 1) / K_LANES;  // of a tile
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
@@ -30,7 +31,7 @@ struct Plan {
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
   static constexpr int RING = STAGES * COPIES * THREADS;             // places
   static constexpr int X = POSITIONS * K_LANES / X_GROUP * X_STRIDE;  // values
-  static constexpr int SUMS = THREADS / 32 * ROWS * (TENSOR_CORES ? SUMS_STRIDE : TILE);
+  static constexpr int SUMS = THREADS / 32 * SUMS_ROWS * (TENSOR_CORES ? SUMS_STRIDE : TILE);
   static constexpr int SHARED = 16 * RING + 2 * X + 4 * SUMS;
   static_assert(!TENSOR_CORES || TILE % WARP_COLUMNS == 0 && THREADS / 32 % (TILE / WARP_COLUMNS) == 0);
 
@@ -119,7 +120,7 @@ struct Stream {
     wait_for_copies<STAGES - 1>();
     wait_for_lanes();
 #pragma unroll
-    for (int i = 0; i < COPIES; ++i) read_transposed(weights[i], place.plus(share.reads[i]));
+    for (int i = 0; i < COPIES; ++i) load_matrices(weights[i], place.plus(share.reads[i]));
     wait_for_lanes();
   }
 
@@ -198,7 +199,8 @@ struct Shared {
         sums(reinterpret_cast<float*>(x + P::X)) {}
 };
 
-// A thread's sums of some steps of a tile, without tensor cores.
+// A thread's sums of some steps of a tile, without tensor cores. write(out, first row): the warp's sums of SUMS_ROWS rows;
+// total(sums, column, row): the sum of all warps, of a row of these.
 template <class P>
 struct ThreadSums {
   float sums[ROWS][8] = {};
@@ -216,8 +218,7 @@ struct ThreadSums {
     stream.next();
   }
 
-  // Write the warp's sums: [warps,ROWS,TILE].
-  __device__ void write(float* out) {
+  __device__ void write(float* out, int) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column_lane = threadIdx.x % P::COLUMN_LANES;
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
@@ -261,25 +262,22 @@ struct MatrixSums {
     }
   }
 
-  // Write the warp's sums: [warps,ROWS,SUMS_STRIDE].
-  __device__ void write(float* out) {
+  __device__ void write(float* out, int first_row) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int rows = 0; rows < (ROWS + 7) / 8; ++rows)
+    for (int i = 0; i < COPIES; ++i)
 #pragma unroll
-      for (int i = 0; i < COPIES; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int row = rows * 8 + lane % 4 * 2 + j % 2, column = 16 * i + j / 2 * 8 + lane / 4;
-          if (row < ROWS) out[(warp * ROWS + row) * SUMS_STRIDE + column] = sums[rows][i][j];
-        }
+      for (int j = 0; j < 4; ++j) {
+        const int row = lane % 4 * 2 + j % 2, column = 16 * i + j / 2 * 8 + lane / 4;
+        if (row < ROWS) out[(warp * SUMS_ROWS + row) * SUMS_STRIDE + column] = sums[first_row / 8][i][j];
+      }
   }
 
   __device__ static float total(const float* sums, int column, int row) {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < THREADS / 32; w += GROUPS)
-      sum += sums[((w + column / WARP_COLUMNS) * ROWS + row) * SUMS_STRIDE + column % WARP_COLUMNS];
+      sum += sums[((w + column / WARP_COLUMNS) * SUMS_ROWS + row) * SUMS_STRIDE + column % WARP_COLUMNS];
     return sum;
   }
 };
@@ -308,23 +306,54 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
     count -= steps;
 #pragma unroll 1
     for (; steps > 0; --steps, x_now += X_STEP) sums.add(stream, x_now);
-    sums.write(shared.sums);
-    __syncthreads();
-    for (int place = threadIdx.x; place < TILE * ROWS; place += THREADS)
-      finish(tile, place % TILE, place / TILE, Sums::total(shared.sums, place % TILE, place / TILE), from_start);
-    __syncthreads();
+#pragma unroll
+    for (int first_row = 0; first_row < ROWS; first_row += SUMS_ROWS) {
+      sums.write(shared.sums, first_row);
+      __syncthreads();
+      for (int place = threadIdx.x; place < TILE * SUMS_ROWS; place += THREADS) {
+        const int column = place % TILE, row = place / TILE;
+        finish(tile, column, first_row + row, Sums::total(shared.sums, column, row), from_start);
+      }
+      __syncthreads();
+    }
     step = 0, ++tile;
     if constexpr (P::POSITIONS == P::STEPS) x_now = x_begin;
   }
 }
 
-// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values.
+// Write x from row `first` on, each value by one thread. value(row, k, place): place counts a thread's values; it is also
+// called for values that there are not, with others' row and k, so that reads for several values are on their way at once.
 template <class P, class Value>
 __device__ inline void fill_x(u16* x, int first, int rows, Value value) {
   constexpr int WIDTH = P::POSITIONS * P::K_LANES, ALL = P::STEPS * P::K_LANES;
-  for (int place = threadIdx.x; place < WIDTH * ROWS; place += THREADS) {
-    const int row = place / WIDTH, k = (first + place % WIDTH) % ALL;
-    x[P::x_place(place % WIDTH, row)] = from_float(row < rows && k < P::K ? value(row, k, place / THREADS) : 0.0f);
+  constexpr int COUNT = (WIDTH * ROWS + THREADS - 1) / THREADS, AT_ONCE = COUNT < 4 ? COUNT : 4;
+#pragma unroll 1
+  for (int base = 0; base < COUNT; base += AT_ONCE) {
+    float values[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int place = threadIdx.x + (base + i) * THREADS, row = place / WIDTH, k = (first + place % WIDTH) % ALL;
+      values[i] = value(row < rows ? row : 0, k < P::K ? k : 0, base + i);
+      if (row >= rows || k >= P::K) values[i] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int place = threadIdx.x + (base + i) * THREADS;
+      if (place < WIDTH * ROWS) x[P::x_place(place % WIDTH, place / WIDTH)] = from_float(values[i]);
+    }
+  }
+}
+
+// Copy x from memory in the same order, where a kernel of its own has written it, from row `first` on.
+template <class P>
+__device__ inline void copy_x(u16* x, const u16* source, int first) {
+  constexpr int ALL = P::STEPS * P::K_LANES / X_GROUP * X_STRIDE / 8, INSIDE = P::K / X_GROUP * X_STRIDE / 8;
+  const int begin = P::x_place(first, 0) / 8;
+#pragma unroll 8
+  for (int place = threadIdx.x; place < P::X / 8; place += THREADS) {
+    const int from = begin + place < ALL ? begin + place : begin + place - ALL;
+    reinterpret_cast<uint4*>(x)[place] =
+        from < INSIDE ? load(reinterpret_cast<const uint4*>(source) + from) : uint4{0, 0, 0, 0};
   }
 }
 

@@ -23,16 +23,27 @@ __device__ inline void add_to_residual(i64* residual, float value) {
 }
 
 // One thread's share of some rows of x: pairs of values, THREADS pairs apart.
-struct Normed {
+template <int COUNT>
+struct NormedRows {
+  static constexpr int AT_ONCE = COUNT;
   static constexpr int PAIRS = HIDDEN / 2, SHARE = (PAIRS + THREADS - 1) / THREADS;
-  // Rows at once: as many as have room in registers.
-  static constexpr int LIMIT = SHARE < 32 ? 32 / SHARE : 1;
-  static constexpr int AT_ONCE = ROWS <= LIMIT ? ROWS : LIMIT >= 8 ? 8 : LIMIT >= 4 ? 4 : LIMIT >= 2 ? 2 : 1;
   u32 scales[SHARE];
-  float2 values[AT_ONCE][SHARE];
+  float2 values[COUNT][SHARE];
 
   __device__ static bool inside(int i) { return PAIRS % THREADS == 0 || threadIdx.x + i * THREADS < PAIRS; }
   __device__ static int pair(int i) { return threadIdx.x + i * THREADS; }
+
+  // Call function(row, share) for rows and pairs that there are; values of others are zeros.
+  template <class Function>
+  __device__ void each(int first, int rows, Function function) {
+#pragma unroll
+    for (int row = 0; row < COUNT; ++row)
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i) {
+        values[row][i] = {0, 0};
+        if (first + row < rows && inside(i)) function(row, i);
+      }
+  }
 
   // Read the norm's scales, which depend on no other kernel.
   __device__ void read_scales(const u16* norm) {
@@ -40,31 +51,28 @@ struct Normed {
     for (int i = 0; i < SHARE; ++i) scales[i] = inside(i) ? reinterpret_cast<const u32*>(norm)[pair(i)] : 0;
   }
 
-  // Read rows from `first` on from the residual stream; if there are embeddings, read these and begin the residual
-  // stream, unless it is null.
-  __device__ void read(i64* residual, const u16* embeds, int first, int rows) {
+  // Read rows from `first` on from the residual stream; if there are embeddings, read these, and begin the residual
+  // stream, unless it is null, if this block shall do so.
+  __device__ void read_or_begin(i64* residual, const u16* embeds, int first, int rows, bool begins) {
     read(residual, embeds, first, rows, [](int row) { return row; });
-    if (embeds && residual && blockIdx.x == 0) begin(residual, first, rows);
+    if (embeds && residual && begins) begin(residual, first, rows);
   }
 
-  // Read rows place(first), place(first + 1) and so on.
+  // Read rows place(first), place(first + 1) and so on. All reads are on their way before one of them is waited for.
   template <class RowPlace>
   __device__ void read(const i64* residual, const u16* embeds, int first, int rows, RowPlace row_place) {
+    if (embeds) {
+      const u32* const pairs = reinterpret_cast<const u32*>(embeds);
+      each(first, rows, [&](int row, int i) { values[row][i] = to_floats(pairs[row_place(first + row) * PAIRS + pair(i)]); });
+    } else {
+      const longlong2* const pairs = reinterpret_cast<const longlong2*>(residual);
+      longlong2 fixed[COUNT][SHARE] = {};
+      each(first, rows, [&](int row, int i) { fixed[row][i] = load(pairs + row_place(first + row) * PAIRS + pair(i)); });
 #pragma unroll
-    for (int row = 0; row < AT_ONCE; ++row)
+      for (int row = 0; row < COUNT; ++row)
 #pragma unroll
-      for (int i = 0; i < SHARE; ++i) {
-        values[row][i] = {0, 0};
-        if (first + row >= rows || !inside(i)) continue;
-        const int place = row_place(first + row) * PAIRS + pair(i);
-        const longlong2* pairs = reinterpret_cast<const longlong2*>(residual);
-        if (embeds) {
-          values[row][i] = to_floats(reinterpret_cast<const u32*>(embeds)[place]);
-        } else {
-          const longlong2 value = load(pairs + place);
-          values[row][i] = {from_fixed(value.x), from_fixed(value.y)};
-        }
-      }
+        for (int i = 0; i < SHARE; ++i) values[row][i] = {from_fixed(fixed[row][i].x), from_fixed(fixed[row][i].y)};
+    }
   }
 
   // Begin the residual stream with the values.
@@ -82,7 +90,7 @@ struct Normed {
   __device__ void normalize(float* sums, int first) {
     constexpr int WARPS = THREADS / 32;
 #pragma unroll
-    for (int row = 0; row < AT_ONCE; ++row) {
+    for (int row = 0; row < COUNT; ++row) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < SHARE; ++i) sum += values[row][i].x * values[row][i].x + values[row][i].y * values[row][i].y;
@@ -92,7 +100,7 @@ struct Normed {
     }
     __syncthreads();
 #pragma unroll
-    for (int row = 0; row < AT_ONCE; ++row) {
+    for (int row = 0; row < COUNT; ++row) {
       float sum = 0;
 #pragma unroll
       for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp * ROWS + first + row];
@@ -113,7 +121,7 @@ struct Normed {
   // Write the values in the model's type; the stride of rows is H.
   __device__ void write(u16* out, int first, int rows) const {
 #pragma unroll
-    for (int row = 0; row < AT_ONCE; ++row)
+    for (int row = 0; row < COUNT; ++row)
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
         if (first + row < rows && inside(i))
@@ -121,37 +129,72 @@ struct Normed {
   }
 };
 
-// Write the values to shared memory as x of a product, from k and row on.
-template <class P>
-__device__ inline void share_x(u16* shared, const Normed& x, int k, int first) {
+// As many rows as have room in registers.
+__device__ constexpr int rows_at_once(int share) {
+  const int limit = share < 32 ? 32 / share : 1;
+  return ROWS <= limit ? ROWS : limit >= 8 ? 8 : limit >= 4 ? 4 : limit >= 2 ? 2 : 1;
+}
+using Normed = NormedRows<rows_at_once(NormedRows<1>::SHARE)>;
+
+// Write the values as x of a product, from k and row on.
+template <class P, int COUNT>
+__device__ inline void share_x(u16* out, const NormedRows<COUNT>& x, int k, int first) {
 #pragma unroll
   for (int i = 0; i < Normed::SHARE; ++i) {
     if (!Normed::inside(i)) continue;
-    if constexpr (TENSOR_CORES) {
+    const int at = k + 2 * Normed::pair(i);
+    if constexpr (P::QUANTIZED) {
 #pragma unroll
-      for (int row = 0; row < Normed::AT_ONCE; ++row)
-        *reinterpret_cast<u32*>(shared + P::x_place(k + 2 * Normed::pair(i), first + row)) = x.bits(row, i);
+      for (int row = 0; row < COUNT; ++row) {
+        const u32 bits = x.bits(row, i);
+        out[P::x_place(at, first + row)] = (u16)bits;
+        out[P::x_place(at + 1, first + row)] = bits >> 16;
+      }
+    } else if constexpr (P::x_place(1, 0) == P::x_place(0, 0) + 1) {
+#pragma unroll
+      for (int row = 0; row < COUNT; ++row)
+        *reinterpret_cast<u32*>(out + P::x_place(at, first + row)) = x.bits(row, i);
     } else {
-      float low[Normed::AT_ONCE], high[Normed::AT_ONCE];
+      float low[COUNT], high[COUNT];
 #pragma unroll
-      for (int row = 0; row < Normed::AT_ONCE; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
-      write_x(shared + P::x_place(k + 2 * Normed::pair(i), first), low);
-      write_x(shared + P::x_place(k + 2 * Normed::pair(i) + 1, first), high);
+      for (int row = 0; row < COUNT; ++row) low[row] = x.values[row][i].x, high[row] = x.values[row][i].y;
+      write_x(out + P::x_place(at, first), low);
+      write_x(out + P::x_place(at + 1, first), high);
     }
   }
 }
 
 // Write the norm of all rows, after the kernel before has ended. prepared: has the scales; sums: shared memory of
-// [warps,ROWS]; hidden: an output of the values before or after the norm, written by one block; write(first of the rows at hand).
+// [warps,ROWS]; hidden: an output of the values before or after the norm, written by one block; write(first of the rows
+// at hand).
 template <class Write>
 __device__ inline void norm_rows(Normed& prepared, i64* residual, const u16* embeds, u16* hidden, bool hidden_is_normed,
                                  float* sums, int rows, Write write) {
 #pragma unroll 1
   for (int first = 0; first < ROWS; first += Normed::AT_ONCE) {
-    prepared.read(residual, embeds, first, rows);
+    prepared.read_or_begin(residual, embeds, first, rows, blockIdx.x == 0);
     if (hidden && !hidden_is_normed && blockIdx.x == 0) prepared.write(hidden, first, rows);
     prepared.normalize(sums, first);
     if (hidden && hidden_is_normed && blockIdx.x == 0) prepared.write(hidden, first, rows);
     write(first);
   }
+}
+
+// A kernel of its own for the same: each block norms one row, to memory in the order of P's x.
+template <class P>
+__device__ inline void norm_row(const u16* norm, i64* residual, const u16* embeds, u16* hidden, bool hidden_is_normed,
+                                u16* x, int rows) {
+  struct Sums {
+    float values[THREADS / 32 * ROWS];
+  };
+  STATIC_SHARED(Sums, sums);
+  const int row = blockIdx.x;
+  NormedRows<1> values;
+  values.read_scales(norm);
+  wait_for_kernel_before();
+  values.read_or_begin(residual, embeds, row, rows, true);
+  if (hidden && !hidden_is_normed) values.write(hidden, row, rows);
+  values.normalize(sums.values, row);
+  if (hidden && hidden_is_normed) values.write(hidden, row, rows);
+  share_x<P>(x, values, 0, row);
 }

@@ -3,22 +3,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
 FILES = (
-    "gemv.cuh", "lora.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh",
-    "decoder.cu",
+    "gemv.cuh", "quantized.cuh", "lora.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh",
+    "tree_attention.cuh", "decoder.cu",
 )  # fmt: skip
 DRAFT_FILES = (*FILES, "draft.cu")
 OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # kernels with the same products
 WARP = 32
 COPY = 16  # bytes of one asynchronous copy: 8 values
-# With tensor cores: copies of a thread per step; columns of a warp's sums and a gap.
-COPIES, SUMS_STRIDE = 4, 68
+# With tensor cores: copies of a thread per step; rows of a warp's sums, and their columns with a gap.
+COPIES, SUMS_ROWS, SUMS_STRIDE = 4, 8, 68
 MOST_SPLITS = 32
+MERGED = 8  # splits that `repeated_bytes` counts with
+COLUMNS = 16  # of a warp that multiplies quantised weights
+PIECES = 4  # copies of one such column in a step of a warp
+FEWEST_STEPS = 3  # of quantised weights on their way
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -28,10 +33,13 @@ class FusedTuning:
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
+    - quantized_tile, quantized_narrow_tile: the same, of products with quantised weights
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
+    - repeated_bytes: what the blocks of a product may read, all together, to make x themselves; for more, a
+      kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
     - split_rows: the fewest cache rows of a split of the attention
     - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
@@ -48,11 +56,14 @@ class FusedTuning:
     tile: int = 64
     narrow_tile: int = 128
     head_tile: int = 64
+    quantized_tile: int = 64
+    quantized_narrow_tile: int = 256
     stages: int = 13
     mma_rows: int = 4
     mma_threads: int = 256
     mma_stages: int = 7
     mma_slots: int = 1
+    repeated_bytes: int = 12 << 20
     blocks: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
@@ -141,7 +152,8 @@ class ProductPlan:
     @property
     def sums(self) -> int:
         """Bytes of the sums of the warps."""
-        return 4 * self.threads // WARP * self.rows * (SUMS_STRIDE if self.mma else self.tile)
+        row = SUMS_STRIDE * min(self.rows, SUMS_ROWS) if self.mma else self.tile * self.rows
+        return 4 * self.threads // WARP * row
 
     def _block_of(self, unit: int) -> int:
         return ((unit + 1) * self.blocks - 1) // self.units
@@ -155,6 +167,24 @@ def ring_bytes(stages: int, threads: int, mma: bool) -> int:
 def x_bytes(width: int, rows: int, mma: bool) -> int:
     """Return the bytes of x in shared memory; `x_place` in gemv.cuh has the layout."""
     return 2 * width * (rows + 1 if mma and rows >= 4 else rows)
+
+
+@dataclass(frozen=True)
+class QuantizedProductPlan(ProductPlan):
+    """Shares of the blocks of a product with quantised weights; `QuantizedPlan` is the same."""
+
+    form: Quantized = field(default_factory=lambda: Quantized(4, 128))
+
+    @property
+    def lanes(self) -> int:
+        k_warps = self.threads // WARP * COLUMNS // self.tile
+        return k_warps * PIECES * 8 * COPY // self.form.bits
+
+    @property
+    def shared_bytes(self) -> int:
+        steps = max(FEWEST_STEPS, self.ring // (2 * COPY * self.threads))
+        sums = self.threads // WARP * COLUMNS * self.rows
+        return 2 * COPY * steps * self.threads + 2 * self.width * self.rows + 4 * sums + self.lora
 
 
 @dataclass(frozen=True)
@@ -202,7 +232,9 @@ class FusedPlan:
         # Smaller blocks need less, for GPUs with little shared memory.
         threads = min(128 if self.mma else 256, tuning.threads)
         smaller = replace(tuning, threads=threads, narrow_tile=min(64, tuning.narrow_tile))
-        if not (self._fit(multiprocessors, most_shared) or self._fit(multiprocessors, most_shared, smaller)):
+        # Blocks that do not make x themselves need only their share of x.
+        smallest = replace(smaller, repeated_bytes=0)
+        if not any(self._fit(multiprocessors, most_shared, each) for each in (tuning, smaller, smallest)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
     @property
@@ -210,20 +242,21 @@ class FusedPlan:
         """Sources of the kernels, after those of the hardware."""
         return DRAFT_FILES if self.shape.joined else FILES
 
-    def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning | None = None) -> bool:
+    def _fit(self, multiprocessors: int, most_shared: int, tuning: FusedTuning) -> bool:
         """Choose shares and stages; return whether they fit into shared memory."""
-        self.tuning = tuning = tuning or self.tuning
+        self.tuning = tuning
         least_stages = 3 if self.mma else 4
         for count in range(tuning.slots, -1, -1):
             # so many blocks have room at once, and not one more
             limit = (most_shared + RESERVED) // max(1, count) - RESERVED
             least = (most_shared + RESERVED) // (count + 1) if count else 0
             # More blocks have smaller shares of x, fewer stages a smaller ring.
-            factors = (1,) if count else (1, 2, 4, 8, 16)
+            factors = (1,) if count else (1, 2, 4, 8, 16, 32, 64)
             for factor in factors:
                 for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
-                    if max(self.shared.values()) <= limit - self._shares_of_splits():
+                    static = {"o": self._shares_of_splits()}
+                    if all(nbytes + static.get(name, 0) <= limit for name, nbytes in self.shared.items()):
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
                         self.shared["attention"] = least if count > 1 else 0
@@ -235,16 +268,38 @@ class FusedPlan:
         blocks = multiprocessors * blocks_each
 
         def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
-            threads, rank = tuning.threads, 0 if whole else self.lora_rank
-            return ProductPlan(k, n, tile, threads, stages, rows, blocks, all_of_x, whole, self.mma, rank)
+            sizes = tuning.threads, stages, rows, blocks, all_of_x
+            return ProductPlan(k, n, tile, *sizes, whole, self.mma, 0 if whole else self.lora_rank)
+
+        def apart(nbytes: int, name: str) -> bool:
+            """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
+            return self.mma and nbytes > tuning.repeated_bytes and shape.form(name) is None
+
+        def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
+            form = shape.form(name)
+            if form is None:
+                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
+            tile = min(tuning.quantized_narrow_tile if narrow else tuning.quantized_tile, tuning.threads // 2)
+            sizes = tuning.threads, stages, rows, blocks, all_of_x
+            options = {"mma": self.mma, "lora_rank": self.lora_rank}
+            return QuantizedProductPlan(k, n, tile, *sizes, **options, form=form)
 
         self.stages = stages
+        inputs = (1 + shape.joined) * shape.hidden
+        norms = 8 * rows * shape.hidden * blocks
+        self.apart = {name: apart(norms, name) for name in ("qkv", "gate_up", "lm_head")}
+        if shape.joined:
+            self.apart |= {"qkv": False, "lm_head": False}
         self.products = {
-            "qkv": product((1 + shape.joined) * shape.hidden, shape.qkv_size, tuning.tile, True),
-            "o": product(shape.q_size, shape.hidden, tuning.narrow_tile, False),
-            "gate_up": product(shape.hidden, 2 * shape.inner, tuning.tile, True),
-            "down": product(shape.inner, shape.hidden, tuning.narrow_tile, False),
+            "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
+            "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
+            "gate_up": layer_product("gate_up", shape.hidden, 2 * shape.inner, not self.apart["gate_up"]),
+            "down": layer_product("down", shape.inner, shape.hidden, False, narrow=True),
         }
+        sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
+        self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
+        splits = 4 * rows * self.products["o"].width * MERGED
+        self.apart["o"] = apart(splits * self.products["o"].blocks, "o")
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -254,7 +309,7 @@ class FusedPlan:
             sums = 4 * tuning.threads // WARP * rows
             self._head_bytes = ring_bytes(stages, tuning.threads, self.mma) + x + sums
         else:
-            plan = product(shape.hidden, shape.vocab, tuning.head_tile, True, True)
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not self.apart["lm_head"], True)
             self.products["lm_head"] = plan
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
@@ -268,6 +323,10 @@ class FusedPlan:
         heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
         return 4 * self.rows * heads * self.splits
 
+    def has(self, name: str) -> bool:
+        """Return whether a step has this kernel: those with names in _x make x of a product."""
+        return not name.endswith("_x") or self.apart[name.removesuffix("_x")]
+
     def launch(self, name: str, rows: int, early: bool, tokens: int = 1) -> Launch:
         """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
         tuning, shape = self.tuning, self.shape
@@ -278,6 +337,11 @@ class FusedPlan:
         if name == "last_state":
             blocks = -(-rows * shape.hidden // (2 * tuning.threads))
             return Launch(name, (blocks, 1), tuning.threads, 0, early)
+        if name.endswith("_x"):
+            of_a_block = {"down_x": tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
+            size = {"down_x": shape.inner, "o_x": shape.q_size}
+            grid = (-(-size[name] // of_a_block[name]), rows) if name in size else (rows, 1)
+            return Launch(name, grid, tuning.threads, 0, early)
         name, kernel = OF_DRAFTS.get(name, name), name
         shared = self.shared[name]
         if name == "attention":
@@ -293,6 +357,7 @@ class FusedPlan:
             "residual": 8 * rows * shape.hidden,
             "qkv": 4 * self.products["qkv"].parts * rows * shape.qkv_size,
             "gate_up": 4 * self.products["gate_up"].parts * rows * 2 * shape.inner,
+            "x": x_bytes(max(shape.hidden, shape.q_size, shape.inner), rows, self.mma),
             "split_sums": 4 * rows * self.splits * shape.q_size,
             "split_scales": 8 * rows * self.splits * shape.heads,
         }
@@ -329,8 +394,13 @@ class FusedPlan:
             "LM_HEAD_BLOCKS": self.blocks["lm_head"],
             "LM_HEAD_SHARED": self._head_bytes,
         }
+        values |= {f"{name.upper()}_X": int(apart) for name, apart in self.apart.items()}
         for name, plan in self.products.items():
             prefix = name.upper()
             values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
             values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
+            form = shape.form(name)
+            values[f"{prefix}_BITS"] = 16 if form is None else form.bits
+            values[f"{prefix}_GROUP"] = 0 if form is None else form.group
+            values[f"{prefix}_ZERO_POINTS"] = str(form is not None and form.zero_points).lower()
         return [(name, str(value)) for name, value in values.items()]

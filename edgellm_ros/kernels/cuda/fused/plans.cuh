@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of a step. The host passes sizes, tiles and blocks as macros, and what it made of them.
+// The products of a step. The host passes sizes, tiles and blocks as macros, and what it made of them; NAME_X: whether a
+// kernel of its own makes a product's x.
 
-using QKV = Plan<(1 + JOINED) * HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, QKV_TILE, QKV_BLOCKS, true>;
-using O = Plan<HEADS * HEAD_DIM, HIDDEN, O_TILE, O_BLOCKS, false>;
-using GATE_UP = Plan<HIDDEN, 2 * INNER, GATE_UP_TILE, GATE_UP_BLOCKS, true>;
-using DOWN = Plan<INNER, HIDDEN, DOWN_TILE, DOWN_BLOCKS, false>;
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, int BITS, int GROUP, bool ZERO_POINTS>
+struct Choice {
+  using Type = QuantizedPlan<K, N, TILE, BLOCKS, ALL_OF_X, BITS, GROUP, ZERO_POINTS>;
+};
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X>
+struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false> {
+  using Type = Plan<K, N, TILE, BLOCKS, ALL_OF_X>;
+};
+#define PLAN(NAME, K, N, ALL_OF_X)                                                                        \
+  using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS>::Type
+PLAN(QKV, (1 + JOINED) * HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_X);
+PLAN(O, HEADS * HEAD_DIM, HIDDEN, false);
+PLAN(GATE_UP, HIDDEN, 2 * INNER, !GATE_UP_X);
+PLAN(DOWN, INNER, HIDDEN, false);
 
 #define CHECK_PLAN(NAME)                                                                                           \
   static_assert(NAME::SHARED + LoraSums<NAME>::BYTES == NAME##_SHARED && NAME::most_parts() == NAME##_PARTS, #NAME)
@@ -16,6 +27,6 @@ CHECK_PLAN(DOWN);
 #if TIED
 static_assert(Table::SHARED == LM_HEAD_SHARED);
 #else
-using LM_HEAD = Plan<HIDDEN, VOCAB, LM_HEAD_TILE, LM_HEAD_BLOCKS, true, true>;
+using LM_HEAD = Plan<HIDDEN, VOCAB, LM_HEAD_TILE, LM_HEAD_BLOCKS, !LM_HEAD_X, true>;
 static_assert(LM_HEAD::SHARED == LM_HEAD_SHARED);
 #endif

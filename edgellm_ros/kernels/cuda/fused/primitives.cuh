@@ -7,6 +7,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the model's type
+
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #define STATIC_SHARED(type, name) __shared__ type name
 
@@ -34,6 +36,39 @@ struct Place {
   }
 };
 
+// A word in shared memory, and those at distances of 16 bytes.
+struct Words {
+  u32 address;
+
+  __device__ explicit Words(const void* memory) {
+    u64 wide;
+    asm volatile("cvta.to.shared.u64 %0, %1;" : "=l"(wide) : "l"(memory));
+    address = (u32)wide;
+  }
+  __device__ Words plus(int places) const {
+    Words other = *this;
+    other.address += 16 * places;
+    return other;
+  }
+  __device__ u32 read(int places) const {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address + 16 * places));
+    return value;
+  }
+  __device__ uint2 read_pair() const {
+    uint2 value;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
+    return value;
+  }
+  __device__ uint4 read_quad() const {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address));
+    return value;
+  }
+};
+
 // Read four matrices of 8 x 8 values from shared memory, transposed, by all lanes of a warp together. Lane 8 * i + j has
 // the place of row j of matrix i; lane 4 * g + t gets column g, rows 2t and 2t + 1 of each.
 __device__ inline void load_matrices(u32 (&values)[4], Place place) {
@@ -52,6 +87,14 @@ __device__ inline void copy_async(Place target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target.address), "l"(source) : "memory");
 }
 
+// The same from BYTES behind the source to so many PLACES behind the target.
+template <int PLACES, i64 BYTES>
+__device__ inline void copy_async_at(Place target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(target.address), "l"(source), "n"(16 * PLACES),
+               "n"(BYTES)
+               : "memory");
+}
+
 // End a group of copies.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -68,6 +111,15 @@ __device__ inline void wait_for_kernel_before() {
   if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (!TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// First wait, then let the next kernel start: in the first kernel of a run, if it may start early itself. So the kernels
+// after it can read what was written before the run before they wait.
+__device__ inline void wait_before_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -102,7 +154,6 @@ __device__ inline longlong2 load(const longlong2* address) {
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
   return value;
 }
-
 __device__ inline uint4 load(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -117,6 +168,17 @@ __device__ inline uint4 load_once(const void* address) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(address));
+  return value;
+}
+
+__device__ inline u32 read_once(const u16* address) {
+  u16 value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ inline u32 read_once(const unsigned char* address) {
+  u16 value;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(value) : "l"(address));
   return value;
 }
 
@@ -150,13 +212,11 @@ __device__ inline u16 from_float(float value) {
 }
 #endif
 
-// Read four 8 x 8 matrices from shared memory, by all lanes of a warp together. row: row lane % 8 of matrix lane / 8.
-// Lane 4 * g + t gets the values in rows 2t and 2t+1 and column g of each matrix.
-__device__ inline void read_transposed(u32 (&values)[4], Place row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-               : "r"(row.address)
-               : "memory");
+// Compute value & mask | bits in one instruction.
+__device__ inline u32 masked_or(u32 value, u32 mask, u32 bits) {
+  u32 result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
+  return result;
 }
 
 // Add the product of a 16 x 16 and a 16 x 8 matrix to `sums`, by all lanes of a warp together. Lane 4 * g + t has

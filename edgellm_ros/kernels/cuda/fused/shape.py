@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgellm_ros.kernels.cuda.fused.quantized import Quantized
+
 DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (64, 96, 128, 256)
 MOST_ROWS = 16
@@ -28,6 +30,7 @@ class FusedShape:
     - max_rows: most tokens of a step, of all sequences
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
     - lora_rank: largest rank of adapters, 0 = none
+    - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down"; the same in all layers
     """
 
     dtype: str
@@ -51,6 +54,7 @@ class FusedShape:
     tied: bool = False
     max_rows: int = 1
     hidden_state_layers: tuple[int, ...] = ()
+    quantized: tuple[tuple[str, Quantized], ...] = ()
     lora_rank: int = 0
 
     @property
@@ -77,6 +81,10 @@ class FusedShape:
         """Return the sliding window of a layer, counted from 0; None if it sees the whole cache."""
         window = self.windows[layer] if self.windows else None
         return window if window is not None and window < self.capacity else None
+
+    def form(self, kernel: str) -> Quantized | None:
+        """Return the form of a kernel's weights; None if they are of the model's type."""
+        return dict(self.quantized).get(kernel)
 
     def unsupported(self) -> str | None:
         """Return why the kernels do not take this shape; None if they do."""
@@ -107,4 +115,4 @@ class FusedShape:
         ):
             if problem:
                 return text
-        return None
+        return next(filter(None, (form.unsupported() for _, form in self.quantized)), None)

@@ -3,6 +3,7 @@
 // row at a time, 256 values per step, or with tensor cores 16 rows at a time, 64 values of each per step.
 
 struct Table {
+  static constexpr bool QUANTIZED = false;
   static constexpr int TOKENS = TENSOR_CORES ? 16 : 1, STEP = TENSOR_CORES ? 64 : 256;
   static constexpr int STEPS = (HIDDEN + STEP - 1) / STEP, WIDTH = STEP * STEPS, WARPS = THREADS / 32;
   static constexpr int GROUPS = (VOCAB + TOKENS - 1) / TOKENS;
@@ -133,7 +134,7 @@ __device__ inline void multiply_groups(TableStream& stream, int first, int end, 
 }
 
 __device__ inline void multiply_table(const u16* table, const u16* norm, i64* residual, float* logits, u16* hidden,
-                                      int rows) {
+                                      const u16* ready, int rows) {
   DYNAMIC_SHARED(memory);
   if (blockIdx.x >= LM_HEAD_BLOCKS) {
     wait_for_kernel_before();
@@ -143,18 +144,18 @@ __device__ inline void multiply_table(const u16* table, const u16* norm, i64* re
   float* sums = reinterpret_cast<float*>(x + Table::X);
   const int first = Table::first_group(blockIdx.x) + TableStream::warp(), end = Table::first_group(blockIdx.x + 1);
   TableStream stream(table, memory, first, end);
-  Normed values;
-  values.read_scales(norm);
-  wait_for_kernel_before();
-  norm_rows(values, residual, nullptr, hidden, true, sums, rows, [&](int first_row) {
-#pragma unroll
-    for (int row = 0; row < Normed::AT_ONCE; ++row)
-#pragma unroll
-      for (int i = 0; i < Normed::SHARE; ++i)
-        if (Normed::inside(i))
-          *reinterpret_cast<u32*>(x + Table::x_place(2 * Normed::pair(i), first_row + row)) = values.bits(row, i);
-  });
-  if constexpr (!TENSOR_CORES)
+  if constexpr (LM_HEAD_X) {
+    wait_for_kernel_before();
+    for (int i = threadIdx.x; i < Table::X / 8; i += THREADS)
+      reinterpret_cast<uint4*>(x)[i] = load(reinterpret_cast<const uint4*>(ready) + i);
+  } else {
+    Normed values;
+    values.read_scales(norm);
+    wait_for_kernel_before();
+    norm_rows(values, residual, nullptr, hidden, true, sums, rows,
+              [&](int row) { share_x<Table>(x, values, 0, row); });
+  }
+  if constexpr (Table::WIDTH > HIDDEN)
     for (int i = HIDDEN + threadIdx.x; i < Table::WIDTH; i += THREADS)
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) x[Table::x_place(i, row)] = 0;

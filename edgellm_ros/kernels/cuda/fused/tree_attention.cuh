@@ -14,7 +14,7 @@ constexpr int QUERIES = HEAD_DIM <= 128 ? 16 : 8, HALVES = QUERIES / 8;
 constexpr int CACHE_ROWS = 16;
 constexpr int KEY_CHUNKS = HEAD_DIM / 32;             // a lane reads 8 dimensions of a row in each
 constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;    // and here too, of four rows
-constexpr int HEADS_AT_ONCE = HEAD_DIM <= 128 ? 2 : 1;  // that a warp makes of the product
+constexpr int HEADS_AT_ONCE = HEAD_DIM <= 64 ? 4 : HEAD_DIM <= 128 ? 2 : 1;// that a warp makes of the product
 constexpr bool EARLY_VALUES = HEAD_DIM <= 128;        // whether values are on their way while scores are computed
 constexpr int MERGED = QUERIES / 2;                   // queries that warps merge at once
 constexpr float SCORE_SCALE = 1.4426950408889634f;    // scores are in powers of two

@@ -2,7 +2,8 @@
 """FusedWeights: addresses of a decoder's weights on the device.
 
 Matrices are as in the engine's file: row-major [fan_in, fan_out], of the model's type, as are norms and
-biases. Addresses are multiples of 16 bytes. 0 = the model has none.
+biases. Quantised ones are as in `quantized.cuh`: values, scales, zero points. Addresses are multiples of 16
+bytes. 0 = the model has none.
 """
 
 from __future__ import annotations

@@ -137,6 +137,8 @@ def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
 CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
+# For dense models below LEAST_HIDDEN_SIZE on a CPU, where a verification takes as long with a few more rows.
+SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
 
 
 def drafting_config(
@@ -175,6 +177,9 @@ def drafting_config(
     default = LOOKUP_CHAIN
     if drafting == EAGLE:
         default = CHAIN if on_cpu or config.llm.recurrent is not None else SpecDecodeDraftingConfig()
+        if on_cpu and config.llm.recurrent is None and config.hidden_size < LEAST_HIDDEN_SIZE:
+            most = 0 if config.draft is None else config.draft.max_draft_tree_size
+            default = SMALL_CHAIN if SMALL_CHAIN.drafted_rows <= most else CHAIN
     if config.draft is not None:
         default = replace(
             default, verify_tree_size=min(default.verify_tree_size, config.draft.max_verify_tree_size)

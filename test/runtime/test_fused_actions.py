@@ -17,7 +17,6 @@ from safetensors.numpy import load_file
 from doubles.deferred_runtime import WatchedDevice, queueing
 from doubles.fused_expert import HostFusedExpert
 from edgellm_ros.builder import export
-from edgellm_ros.diffusion import fused_actions
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -25,6 +24,7 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE, FusedExpertModel
 from edgellm_ros.kernels import load_kernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
+from edgellm_ros.runtime.fused import actions as fused_actions
 from edgellm_ros.runtime.fused import loading
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 from fixtures import on_device

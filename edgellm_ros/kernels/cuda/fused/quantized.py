@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized: the form of a matrix in 4 or 8 bits that the fused kernels multiply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BITS = (4, 8)
+GROUPS = (32, 64, 128)
+ALIGNMENT = 256  # bytes: values, scales and zero points each begin at a multiple
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The form of a matrix [K,N] in 4 or 8 bits; `quantized.cuh` has its layout.
+
+    - group: rows that share a scale and a zero point
+    - zero_points: whether there are any; else the zero point is half of the range
+    """
+
+    bits: int
+    group: int
+    zero_points: bool = False
+
+    def unsupported(self) -> str | None:
+        """Return why the kernels do not take this form; None if they do."""
+        if self.bits not in BITS:
+            return f"weights have {self.bits} bits"
+        if self.group not in GROUPS:
+            return f"{self.group} weights share a scale, not one of {GROUPS}"
+        return None
+
+    def parts(self, k: int, n: int) -> tuple[int, ...]:
+        """Return the bytes of values, scales and zero points."""
+        groups = k // self.group
+        sizes = n * k * self.bits // 8, 2 * n * groups
+        return (*sizes, n * (-(-groups * self.bits // 8))) if self.zero_points else sizes

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised matrices in NumPy, in the layout that the fused kernels read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT, Quantized
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix [K,N] whose elements are (values - zeros) * scales; values and zeros are unsigned."""
+
+    form: Quantized
+    values: np.ndarray  # [K,N] uint8
+    scales: np.ndarray  # [K/group,N], of the model's type
+    zeros: np.ndarray  # [K/group,N] uint8
+
+    @classmethod
+    def random(
+        cls, random: np.random.Generator, form: Quantized, shape: tuple[int, ...], dtype: np.dtype
+    ) -> QuantizedMatrix:
+        """Make a matrix whose products with numbers of size 1 have size 1."""
+        k, n = shape
+        top, groups = 1 << form.bits, (k // form.group, n)
+        zeros = np.full(groups, top // 2, np.uint8)
+        if form.zero_points:
+            zeros = random.integers(0, top, groups, np.uint8)
+        size = top / 3 if form.zero_points else top / 12**0.5
+        scales = (random.uniform(0.5, 1.5, groups) / size / k**0.5).astype(dtype)
+        return cls(form, random.integers(0, top, shape, np.uint8), scales, zeros)
+
+    @classmethod
+    def read(
+        cls, contents: np.ndarray, form: Quantized, shape: tuple[int, ...], dtype: np.dtype
+    ) -> QuantizedMatrix:
+        """Read a matrix [K,N] from bytes."""
+        k, n = shape
+        groups = k // form.group
+        parts, start = [], 0
+        for nbytes in form.parts(k, n):
+            parts.append(contents[start : start + nbytes].reshape(n, -1))
+            start += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        zeros = np.full((groups, n), 1 << form.bits - 1, np.uint8)
+        if form.zero_points:
+            zeros = unpacked(parts[2], form.bits)[:, :groups].T
+        scales = parts[1].view(dtype).T
+        return cls(form, unpacked(parts[0], form.bits).T, scales, zeros)
+
+    def contents(self) -> np.ndarray:
+        """Return the bytes of the matrix."""
+        arrays = [packed(self.values.T, self.form.bits), np.ascontiguousarray(self.scales.T)]
+        if self.form.zero_points:
+            arrays.append(packed(self.zeros.T, self.form.bits))
+        raw = [array.view(np.uint8).reshape(-1) for array in arrays]
+        return np.concatenate([np.pad(each, (0, -each.size % ALIGNMENT)) for each in raw])
+
+    def dequantized(self) -> np.ndarray:
+        """Compute the matrix in float64."""
+        group = self.form.group
+        values = self.values.astype(np.float64) - np.repeat(self.zeros, group, axis=0)
+        return values * np.repeat(self.scales.astype(np.float64), group, axis=0)
+
+
+def packed(rows: np.ndarray, bits: int) -> np.ndarray:
+    """Pack integers along the last axis; the first of two of 4 bits is in the low half of a byte."""
+    if bits == 8:
+        return np.ascontiguousarray(rows)
+    rows = np.pad(rows, [(0, 0), (0, rows.shape[1] % 2)])
+    return rows[:, 0::2] | rows[:, 1::2] << 4
+
+
+def unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
+    """Unpack integers that `packed` packed."""
+    if bits == 8:
+        return rows
+    return np.stack([rows & 15, rows >> 4], axis=-1).reshape(len(rows), -1)
