@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +24,7 @@ from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
+JOINED = {"qkv": 3, "o": 1, "gate_up": 2, "down": 1}  # linear layers of a product
 TYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -223,6 +224,7 @@ class HostFusedDecoder:
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
         self._layers = [_layer(layer, shape) for layer in weights.layers]
+        self.max_adapted_rows = shape.max_rows if shape.lora_rank else 0
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
         self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
@@ -257,7 +259,13 @@ class HostFusedDecoder:
         head = self._lm_head
         if head is None:
             head = arrays["embedding" if self._shape.tied else "lm_head.weight"]
-        result = decode_step(self._shape, self._layers, self._norm, head, step)
+        layers = self._layers
+        if "lora_table" in arrays:
+            layers = [
+                replace(layer, lora=_adapters(layer, table))
+                for layer, table in zip(layers, arrays["lora_table"], strict=True)
+            ]
+        result = decode_step(self._shape, layers, self._norm, head, step)
         arrays["logits"][...] = result.logits
         for layer, states in result.hidden_states.items():
             arrays[f"hidden_states_{layer}"][...] = states
@@ -265,6 +273,19 @@ class HostFusedDecoder:
             states = [result.stream[layer] for layer in self._fusion.layers]
             fused = fuse(self._fusion.shape, states, *self._fusion_arrays)
             arrays["fused_hidden_states"][...] = fused
+
+
+def _adapters(layer: LayerArrays, table: np.ndarray) -> dict[str, list[tuple[np.ndarray, np.ndarray] | None]]:
+    """Read the adapters of a layer; table: [4 products, sequences, 3]."""
+    adapters: dict[str, list[tuple[np.ndarray, np.ndarray] | None]] = {}
+    for (name, joined), sequences in zip(JOINED.items(), table.tolist(), strict=True):
+        k, n = getattr(layer, name).shape
+        adapters[name] = [
+            (array_at(a, (k, joined * rank), layer.o.dtype), array_at(b, (joined * rank, n), layer.o.dtype))
+            if rank else None
+            for a, b, rank in sequences
+        ]  # fmt: skip
+    return adapters
 
 
 def _layer(layer: FusedLayerWeights, shape: FusedShape) -> LayerArrays:

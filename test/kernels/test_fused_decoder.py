@@ -16,7 +16,7 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 from cuda.core import Program
 
 from doubles import fused_on_cpu
-from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
+from doubles.fused_decoder import JOINED, TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
 from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused import compiler
@@ -36,7 +36,6 @@ CPU_TUNING = FusedTuning(
     threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
     prefetched_bytes=1 << 14, quantized_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
-JOINED = {"qkv": 3, "o": 1, "gate_up": 2, "down": 1}  # linear layers of a product
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
 
 
@@ -451,9 +450,8 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 )  # fmt: skip
 def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, lora_rank):
     log = io.StringIO()
-    shape = changed(
-        hidden=2048, head_dim=head_dim, inner=6144, vocab=151936, tied=True, max_rows=rows, lora_rank=lora_rank
-    )
+    sizes = {"hidden": 2048, "inner": 6144, "vocab": 151936, "max_rows": rows, "lora_rank": lora_rank}
+    shape = changed(head_dim=head_dim, tied=True, **sizes)
     tuning = FusedTuning(repeated_bytes=0 if rows == 16 else 1 << 40)
     plan = FusedPlan(shape, rows, 20, 227 << 10, tuning, adapted=lora_rank > 0)
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")

@@ -281,8 +281,8 @@ class FusedPlan:
                 return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
             tile = min(tuning.quantized_narrow_tile if narrow else tuning.quantized_tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
-            options = {"mma": self.mma, "lora_rank": self.lora_rank}
-            return QuantizedProductPlan(k, n, tile, *sizes, **options, form=form)
+            rank = self.lora_rank
+            return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, lora_rank=rank, form=form)
 
         self.stages = stages
         inputs = (1 + shape.joined) * shape.hidden
