@@ -211,8 +211,8 @@ def _tree_kernels(observed: Any) -> Iterator[None]:
     """Wrap the tree kernels of runtimes that are opened in the block."""
     load = pipeline.load_tree_kernels
 
-    def load_observed(device: Device, fused_head: bool = False) -> Any:
-        return observed(load(device, fused_head))
+    def load_observed(device: Device, early: bool = False) -> Any:
+        return observed(load(device, early))
 
     pipeline.load_tree_kernels = load_observed
     try:

@@ -35,8 +35,12 @@ __all__ = [
 ]
 
 
-def load_kernels(device: Device) -> Kernels:
-    """Load the kernels for a device. EngineError for an unsupported kind of memory."""
+def load_kernels(device: Device, early: bool = False) -> Kernels:
+    """Load the kernels for a device. EngineError for an unsupported kind of memory.
+
+    early: whether they may start before what is queued before them has ended, on GPUs that can. That saves
+    time between kernels, so it is for steps that are kernels from end to end.
+    """
     if device.memory == "cpu":
         from edgellm_ros.kernels.host import HostKernels
 
@@ -44,14 +48,14 @@ def load_kernels(device: Device) -> Kernels:
     if device.memory == "cuda":
         from edgellm_ros.kernels.cuda import load_cuda_kernels
 
-        return load_cuda_kernels(device)
+        return load_cuda_kernels(device, early)
     raise EngineError(f"no kernels for memory {device.memory!r} (device {device.name!r})")
 
 
-def load_tree_kernels(device: Device, fused_head: bool = False) -> TreeKernels:
+def load_tree_kernels(device: Device, early: bool = False) -> TreeKernels:
     """Load the kernels of speculative decoding. EngineError for an unsupported kind of memory.
 
-    fused_head: whether a draft head runs in the fused kernels, so that runs end with kernels.
+    early: see `load_kernels`.
     """
     if device.memory == "cpu":
         from edgellm_ros.kernels.tree_host import HostTreeKernels
@@ -60,5 +64,5 @@ def load_tree_kernels(device: Device, fused_head: bool = False) -> TreeKernels:
     if device.memory == "cuda":
         from edgellm_ros.kernels.cuda import load_cuda_tree_kernels
 
-        return load_cuda_tree_kernels(device, early=fused_head)
+        return load_cuda_tree_kernels(device, early)
     raise EngineError(f"no tree kernels for memory {device.memory!r} (device {device.name!r})")

@@ -241,6 +241,20 @@ class HostTreeKernels:
         for rows, places, taken in zip(source.array, index.array, out.array, strict=True):
             np.take(rows, places, axis=0, out=taken, mode="clip")
 
+    def take_accepted(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        path: Tensor,
+        counts: Tensor,
+        out_tokens: Tensor,
+        out_states: Tensor,
+        out_counts: Tensor,
+    ) -> None:
+        self.take_rows(states, path, out_states)
+        out_tokens.array[...] = tokens.array
+        out_counts.array[...] = counts.array
+
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         for rows, places, target in zip(source.array, index.array, out.array, strict=True):
             known = (places >= 0) & (places < len(target))

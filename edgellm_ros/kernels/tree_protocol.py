@@ -260,6 +260,22 @@ class TreeKernels(Protocol):
         """
         ...
 
+    def take_accepted(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        path: Tensor,
+        counts: Tensor,
+        out_tokens: Tensor,
+        out_states: Tensor,
+        out_counts: Tensor,
+    ) -> None:
+        """Write what a draft continues after a path: `take_rows` of states, and copies of tokens and counts.
+
+        tokens, out_tokens [B,R]; counts, out_counts [B]; states [B,S,H], path [B,R], out_states [B,R,H].
+        """
+        ...
+
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
         """Write rows index [B,R] of out [B,S,H]: those of source [B,R,H], of the same type.
 

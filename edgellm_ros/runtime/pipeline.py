@@ -83,7 +83,6 @@ class Pipeline:
         # 1. the device and the engines
         self.config = config
         self.device = open_device(device) if isinstance(device, str) else device
-        kernels = load_kernels(self.device)
         self._metrics = metrics
 
         only_chains = drafting is not None and drafting.is_chain
@@ -99,6 +98,7 @@ class Pipeline:
         horizon = config.action.action_space.horizon if config.action else 0
         llm = base_graph(drafting, config)
         fused = load_fused(root, config, self.device, decode, decode_backend, drafting)
+        kernels = load_kernels(self.device, early=fused is not None)
         decode_engine = engine(llm, decode_backend) if decode_backend else None
         self.runner = LLMEngineRunner(
             engine(llm, shared=fused.shared if fused else None),
@@ -166,7 +166,7 @@ class Pipeline:
             head = None
             if drafting.strategy == EAGLE and decode != ENGINE and not decode_backend:
                 head = load_fused_draft(root, config, drafting, self.device)
-            tree_kernels = load_tree_kernels(self.device, fused_head=head is not None)
+            tree_kernels = load_tree_kernels(self.device, early=fused is not None and head is not None)
             drafter = load_drafter(
                 root,
                 config,

@@ -76,13 +76,7 @@ class DoubleProgram:
         self._launch = ctypes.CDLL(str(library)).launch
 
     def launch(
-        self,
-        name: str,
-        grid: tuple[int, ...],
-        threads: int,
-        *arguments: Any,
-        cooperative: bool = False,
-        early: bool = False,
+        self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any, cooperative: bool = False
     ):
         packed = b"".join(
             struct.pack("<d" if isinstance(value, float) else "<q", value) for value in arguments

@@ -23,13 +23,13 @@ OTHERS = (
     "commit_tokens", "commit_rows", "map_tokens", "euler_step", "sample", "log_probabilities", "fill",
 )  # fmt: skip
 TREES_BY_WIDTH = (
-    "begin_accepted", "begin_level", "tree_mask", "move_cache_rows", "take_rows", "put_rows",
+    "begin_accepted", "begin_level", "tree_mask", "move_cache_rows", "take_rows", "take_accepted",
+    "put_rows",
 )  # fmt: skip
 OTHER_TREES = (
     "add_candidates", "add_candidates_half", "select_tree", "tree_rope_rows", "sample_path",
     "find_continuation", "append_history", "advance_states", "advance_windows",
 )  # fmt: skip
-EARLY_KERNELS = ("add_candidates", "begin_accepted", "begin_level")
 PROGRAMS = [
     pytest.param(compiler.KERNELS, BY_WIDTH, OTHERS, id="steps"),
     pytest.param(compiler.TREE_KERNELS, TREES_BY_WIDTH, OTHER_TREES, id="trees"),
@@ -52,12 +52,12 @@ def test_all_kernels_compile_and_keep_their_variables_in_registers(files, by_wid
 
 
 @pytest.mark.slow
-def test_kernels_that_may_start_early_wait_before_they_touch_memory():
-    bodies = kernel_bodies(compiler.source(compiler.TREE_KERNELS), compiler.options("sm_90"))
-    early = [name for name in bodies if name.startswith(EARLY_KERNELS)]
-    assert len(early) == 2 + 2 * len(WIDTHS)
-    for name in early:
-        before, waited, after = bodies[name].partition("griddepcontrol.wait")
+@pytest.mark.parametrize("files", [compiler.KERNELS, compiler.TREE_KERNELS], ids=["steps", "trees"])
+def test_every_kernel_waits_before_it_touches_memory(files):
+    bodies = kernel_bodies(compiler.source(files), compiler.options("sm_90"))
+    assert len(bodies) > 30
+    for name, body in bodies.items():
+        before, waited, after = body.partition("griddepcontrol.wait")
         assert waited, name
         assert re.search(r"(ld|st|atom)\.(global|volatile)", after), name
         assert not re.search(r"(ld|st|atom)\.(global|volatile)", before), name

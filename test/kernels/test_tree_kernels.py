@@ -449,6 +449,18 @@ def test_rows_of_states_are_taken_by_index(side, rng):
     np.testing.assert_array_equal(side.read(out), expected)
 
 
+def test_accepted_tokens_are_kept_with_the_states_of_their_path(side, rng):
+    states = rng.standard_normal((2, 5, 7)).astype(np.float16)
+    tokens, path = np.array([[9, 8, 7], [6, 5, 4]]), np.array([[0, 2, 4], [0, 1, 1]])
+    kept = [side.tensor(np.zeros_like(each)) for each in (tokens, states[:, :3], tokens[:, 0])]
+    given = side.tensor(tokens), side.tensor(states), side.tensor(path), side.tensor(np.array([3, 2]))
+    side.trees.take_accepted(*given, *kept)
+    found_tokens, found_states, found_counts = map(side.read, kept)
+    np.testing.assert_array_equal(found_tokens, tokens)
+    np.testing.assert_array_equal(found_states, np.stack([states[0, path[0]], states[1, path[1]]]))
+    np.testing.assert_array_equal(found_counts, [3, 2])
+
+
 def test_rows_of_states_are_put_by_index(side, rng):
     before = rng.standard_normal((2, 5, 7)).astype(np.float16)
     source = rng.standard_normal((2, 3, 7)).astype(np.float16)

@@ -11,17 +11,14 @@ from edgellm_ros.kernels.cuda.program import CudaProgram
 from edgellm_ros.kernels.cuda.tree_kernels import CudaTreeKernels
 
 
-def load_cuda_kernels(device: Any) -> CudaKernels:
-    """Load the kernels for a `CudaDevice`, compiled or from the cache."""
-    program = CudaProgram(device, cached_kernels(device.arch))
+def load_cuda_kernels(device: Any, early: bool = False) -> CudaKernels:
+    """Load the kernels for a `CudaDevice`, compiled or from the cache. early: see `CudaProgram`."""
+    program = CudaProgram(device, cached_kernels(device.arch), early)
     device.fill_kernel = program.function("fill")
     return CudaKernels(device, program)
 
 
 def load_cuda_tree_kernels(device: Any, early: bool = False) -> CudaTreeKernels:
-    """Load the kernels of speculative decoding for a `CudaDevice`, compiled or from the cache.
-
-    early: see `CudaTreeKernels`.
-    """
-    program = CudaProgram(device, cached_kernels(device.arch, files=TREE_KERNELS))
-    return CudaTreeKernels(device, program, early)
+    """Load the kernels of speculative decoding in the same way."""
+    program = CudaProgram(device, cached_kernels(device.arch, files=TREE_KERNELS), early)
+    return CudaTreeKernels(device, program)

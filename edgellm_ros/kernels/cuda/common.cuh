@@ -18,8 +18,8 @@ __device__ inline i64 first_index() { return (i64)blockIdx.x * blockDim.x + thre
 
 __device__ inline i64 index_stride() { return (i64)gridDim.x * blockDim.x; }
 
-// Let the next kernel start, and wait until the kernel before has ended and its writes can be read. Kernels that may
-// start early (`CudaProgram.launch`) begin with this.
+// Let the next kernel start, and wait until the kernel before has ended and its writes can be read. Every kernel begins
+// with this, because it may start early (`CudaProgram`).
 __device__ inline void wait_for_kernel_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

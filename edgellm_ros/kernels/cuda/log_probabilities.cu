@@ -67,6 +67,7 @@ __device__ u64 least_rank(LogprobShared& shared, Read read, int vocab, Ranks ran
 extern "C" __global__ void __launch_bounds__(THREADS)
     log_probabilities(const float* all_logits, i64 vocab, const i64* tokens, i64* top_ids, float* top_values,
                       i64 width) {
+  wait_for_kernel_before();
   __shared__ LogprobShared shared;
   const float* logits = all_logits + blockIdx.x * vocab;
   i64* ids = top_ids + blockIdx.x * width;

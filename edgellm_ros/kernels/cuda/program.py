@@ -18,34 +18,29 @@ Grid = tuple[int, ...]
 
 
 class CudaProgram:
-    """The kernels in a cubin for the device's architecture."""
+    """The kernels in a cubin for the device's architecture.
 
-    def __init__(self, device: CudaDevice, cubin: bytes) -> None:
+    early: kernels may start before those before them have ended, where the GPU supports it; each waits by
+    itself (`wait_for_kernel_before`).
+    """
+
+    def __init__(self, device: CudaDevice, cubin: bytes, early: bool = False) -> None:
         device.activate()
         self._device = device
         self._code = ObjectCode.from_cubin(cubin)
         self._kernels: dict[str, Kernel] = {}
-        self._early = compute_capability(device.arch) >= EARLY_START
+        self._early = early and compute_capability(device.arch) >= EARLY_START
 
-    def launch(
-        self,
-        name: str,
-        grid: Grid,
-        threads: int,
-        *arguments: Any,
-        cooperative: bool = False,
-        early: bool = False,
-    ) -> None:
+    def launch(self, name: str, grid: Grid, threads: int, *arguments: Any, cooperative: bool = False) -> None:
         """Queue a kernel.
 
-        An int (a number or an address) is passed as 64 bits, a float as a double. early: the kernel may start
-        before the one before it has ended, and waits by itself (`wait_for_kernel_before`), where the GPU
-        supports that. EngineError if it cannot be queued.
+        An int (a number or an address) is passed as 64 bits, a float as a double. EngineError if it cannot be
+        queued.
         """
         self._device.activate()
         try:
             kernel = self._kernels.get(name) or self._load(name)
-            config = _config(grid, threads, cooperative, early and self._early)
+            config = _config(grid, threads, cooperative, self._early and not cooperative)
             launch(self._device.stream, config, kernel, *arguments)
         except Exception as error:  # cuda-core's own class is not public; its text begins with the status
             status = driver.CUresult.__members__.get(str(error).split(":")[0])

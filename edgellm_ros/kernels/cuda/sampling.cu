@@ -5,6 +5,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sample(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
            const float* min_ps, const float* penalties, const u64* seeds, const i64* positions, const bool* seen,
            i64* tokens, i64 tokens_per_sequence, RowScratch* scratch) {
+  wait_for_kernel_before();
   __shared__ SampleShared shared;
   __shared__ Rules rules;  // not in registers, of which 1024 threads have few
   const int row = blockIdx.y, sequence = row / (int)tokens_per_sequence;

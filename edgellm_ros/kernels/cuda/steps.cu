@@ -5,6 +5,7 @@
 extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                      const float* radians, const i64* lengths, const float* deltas, i64 batch,
                                      i64 steps, i64 positions, i64 frequencies) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
     const float position = (float)(lengths[sequence] + token % steps) + deltas[sequence];
@@ -19,6 +20,7 @@ extern "C" __global__ void mrope_rows(float* cos, float* sin, const float* cos_t
                                       const float* radians, const float* positions, i64 batch, i64 steps,
                                       i64 table_positions, i64 frequencies, i64 time, i64 height, i64 width,
                                       i64 interleaved) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, frequency = i % frequencies;
     const i64 turn = frequency % 3 == 1 && frequency < 3 * height  ? 1
@@ -46,12 +48,14 @@ __device__ void causal_mask(Unit* out, const i64* lengths, i64 batch, i64 steps,
 
 #define MASK_KERNEL(width, Unit)                                                                                    \
   extern "C" __global__ void causal_mask_##width(Unit* out, const i64* lengths, i64 batch, i64 steps, i64 units) {  \
+    wait_for_kernel_before();                                                                                       \
     causal_mask(out, lengths, batch, steps, units);                                                                 \
   }
 
 FOR_EACH_WIDTH(MASK_KERNEL)
 
 extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch, i64 steps) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch; i += index_stride()) out[i] = lengths[i] + steps;
 }
 
@@ -59,6 +63,7 @@ extern "C" __global__ void visible_rows(i64* out, const i64* lengths, i64 batch,
 extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i64* tokens_left,
                                         const i64* trigger_token, const i64* stop_ids, i64 stop_count, i64* counts,
                                         i64 batch, i64 width) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch; i += index_stride()) {
     const i64 left = tokens_left[i], most = clamp(offered[i] < left ? offered[i] : left, 0, width);
     i64 count = 0, left_after = left - most;
@@ -79,6 +84,7 @@ extern "C" __global__ void count_tokens(const i64* tokens, const i64* offered, i
 // Commits the first counts[i] of sampled and tokens [batch, width] to the answer of sequence i.
 extern "C" __global__ void commit_tokens(const i64* sampled, const i64* tokens, const i64* counts, i64* positions,
                                          bool* seen, i64* last_tokens, i64 batch, i64 width, i64 vocab) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch; i += index_stride()) {
     const i64 count = counts[i];
     for (i64 place = 0; place < count; ++place) {
@@ -91,10 +97,12 @@ extern "C" __global__ void commit_tokens(const i64* sampled, const i64* tokens, 
 }
 
 extern "C" __global__ void commit_rows(i64* lengths, const i64* counts, i64 batch) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch; i += index_stride()) lengths[i] += counts[i];
 }
 
 extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vocab_map, i64 batch, i64 map_size) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch; i += index_stride())
     out[i] = tokens[i] < 0 ? -1 : vocab_map[clamp(tokens[i], 0, map_size - 1)];
 }
@@ -102,6 +110,7 @@ extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vo
 // Also writes the time of the next step.
 extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size, double dt, float* time,
                                       double next_time) {
+  wait_for_kernel_before();
   if (first_index() == 0) *time = (float)next_time;
   for (i64 i = first_index(); i < size; i += index_stride()) x[i] += (float)dt * velocity[i];
 }

@@ -85,7 +85,6 @@ __device__ void add_candidates_of(const Logit* all_logits, i64 vocab, const i64*
                                   float* scores, i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k,
                                   i64 entries, i64 levels, i64 level, u32* arrived, u64* work) {
   __shared__ TopShared shared;
-  wait_for_kernel_before();
   const int thread = threadIdx.x, blocks = gridDim.x, wanted = (int)top_k;
   const i64 row = blockIdx.y, sequence = row / nodes_per_sequence, node = row % nodes_per_sequence;
   const Ranks ranks(vocab);
@@ -179,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_candidates(const float* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores, i64* parents,
                    const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels, i64 level,
                    u32* arrived, u64* work) {
+  wait_for_kernel_before();
   add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
                     levels, level, arrived, work);
 }
@@ -187,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_candidates_half(const unsigned short* logits, i64 vocab, const i64* token_of_logit, i64* tokens, float* scores,
                         i64* parents, const i64* nodes, i64 nodes_per_sequence, i64 top_k, i64 entries, i64 levels,
                         i64 level, u32* arrived, u64* work) {
+  wait_for_kernel_before();
   add_candidates_of(logits, vocab, token_of_logit, tokens, scores, parents, nodes, nodes_per_sequence, top_k, entries,
                     levels, level, arrived, work);
 }
@@ -214,7 +215,6 @@ __device__ void begin_accepted(const i64* tokens, const i64* counts, i64 count, 
                                i64 row_units, const float* cos_table, const float* sin_table, const float* radians,
                                i64 positions, i64 frequencies, const i64* lengths, const float* deltas, i64* newest,
                                Unit* embeds, float* cos, float* sin, Unit* mask, i64 mask_units, i64* filled) {
-  wait_for_kernel_before();
   const i64 row = blockIdx.x, sequence = row / count, slot = lengths[sequence] + row % count;
   if (threadIdx.x == 0 && row % count == 0) {
     newest[sequence] = clamp(counts[sequence] - 1, 0, count - 1);
@@ -244,7 +244,6 @@ __device__ void begin_level(const i64* tokens, const float* scores, i64* nodes, 
   __shared__ i64 slots[MOST_TREE_NODES];
   __shared__ int slot_count;
   __shared__ i64 own_entry;
-  wait_for_kernel_before();
   const i64 row = blockIdx.x, sequence = row / top_k, own = row % top_k, committed = lengths[sequence];
   const i64 start = level_start(level, top_k), count = level_start(level + 1, top_k) - start;
   const Ranks ranks(entries);
@@ -337,6 +336,18 @@ __device__ void take_rows(Unit* out, const Unit* source, const i64* index, i64 p
   }
 }
 
+// take_rows, and copies of tokens [places] and of counts [batch].
+template <class Unit>
+__device__ void take_accepted(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
+                              i64 rows, i64 units, const i64* tokens, i64* out_tokens, const i64* counts,
+                              i64* out_counts) {
+  for (i64 place = blockIdx.x; place < places && threadIdx.x == 0; place += gridDim.x) {
+    out_tokens[place] = tokens[place];
+    if (place % places_per_sequence == 0) out_counts[place / places_per_sequence] = counts[place / places_per_sequence];
+  }
+  take_rows(out, source, index, places, places_per_sequence, rows, units);
+}
+
 // source [places, units]; out [batch, rows, units], index [batch, places / batch]. One block per row of `source`.
 template <class Unit>
 __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 places, i64 places_per_sequence,
@@ -354,6 +365,7 @@ __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 pl
       const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,         \
       const i64* lengths, const float* deltas, i64* newest, Unit* embeds, float* cos, float* sin, Unit* mask,       \
       i64 mask_units, i64* filled) {                                                                                \
+    wait_for_kernel_before();                                                                                       \
     begin_accepted(tokens, counts, count, embedding, vocab, row_units, cos_table, sin_table, radians, positions,    \
                    frequencies, lengths, deltas, newest, embeds, cos, sin, mask, mask_units, filled);               \
   }                                                                                                                 \
@@ -363,26 +375,39 @@ __device__ void put_rows(Unit* out, const Unit* source, const i64* index, i64 pl
       const float* cos_table, const float* sin_table, const float* radians, i64 positions, i64 frequencies,         \
       const i64* lengths, const float* deltas, Unit* embeds, Unit* parents, float* cos, float* sin, Unit* mask,     \
       i64 mask_units, i64* write_index, i64* filled) {                                                              \
+    wait_for_kernel_before();                                                                                       \
     begin_level(tokens, scores, nodes, top_k, entries, levels, level, states, state_rows, newest, embedding, vocab, \
                 row_units, cos_table, sin_table, radians, positions, frequencies, lengths, deltas, embeds, parents, \
                 cos, sin, mask, mask_units, write_index, filled);                                                   \
   }                                                                                                                 \
   extern "C" __global__ void tree_mask_##width(Unit* out, const i64* parents, const i64* lengths, i64 size,         \
                                                i64 units) {                                                         \
+    wait_for_kernel_before();                                                                                       \
     tree_mask(out, parents, lengths, size, units);                                                                  \
   }                                                                                                                 \
   extern "C" __global__ void move_cache_rows_##width(                                                               \
       Unit* cache, const i64* lengths, const i64* path, const i64* counts, i64 layers, i64 batch, i64 heads,        \
       i64 capacity, i64 units, i64 first_row, i64 rows, i64 path_width) {                                           \
+    wait_for_kernel_before();                                                                                       \
     move_cache_rows(cache, lengths, path, counts, layers, batch, heads, capacity, units, first_row, rows,           \
                     path_width);                                                                                    \
   }                                                                                                                 \
   extern "C" __global__ void take_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,         \
                                                i64 places_per_sequence, i64 rows, i64 units) {                      \
+    wait_for_kernel_before();                                                                                       \
     take_rows(out, source, index, places, places_per_sequence, rows, units);                                        \
+  }                                                                                                                 \
+  extern "C" __global__ void take_accepted_##width(Unit* out, const Unit* source, const i64* index, i64 places,     \
+                                                   i64 places_per_sequence, i64 rows, i64 units,                    \
+                                                   const i64* tokens, i64* out_tokens, const i64* counts,           \
+                                                   i64* out_counts) {                                               \
+    wait_for_kernel_before();                                                                                       \
+    take_accepted(out, source, index, places, places_per_sequence, rows, units, tokens, out_tokens, counts,         \
+                  out_counts);                                                                                      \
   }                                                                                                                 \
   extern "C" __global__ void put_rows_##width(Unit* out, const Unit* source, const i64* index, i64 places,          \
                                               i64 places_per_sequence, i64 rows, i64 units) {                       \
+    wait_for_kernel_before();                                                                                       \
     put_rows(out, source, index, places, places_per_sequence, rows, units);                                         \
   }
 
@@ -396,6 +421,7 @@ static_assert(SELECT_THREADS == 1 << DIGIT_BITS, "a thread for each value of a d
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     select_tree(const i64* table_tokens, const float* table_scores, const i64* table_parents, i64 entries, i64 top_k,
                 const i64* last_tokens, i64* tokens, i64* parents, i64* depths, i64 size) {
+  wait_for_kernel_before();
   __shared__ u32 keys[MOST_TABLE_ENTRIES];  // then the nodes of the selected entries
   __shared__ u32 counts[SELECT_THREADS], warp_counts[WARPS], digit, before;
   const i64 table = blockIdx.x * entries, tree = blockIdx.x * size;
@@ -448,6 +474,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
 extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                           const float* radians, const i64* lengths, const float* deltas,
                                           const i64* depths, i64 batch, i64 steps, i64 positions, i64 frequencies) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
     const float position = (float)(lengths[sequence] + depths[token]) + deltas[sequence];
@@ -463,6 +490,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const float* min_ps, const float* penalties, const u64* seeds, const i64* positions,
                 const i64* path_limits, bool* seen, const i64* tree_tokens, const i64* tree_parents, i64 size, const i64* vocab_map, i64* sampled,
                 i64* tokens, i64* path, i64* offered, i64 most, RowScratch* scratch) {
+  wait_for_kernel_before();
   __shared__ SampleShared shared;
   __shared__ Rules rules;  // not in registers, of which 1024 threads have few
   __shared__ int marked[MOST_TREE_NODES];  // tokens of the path; -1 = not marked by this block
@@ -524,6 +552,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     find_continuation(const i64* histories, const i64* lengths, i64 capacity, i64 most_ngram, i64 least_ngram,
                       i64* tokens, i64* parents, i64* depths, i64 size) {
+  wait_for_kernel_before();
   __shared__ u64 warp_values[WARPS];
   const i64* history = histories + blockIdx.x * capacity;
   const i64 newest = lengths[blockIdx.x], chain = blockIdx.x * size;
@@ -551,6 +580,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The last counts[i] of tokens [batch, width] up to counts[i] end at entry lengths[i] of history [batch, capacity].
 extern "C" __global__ void append_history(const i64* tokens, const i64* counts, const i64* lengths, i64* history,
                                           i64 batch, i64 width, i64 capacity) {
+  wait_for_kernel_before();
   for (i64 i = first_index(); i < batch * width; i += index_stride()) {
     const i64 sequence = i / width, place = i % width, count = counts[sequence];
     const i64 entry = lengths[sequence] - count + 1 + place;

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
@@ -42,15 +40,7 @@ HALF = np.dtype(np.float16)
 
 
 class CudaTreeKernels(CudaLaunches):
-    """The kernels of speculative decoding on a GPU; `TreeKernels` documents the methods.
-
-    early: the kernels between runs of a draft may start before the run before has ended, whose last operation
-    must be a kernel.
-    """
-
-    def __init__(self, device: Any, program: Any, early: bool = False) -> None:
-        super().__init__(device, program)
-        self._early = early
+    """The kernels of speculative decoding on a GPU; `TreeKernels` documents the methods."""
 
     def add_candidates(
         self, logits: Tensor, token_of_logit: Tensor | None, table: DraftTable, level: int
@@ -69,7 +59,7 @@ class CudaTreeKernels(CudaLaunches):
             logits.pointer, vocab, _address(token_of_logit), table.tokens.pointer, table.scores.pointer,
             table.parents.pointer, table.nodes.pointer, count, table.top_k, table.scores.shape[1],
             table.levels, level, self._zeroed_scratch("arrived", 4 * rows),
-            self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)), early=self._early,
+            self._zeroed_scratch("candidates", 8 * rows * blocks * (1 + table.top_k)),
         )  # fmt: skip
 
     def begin_accepted(
@@ -121,7 +111,7 @@ class CudaTreeKernels(CudaLaunches):
                 embedding.shape[0], row // width, rope.cos.pointer, rope.sin.pointer,
                 rope.frequencies.pointer, *rope.cos.shape, lengths.pointer, deltas.pointer,
                 out.embeds.pointer, parents.pointer, out.cos.pointer, out.sin.pointer, _address(out.mask),
-                capacity // width, _address(out.write_index), _address(out.filled), early=self._early,
+                capacity // width, _address(out.write_index), _address(out.filled),
             )  # fmt: skip
 
     def select_tree(self, table: DraftTable, last_tokens: Tensor, tree: DraftTree) -> None:
@@ -201,6 +191,24 @@ class CudaTreeKernels(CudaLaunches):
             f"take_rows_{width}", index, row // width,
             out.pointer, source.pointer, index.pointer, index.size, index.shape[1], source.shape[1],
             row // width,
+        )  # fmt: skip
+
+    def take_accepted(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        path: Tensor,
+        counts: Tensor,
+        out_tokens: Tensor,
+        out_states: Tensor,
+        out_counts: Tensor,
+    ) -> None:
+        row = row_bytes(out_states)
+        width = widest_unit(row, states, out_states)
+        self._by_token(
+            f"take_accepted_{width}", path, row // width,
+            out_states.pointer, states.pointer, path.pointer, path.size, path.shape[1], states.shape[1],
+            row // width, tokens.pointer, out_tokens.pointer, counts.pointer, out_counts.pointer,
         )  # fmt: skip
 
     def put_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:

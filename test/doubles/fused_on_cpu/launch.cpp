@@ -6,10 +6,12 @@
 #include "fused.inc"
 
 #ifndef KERNELS
-#if ROWS > 1
-#define TREE_KERNELS KERNEL(tree_attention)
+#if TENSOR_CORES
+#define ATTENTION_KERNELS KERNEL(new_rows) KERNEL(tree_attention)
+#elif ROWS > 1
+#define ATTENTION_KERNELS KERNEL(attention) KERNEL(new_rows) KERNEL(tree_attention)
 #else
-#define TREE_KERNELS
+#define ATTENTION_KERNELS KERNEL(attention)
 #endif
 #if JOINED  // of a draft head
 #define OWN_KERNELS KERNEL(joined_qkv) KERNEL(draft_head)
@@ -17,7 +19,7 @@
 #define OWN_KERNELS KERNEL(qkv_x) KERNEL(qkv) KERNEL(lm_head_x) KERNEL(lm_head) KERNEL(last_state)
 #endif
 #define X_KERNELS KERNEL(o_x) KERNEL(gate_up_x) KERNEL(down_x)
-#define KERNELS OWN_KERNELS X_KERNELS KERNEL(attention) TREE_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
+#define KERNELS OWN_KERNELS X_KERNELS ATTENTION_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif
 static const KernelTable kernels = {KERNELS};
 

@@ -11,18 +11,19 @@ constexpr int ATTENTION_WARPS = ATTENTION_THREADS / 32, ROW_LANES = ATTENTION_TH
 constexpr int AHEAD = 4;  // rows of keys and of values that a thread has on their way
 constexpr float LOWEST = -1e30f;
 
-// The cache rows that the new tokens of a sequence attend to, and their split. length: with the new rows.
+// The cache rows that the new tokens of a sequence attend to, and their split. length: with the new rows; most: of
+// tree_attention, which wants splits of whole multiples of 16 rows; 0 = of `attention`.
 struct Splits {
   int begin, end, share, used;
 
-  __device__ Splits(int length, int window, int tokens = 1) {
+  __device__ Splits(int length, int window, int tokens = 1, int most = 0) {
     const int first_end = length - tokens + 1;  // of what the first token attends to
     begin = window > 0 && first_end > window ? first_end - window : 0;
     end = length;
-    if (tokens > 1) begin = begin / 16 * 16;
-    const int even = (end - begin + SPLITS - 1) / SPLITS;
+    if (most > 0) begin = begin / 16 * 16;
+    const int count = most > 0 ? most : SPLITS, even = (end - begin + count - 1) / count;
     share = even > SPLIT_ROWS ? even : SPLIT_ROWS;
-    if (tokens > 1) share = (share + 15) / 16 * 16;
+    if (most > 0) share = (share + 15) / 16 * 16;
     used = (end - begin + share - 1) / share;
   }
 };

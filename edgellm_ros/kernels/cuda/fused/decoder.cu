@@ -7,8 +7,8 @@
 // the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own, unless there
 // are many rows: then qkv_x, o_x, gate_up_x, down_x and lm_head_x make x [rows] of the product that follows.
 //
-// A row is a token. Rows of several tokens of one sequence, a chain or a tree, take `tree_attention` in place of
-// `attention`.
+// A row is a token. Several tokens of one sequence, a chain or a tree, and many rows take new_rows and tree_attention in
+// place of `attention`.
 
 // Multiply this block's share, and add what the adapters add to it. finish: as of `multiply`.
 template <class P, class Finish>
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   norm_row<QKV>(norm, residual, embeds, hidden, false, x, (int)rows);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, const u16* x,
         i64 rows, const Adapter* adapters, i64 tokens) {
   constexpr int KEYS = HEADS * HEAD_DIM, VALUES = KEYS + KV_HEADS * HEAD_DIM;
@@ -94,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
+#if !TENSOR_CORES
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
@@ -101,24 +102,32 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
   attend(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache, sums,
          scales, (int)window, next_weights, (int)next_bytes);
 }
+#endif
 
 #if ROWS > 1
+extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
+    new_rows(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
+             const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
+             u16* queries, i64 tokens) {
+  make_new_rows(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache,
+                queries, (int)tokens);
+}
+
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
-    tree_attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
-                   const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache,
-                   u16* value_cache, float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes,
-                   const unsigned char* mask, i64 tokens) {
-  attend_from_tree(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache,
-                   sums, scales, (int)window, next_weights, (int)next_bytes, mask, (int)tokens);
+    tree_attention(const u16* queries, const i64* kv_length, const u16* key_cache, const u16* value_cache, float* sums,
+                   float* scales, i64 window, const u16* next_weights, i64 next_bytes, const unsigned char* mask,
+                   i64 tokens, i64 splits) {
+  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, next_weights, (int)next_bytes,
+                   mask, (int)tokens, (int)splits);
 }
 #endif
 
 // A warp merges the splits of one head of one row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    o_x(const float* sums, const float* scales, const i64* kv_length, u16* x, i64 window, i64 tokens) {
+    o_x(const float* sums, const float* scales, const i64* kv_length, u16* x, i64 window, i64 tokens, i64 splits) {
   constexpr int AT_ONCE = 8, ELEMENTS = HEAD_DIM / 32;
   const int lane = threadIdx.x % 32, head = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, row = blockIdx.y;
-  const int used = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens).used;
+  const int used = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens, (int)splits).used;
   wait_for_kernel_before();
   if (head >= HEADS) return;
   const float2 scale = load(reinterpret_cast<const float2*>(scales) + (row * SPLITS + (lane < used ? lane : 0)) * HEADS + head);
@@ -146,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int j = 0; j < ELEMENTS; ++j) x[O::x_place(head * HEAD_DIM + lane + 32 * j, row)] = from_float(result[j]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
-      const u16* ready, i64 window, i64 rows, i64 tokens, const Adapter* adapters) {
+      const u16* ready, i64 window, i64 rows, i64 tokens, i64 splits, const Adapter* adapters) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
   struct Merge {
@@ -160,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       weights, bias, residual, (int)rows, {adapters, (int)tokens, O::N, O::N},
       [&] {
         const int row = threadIdx.x;
-        if (row < rows) merge.used[row] = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens).used;
+        if (row < rows)
+          merge.used[row] = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens, (int)splits).used;
         __syncthreads();
       },
       [&](int first, u16* x) {
@@ -221,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   norm_row<GATE_UP>(norm, residual, nullptr, nullptr, false, x, (int)rows);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, const u16* x, i64 rows,
             const Adapter* adapters, i64 tokens) {
   multiply_normed<GATE_UP, GATE_UP_X>(
@@ -243,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, co
   if (k < INNER) x[DOWN::x_place(k, row)] = from_float(gated(parts, bias, row, k));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, const u16* ready,
          i64 rows, const Adapter* adapters, i64 tokens) {
   multiply_and_add<DOWN>(
@@ -266,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     lm_head(const u16* weights, const u16* norm, i64* residual, float* logits, u16* hidden, const u16* x, i64 rows) {
 #if TIED
   multiply_table(weights, norm, residual, logits, hidden, x, (int)rows);

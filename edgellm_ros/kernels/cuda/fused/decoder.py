@@ -142,13 +142,10 @@ class FusedDecoder:
         The first kernel waits for everything before it, on behalf of all.
         """
         shape, (batch, tokens, _) = self._shape, tensors["inputs_embeds"].shape
-        rows, adapted = batch * tokens, LORA_TABLE in tensors
-        most = self.max_adapted_rows if adapted else self.max_rows
+        rows, most = batch * tokens, self.max_adapted_rows if LORA_TABLE in tensors else self.max_rows
         if not 1 <= rows <= most:
             raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {most} rows")
-        if adapted and self._adapted is None:
-            self._adapted = self._compiled(self._adapted_plans)
-        variant = variant_for(self._adapted if adapted and self._adapted else self._variants, rows)
+        variant = self._variant(tensors, rows)
         early = False
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
@@ -167,6 +164,14 @@ class FusedDecoder:
         yield variant.program, launch, (head, norm, residual, logits, hidden, x, rows)
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+
+    def _variant(self, tensors: Mapping[str, Tensor], rows: int) -> Variant:
+        """Return the kernels for so many rows; compile those with adapters when they are first used."""
+        if LORA_TABLE not in tensors:
+            return variant_for(self._variants, rows)
+        if self._adapted is None:
+            self._adapted = self._compiled(self._adapted_plans)
+        return variant_for(self._adapted, rows)
 
     def _fusion_launches(
         self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
@@ -200,29 +205,38 @@ class FusedDecoder:
 
         Those with names in _x are launched only if the plan has a kernel of its own for x.
         """
+        plan = self._variant(tensors, rows).plan
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
         residual, qkv, gate_up, x = (scratch[name] for name in ("residual", "qkv", "gate_up", "x"))
         splits = scratch["split_sums"], scratch["split_scales"]
         length = tensors["kv_length"].pointer
-        rope = (tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids"))
-        caches = (tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value"))
+        rope = [tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids")]
+        caches = [tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value")]
         window = self._shape.window(layer) or 0
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
         hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
-        mask = tensors.get("attention_mask")
-        tree = (0 if mask is None else mask.pointer, tokens) if tokens > 1 else ()
+        made = qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches
+        following = weights.gate_up, self._prefetched
+        attention: dict[str, tuple[int, ...]] = {"attention": (*made, *splits, window, *following)}
+        most_splits = 0
+        if plan.makes_new_rows(tokens):
+            queries, most_splits = scratch["queries"], plan.tree_splits(rows, tokens)
+            mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
+            seen = queries, length, *caches, *splits, window, *following, mask, tokens, most_splits
+            attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
+        merge = window, tokens, most_splits
         qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
         return {
             "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
             "qkv": (
                 weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows, qkv_lora, tokens,
             ),
-            "tree_attention" if tree else "attention": (
-                qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches,
-                *splits, window, weights.gate_up, self._prefetched, *tree,
+            **attention,
+            "o_x": (*splits, length, x, *merge),
+            "o": (
+                weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, most_splits,
+                o_lora,
             ),
-            "o_x": (*splits, length, x, window, tokens),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, o_lora),
             "gate_up_x": (weights.post_norm, residual, x, rows),
             "gate_up": (
                 weights.gate_up, weights.post_norm, residual, gate_up, x, rows, gate_up_lora, tokens,

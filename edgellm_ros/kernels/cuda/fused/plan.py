@@ -33,7 +33,10 @@ class FusedTuning:
 
     - tile, narrow_tile: columns of a tile of products with 2 or 3 parts, and of those with the hidden size as
       columns
-    - quantized_tile, quantized_narrow_tile: the same, of products with quantised weights
+    - quantized_tile, quantized_wide_tile, quantized_narrow_tile: of queries, keys and values, of gate and
+      up, and of the others, with quantised weights
+    - least_blocks: blocks of a product for which a multiprocessor has registers
+    - quantized_ahead: a lane reads a step's values while it multiplies those of the step before
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
@@ -57,7 +60,10 @@ class FusedTuning:
     narrow_tile: int = 128
     head_tile: int = 64
     quantized_tile: int = 64
+    quantized_wide_tile: int = 256
     quantized_narrow_tile: int = 256
+    quantized_ahead: bool = False
+    least_blocks: int = 2
     stages: int = 13
     mma_rows: int = 4
     mma_threads: int = 256
@@ -183,6 +189,7 @@ class QuantizedProductPlan(ProductPlan):
     @property
     def shared_bytes(self) -> int:
         steps = max(FEWEST_STEPS, self.ring // (2 * COPY * self.threads))
+        steps = min(steps, -(-self.units // self.blocks) + 1)
         sums = self.threads // WARP * COLUMNS * self.rows
         return 2 * COPY * steps * self.threads + 2 * self.width * self.rows + 4 * sums + self.lora
 
@@ -228,6 +235,7 @@ class FusedPlan:
         elif rows > 1:
             tuning = replace(tuning, slots=min(tuning.slots, 1))
         self.shape, self.rows, self.tuning = shape, rows, tuning
+        self._multiprocessors = multiprocessors * tuning.attention_blocks
         self.shared: dict[str, int] = {}  # bytes of a block, by kernel
         # Smaller blocks need less, for GPUs with little shared memory.
         threads = min(128 if self.mma else 256, tuning.threads)
@@ -255,7 +263,7 @@ class FusedPlan:
             for factor in factors:
                 for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
-                    static = {"o": self._shares_of_splits()}
+                    static = {"o": 0 if self.apart["o"] else self._shares_of_splits()}
                     if all(nbytes + static.get(name, 0) <= limit for name, nbytes in self.shared.items()):
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
@@ -279,7 +287,8 @@ class FusedPlan:
             form = shape.form(name)
             if form is None:
                 return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
-            tile = min(tuning.quantized_narrow_tile if narrow else tuning.quantized_tile, tuning.threads // 2)
+            tile = tuning.quantized_tile if name == "qkv" else tuning.quantized_wide_tile
+            tile = min(tuning.quantized_narrow_tile if narrow else tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
             rank = self.lora_rank
             return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, lora_rank=rank, form=form)
@@ -323,6 +332,20 @@ class FusedPlan:
         heads = min(self.shape.heads, self.products["o"].width // self.shape.head_dim + 3)
         return 4 * self.rows * heads * self.splits
 
+    def makes_new_rows(self, tokens: int) -> bool:
+        """Return whether new_rows and tree_attention take the place of `attention`."""
+        return tokens > 1 or self.mma
+
+    def tree_splits(self, rows: int, tokens: int) -> int:
+        """Return the most splits of tree_attention: so many that its blocks fill the device once."""
+        blocks = self.shape.kv_heads * self._query_tiles(tokens) * (rows // tokens)
+        return max(1, min(self.splits, self._multiprocessors // blocks))
+
+    def _query_tiles(self, tokens: int) -> int:
+        """Return the blocks of tree_attention among which the queries of a KV head are divided."""
+        queries = 16 if self.shape.head_dim <= 128 else 8
+        return -(-tokens * self.shape.heads // self.shape.kv_heads // queries)
+
     def has(self, name: str) -> bool:
         """Return whether a step has this kernel: those with names in _x make x of a product."""
         return not name.endswith("_x") or self.apart[name.removesuffix("_x")]
@@ -331,8 +354,11 @@ class FusedPlan:
         """Return how a kernel is launched for so many rows, `tokens` of each sequence."""
         tuning, shape = self.tuning, self.shape
         if name == "tree_attention":
-            tiles = -(-tokens * shape.heads // shape.kv_heads // (16 if shape.head_dim <= 128 else 8))
-            grid = shape.kv_heads * tiles * self.splits, rows // tokens
+            blocks = shape.kv_heads * self._query_tiles(tokens) * self.tree_splits(rows, tokens)
+            return Launch(name, (blocks, rows // tokens), tuning.attention_threads, 0, early)
+        if name == "new_rows":
+            heads = shape.heads + 2 * shape.kv_heads
+            grid = -(-heads * WARP // tuning.attention_threads), rows
             return Launch(name, grid, tuning.attention_threads, 0, early)
         if name == "last_state":
             blocks = -(-rows * shape.hidden // (2 * tuning.threads))
@@ -357,7 +383,8 @@ class FusedPlan:
             "residual": 8 * rows * shape.hidden,
             "qkv": 4 * self.products["qkv"].parts * rows * shape.qkv_size,
             "gate_up": 4 * self.products["gate_up"].parts * rows * 2 * shape.inner,
-            "x": x_bytes(max(shape.hidden, shape.q_size, shape.inner), rows, self.mma),
+            "x": x_bytes(max(shape.hidden, shape.inner, shape.q_size), rows, self.mma),
+            "queries": 2 * rows * shape.q_size,
             "split_sums": 4 * rows * self.splits * shape.q_size,
             "split_scales": 8 * rows * self.splits * shape.heads,
         }
@@ -373,6 +400,8 @@ class FusedPlan:
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),
+            "LEAST_BLOCKS": self.tuning.least_blocks if self.rows == 1 else 1,
+            "QUANTIZED_AHEAD": str(tuning.quantized_ahead).lower(),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,

@@ -26,7 +26,8 @@ struct QuantizedPlan {
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
   static constexpr int MOST_UNITS = (UNITS + BLOCKS - 1) / BLOCKS;
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
-  static constexpr int DEPTH = STAGES * COPIES < 6 ? 3 : STAGES * COPIES / 2;  // steps in the ring, two copies of a thread each
+  static constexpr int RING_STEPS = STAGES * COPIES < 6 ? 3 : STAGES * COPIES / 2;  // two copies of a thread each
+  static constexpr int DEPTH = MOST_UNITS + 1 < RING_STEPS ? MOST_UNITS + 1 : RING_STEPS;
   static constexpr int RING = 2 * DEPTH * THREADS;           // places
   static constexpr int X = POSITIONS * K_LANES * ROWS;
   static constexpr int SHARED = 16 * RING + 2 * X + 4 * WARPS * 16 * ROWS;
@@ -193,51 +194,61 @@ struct Unpacked {
 template <int BITS>
 struct IntervalSums {
   using Numbers = Unpacked<BITS>;
-  float low[4] = {}, high[4] = {}, of_x[4] = {};
+  float low[4] = {}, high[4] = {}, of_x[2][4] = {};
 
   // Add a piece; x: its values of row g.
   __device__ void add(const Numbers& one, const Numbers& other, uint4 x) {
     const u32 ones[4] = {ONES, ONES, ONES, ONES};
     const u32 first[4] = {one.pairs[0], other.pairs[0], one.pairs[1], other.pairs[1]};
     mma(low, first, x.x, x.y);
-    mma(of_x, ones, x.x, x.y);
+    mma(of_x[0], ones, x.x, x.y);
     if constexpr (BITS == 4) {
       const u32 second[4] = {one.pairs[2], other.pairs[2], one.pairs[3], other.pairs[3]};
       mma(Numbers::HIGH == 1.0f ? low : high, second, x.z, x.w);
-      mma(of_x, ones, x.z, x.w);
+      mma(of_x[1], ones, x.z, x.w);
     }
   }
 
   __device__ float total(int i, float zero) const {
     const float sum = Numbers::HIGH == 1.0f ? low[i] : low[i] + high[i] * (1.0f / Numbers::HIGH);
-    return Numbers::FACTOR * sum - zero * of_x[i];
+    return Numbers::FACTOR * sum - zero * (of_x[0][i] + of_x[1][i]);
+  }
+};
+
+// What a lane multiplies in a step.
+template <class P>
+struct QuantizedStep {
+  static constexpr int ROW_TILES = (ROWS + 7) / 8;
+  u32 low[4], high[4];  // words of columns g and g + 8, by piece
+  uint4 x[ROW_TILES][4];
+
+  // words, first: this lane's first word and first values of x in the step.
+  __device__ void read(Words words, Words first) {
+#pragma unroll
+    for (int piece = 0; piece < 4; ++piece) {
+      low[piece] = words.read(8 * piece), high[piece] = words.read(8 * piece + 32);
+#pragma unroll
+      for (int tile = 0; tile < ROW_TILES; ++tile) {
+        const Words place = first.plus(piece * (16 / P::BITS) * ROWS + 8 * tile);
+        if constexpr (P::BITS == 4) {
+          x[tile][piece] = place.read_quad();
+        } else {
+          const uint2 pair = place.read_pair();
+          x[tile][piece] = {pair.x, pair.y, 0, 0};
+        }
+      }
+    }
   }
 };
 
 // A warp's sums over some steps.
 template <class P>
 struct QuantizedSums {
-  static constexpr int ROW_TILES = (ROWS + 7) / 8, PER_INTERVAL = 4 / P::INTERVALS;
+  static constexpr int ROW_TILES = QuantizedStep<P>::ROW_TILES, PER_INTERVAL = 4 / P::INTERVALS;
   float sums[ROW_TILES][4] = {};
 
-  // Add a step. x: this lane's first values of the step; scales: of the step's intervals, in the lanes from `source` on.
-  __device__ void add(Words words, Words x, const u32 (&scales)[2], int source) {
-    u32 low[4], high[4];
-    uint4 values[ROW_TILES][4];
-#pragma unroll
-    for (int piece = 0; piece < 4; ++piece) {
-      low[piece] = words.read(8 * piece), high[piece] = words.read(8 * piece + 32);
-#pragma unroll
-      for (int tile = 0; tile < ROW_TILES; ++tile) {
-        const Words place = x.plus(piece * (16 / P::BITS) * ROWS + 8 * tile);
-        if constexpr (P::BITS == 4) {
-          values[tile][piece] = place.read_quad();
-        } else {
-          const uint2 pair = place.read_pair();
-          values[tile][piece] = {pair.x, pair.y, 0, 0};
-        }
-      }
-    }
+  // Add a step. scales: of its intervals, in the lanes from `source` on.
+  __device__ void add(const QuantizedStep<P>& step, const u32 (&scales)[2], int source) {
 #pragma unroll
     for (int interval = 0; interval < P::INTERVALS; ++interval) {
       float factors[2], zeros[2];
@@ -250,9 +261,9 @@ struct QuantizedSums {
       IntervalSums<P::BITS> parts[ROW_TILES];
 #pragma unroll
       for (int piece = interval * PER_INTERVAL; piece < (interval + 1) * PER_INTERVAL; ++piece) {
-        const Unpacked<P::BITS> one(low[piece]), other(high[piece]);
+        const Unpacked<P::BITS> one(step.low[piece]), other(step.high[piece]);
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, values[tile][piece]);
+        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, step.x[tile][piece]);
       }
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
@@ -260,41 +271,21 @@ struct QuantizedSums {
         for (int i = 0; i < 4; ++i) sums[tile][i] += factors[i / 2] * parts[tile].total(i, zeros[i / 2]);
     }
   }
-};
 
-// Multiply this block's share; `multiply` of gemv.cuh tells what `finish` gets.
-template <class P, class Finish>
-__device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
-  using Sums = QuantizedSums<P>;
-  constexpr int X_PLACES = P::K_LANES * ROWS / 8;  // of a step
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int row = g % (ROWS < 8 ? ROWS : 8), k = Stream<P>::k_warp() * P::WARP_K + t * (32 / P::BITS);
-  const Words x_begin(shared.x + P::x_place(k, row));
-  int step = first % P::STEPS, tile = first / P::STEPS;
-  Words x = x_begin.plus(P::POSITIONS == P::STEPS ? step * X_PLACES : 0);
-  while (count > 0) {
-    const bool from_start = step == 0;
-    const int end = P::STEPS - step < count ? P::STEPS : step + count;
-    count -= end - step;
-    Sums sums;
-    while (step < end) {
-      const u32 scales[2] = {stream.scales[0], stream.scales[1]};
-      if (step + P::BATCH >= end) stream.aim_scales(tile + 1, 0);
-      stream.read_scales();
-#pragma unroll 1
-      for (int i = 0; i < P::BATCH && step < end; ++i, ++step, x = x.plus(X_PLACES))
-        sums.add(stream.take(), x, scales, (lane & ~3) + i * P::INTERVALS);
-    }
+  // Hand out the sums of a tile; `multiply` of gemv.cuh tells what `finish` gets.
+  template <class Finish>
+  __device__ void end(const Shared<P>& shared, int tile, bool from_start, Finish finish) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int row_tile = 0; row_tile < Sums::ROW_TILES; ++row_tile)
+    for (int row_tile = 0; row_tile < ROW_TILES; ++row_tile)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int row = row_tile * 8 + 2 * t + i % 2, at = g + i / 2 * 8;
+        const int row = row_tile * 8 + lane % 4 * 2 + i % 2, at = lane / 4 + i / 2 * 8;
         if (row >= ROWS) continue;
         if constexpr (P::K_WARPS == 1)
-          finish(tile, warp % P::COLUMN_WARPS * 16 + at, row, sums.sums[row_tile][i], from_start);
+          finish(tile, warp % P::COLUMN_WARPS * 16 + at, row, sums[row_tile][i], from_start);
         else
-          shared.sums[(warp * ROWS + row) * 16 + at] = sums.sums[row_tile][i];
+          shared.sums[(warp * ROWS + row) * 16 + at] = sums[row_tile][i];
       }
     if constexpr (P::K_WARPS > 1) {
       __syncthreads();
@@ -308,8 +299,48 @@ __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& st
       }
       __syncthreads();
     }
-    step = 0, ++tile;
-    if constexpr (P::POSITIONS == P::STEPS) x = x_begin;
+  }
+};
+
+// Multiply this block's share. A lane reads a step's values while it multiplies those of the step before.
+template <class P, class Finish>
+__device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
+  constexpr int X_PLACES = P::K_LANES * ROWS / 8;  // of a step
+  const int lane = threadIdx.x % 32, row = lane / 4 % (ROWS < 8 ? ROWS : 8);
+  const int k = Stream<P>::k_warp() * P::WARP_K + lane % 4 * (32 / P::BITS);
+  const Words x_begin(shared.x + P::x_place(k, row));
+  int step = first % P::STEPS, tile = first / P::STEPS, ahead = step, of_batch = P::BATCH;
+  Words x = x_begin.plus(P::POSITIONS == P::STEPS ? step * X_PLACES : 0);
+  auto read = [&](QuantizedStep<P>& values) {
+    values.read(stream.take(), x);
+    x = x.plus(X_PLACES);
+    if (P::POSITIONS == P::STEPS && ++ahead == P::STEPS) ahead = 0, x = x_begin;
+  };
+  QuantizedStep<P> values;
+  if constexpr (QUANTIZED_AHEAD) read(values);
+  bool from_start = step == 0;
+  u32 scales[2];
+  QuantizedSums<P> sums;
+#pragma unroll 1
+  for (; count > 0; --count) {
+    if (of_batch == P::BATCH) {
+      scales[0] = stream.scales[0], scales[1] = stream.scales[1], of_batch = 0;
+      if (step + P::BATCH >= P::STEPS) stream.aim_scales(tile + 1, 0);
+      stream.read_scales();
+    }
+    const int source = (lane & ~3) + of_batch++ * P::INTERVALS;
+    if constexpr (QUANTIZED_AHEAD) {
+      const QuantizedStep<P> now = values;
+      if (count > 1) read(values);
+      sums.add(now, scales, source);
+    } else {
+      read(values);
+      sums.add(values, scales, source);
+    }
+    if (++step == P::STEPS || count == 1) {
+      sums.end(shared, tile++, from_start, finish);
+      sums = {}, step = 0, from_start = true, of_batch = P::BATCH;
+    }
   }
 }
 

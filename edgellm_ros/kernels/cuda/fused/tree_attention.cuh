@@ -1,30 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of several new tokens per sequence, a chain or a tree, on tensor cores.
+// Attention of rows that are new in the cache already, on tensor cores: tokens of a chain or a tree, or of a batch.
 //
-// A block has one KV head, one split of the cache's rows, and QUERIES of the head's queries, a query being a token and
-// one of the heads that share the KV head. A warp takes CACHE_ROWS rows of the split at once, every ATTENTION_WARPS-th
-// time. Scores are Q K^T, 16 queries by 8 rows; sums are V^T P^T, 16 dimensions by 8 queries, so that probabilities pass
-// from one product to the next in the registers that they are in. Keys and values come from global memory as they lie
-// there: the order of the dimensions in a product is free, and values are the side whose rows are pairs of registers.
-//
-// Blocks make the keys and values of the new tokens in their split themselves, from the product `qkv`, as they do the
-// queries; one of them writes these to the cache.
+// new_rows makes queries, keys and values of the product `qkv`. Then a block has one KV head, one split of the cache's
+// rows, and QUERIES of the head's queries, a query being a token and one of the heads that share the KV head. A warp
+// takes CACHE_ROWS rows of the split at once, every ATTENTION_WARPS-th time. Scores are Q K^T, 16 queries by 8 rows;
+// sums are V^T P^T, 16 dimensions by 8 queries, so that probabilities pass from one product to the next in the registers
+// that they are in. Keys and values come from global memory as they lie there: the order of the dimensions in a product
+// is free, and values are the side whose rows are pairs of registers.
 
 constexpr int QUERIES = HEAD_DIM <= 128 ? 16 : 8, HALVES = QUERIES / 8;
 constexpr int CACHE_ROWS = 16;
-constexpr int KEY_CHUNKS = HEAD_DIM / 32;             // a lane reads 8 dimensions of a row in each
-constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;    // and here too, of four rows
-constexpr int HEADS_AT_ONCE = HEAD_DIM <= 64 ? 4 : HEAD_DIM <= 128 ? 2 : 1;// that a warp makes of the product
-constexpr bool EARLY_VALUES = HEAD_DIM <= 128;        // whether values are on their way while scores are computed
-constexpr int MERGED = QUERIES / 2;                   // queries that warps merge at once
-constexpr float SCORE_SCALE = 1.4426950408889634f;    // scores are in powers of two
+constexpr int KEY_CHUNKS = HEAD_DIM / 32;           // a lane reads 8 dimensions of a row in each
+constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;  // and here too, of four rows
+constexpr bool EARLY_VALUES = HEAD_DIM <= 128;      // whether values are on their way while scores are computed
+constexpr int MERGED = QUERIES / 2;                 // queries that warps merge at once
+constexpr float SCORE_SCALE = 1.4426950408889634f;  // scores are in powers of two
 
 struct TreeShared {
   union {
-    struct {
-      float places[ATTENTION_WARPS][HEADS_AT_ONCE][HEAD_DIM];
-      uint4 queries[QUERIES][HEAD_DIM / 8 + (HEAD_DIM % 64 ? 0 : 4)], rows[2][ROWS][HEAD_DIM / 8];  // rows: new keys, new values
-    } fresh;
+    uint4 queries[QUERIES][HEAD_DIM / 8 + (HEAD_DIM % 64 ? 0 : 4)];
     float sums[ATTENTION_WARPS][MERGED][64 * VALUE_CHUNKS + 8];
   };
   float scales[ATTENTION_WARPS][QUERIES][2];
@@ -34,7 +28,7 @@ struct TreeShared {
 // The tokens of a sequence, and which rows of the cache they see.
 struct Tree {
   const unsigned char* mask;  // [tokens,CAPACITY] of the sequence; null: token s of a chain sees the s before it
-  int tokens, length, window;
+  int tokens, length;
 
   __device__ int end(int token) const {
     int seen = token + 1;
@@ -46,26 +40,54 @@ struct Tree {
   }
 };
 
+// One head of a row for each warp: queries [rows,HEADS,D], keys and values to the cache.
+__device__ inline void make_new_rows(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
+                                     const float* cos_table, const float* sin_table, const i64* position_ids,
+                                     const i64* kv_length, u16* key_cache, u16* value_cache, u16* queries, int tokens) {
+  struct Places {
+    float values[ATTENTION_WARPS][HEAD_DIM];
+  };
+  STATIC_SHARED(Places, places);
+  const int warp = threadIdx.x / 32, head = blockIdx.x * ATTENTION_WARPS + warp, row = blockIdx.y;
+  const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS, valid = head < HEADS + 2 * KV_HEADS;
+  const int sequence = row / tokens, kv_head = (head - HEADS) % KV_HEADS;
+  NewHead fresh;
+  i64 slot = 0;
+  if (valid) {
+    const i64 position = position_ids[row] * (ROTARY_DIM / 2);
+    slot = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY + kv_length[sequence] - tokens + row % tokens;
+    fresh.prepare(is_query ? q_norm : is_value ? nullptr : k_norm, bias + head * HEAD_DIM, cos_table + position,
+                  sin_table + position, !is_value);
+  }
+  wait_for_kernel_before();
+  if (!valid) return;
+  fresh.read(parts, row, head * HEAD_DIM);
+  fresh.finish(!is_value, places.values[warp]);
+  u16* const out = is_query ? queries + (row * HEADS + head) * HEAD_DIM
+                            : (is_value ? value_cache : key_cache) + slot * HEAD_DIM;
+#pragma unroll
+  for (int i = 0; i < NewHead::ELEMENTS; ++i) out[fresh.at[i]] = from_float(fresh.values[i]);
+}
+
 // A pair of values from the lower, or the upper halves of two words.
 __device__ inline u32 lower_halves(u32 first, u32 second) { return (first & 0xffffu) | second << 16; }
 __device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 | (second & 0xffff0000u); }
 
-__device__ inline void attend_from_tree(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
-                                        const float* cos_table, const float* sin_table, const i64* position_ids,
-                                        const i64* kv_length, u16* key_cache, u16* value_cache, float* sums,
-                                        float* scales, int window, const u16* next_weights, int next_bytes,
-                                        const unsigned char* mask, int tokens) {
+__device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const u16* key_cache,
+                                        const u16* value_cache, float* sums, float* scales, int window,
+                                        const u16* next_weights, int next_bytes, const unsigned char* mask, int tokens,
+                                        int most_splits) {
   STATIC_SHARED(TreeShared, own);
   const int tiles = (tokens * HEADS_PER_KV + QUERIES - 1) / QUERIES;
   const int tile = blockIdx.x % tiles, kv_head = blockIdx.x / tiles % KV_HEADS, split = blockIdx.x / (tiles * KV_HEADS);
   const int sequence = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int first_query = tile * QUERIES, left = tokens * HEADS_PER_KV - first_query;
   const int queries = left < QUERIES ? left : QUERIES;
-  Tree tree{mask ? mask + (i64)sequence * tokens * CAPACITY : nullptr, tokens, (int)kv_length[sequence], window};
-  const Splits splits(tree.length, window, tokens);
+  Tree tree{mask ? mask + (i64)sequence * tokens * CAPACITY : nullptr, tokens, (int)kv_length[sequence]};
+  const Splits splits(tree.length, window, tokens, most_splits);
   const int begin = splits.begin + split * splits.share, first_new = tree.length - tokens;
   const int end = begin + splits.share < splits.end ? begin + splits.share : splits.end;
-  const int old_end = end < first_new ? end : first_new, made = begin > first_new ? begin : first_new;
+  const int old_end = end < first_new ? end : first_new;
   const i64 cache = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
 
   uint4 keys[2][KEY_CHUNKS], values[VALUE_CHUNKS][4];
@@ -88,6 +110,32 @@ __device__ inline void attend_from_tree(const float* parts, const u16* bias, con
         const bool valid = row < old_end && (HEAD_DIM % 64 == 0 || column < HEAD_DIM);
         values[chunk][i] = valid ? load_once(value_cache + cache + (i64)row * HEAD_DIM + column) : uint4{0, 0, 0, 0};
       }
+  };
+  // The same of the rows that the kernel before has written.
+  auto fetch_new_keys = [&](int base) {
+    if (base + CACHE_ROWS <= first_new) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = base + 8 * i + g;
+      if (row < first_new || row >= end) continue;
+      const u16* const source = key_cache + cache + (i64)row * HEAD_DIM + 8 * t;
+#pragma unroll
+      for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk)
+        keys[i][chunk] = load(reinterpret_cast<const uint4*>(source + 32 * chunk));
+    }
+  };
+  auto fetch_new_values = [&](int base) {
+    if (base + CACHE_ROWS <= first_new) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = base + i / 2 * 8 + 2 * t + i % 2;
+      if (row < first_new || row >= end) continue;
+      const u16* const source = value_cache + cache + (i64)row * HEAD_DIM + 8 * g;
+#pragma unroll
+      for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
+        if (HEAD_DIM % 64 == 0 || 64 * chunk + 8 * g < HEAD_DIM)
+          values[chunk][i] = load(reinterpret_cast<const uint4*>(source + 64 * chunk));
+    }
   };
   // What the mask says of this lane's queries, g and g + 8, and rows, two in each half of the cache rows.
   const unsigned char* masks[HALVES];
@@ -117,65 +165,17 @@ __device__ inline void attend_from_tree(const float* parts, const u16* bias, con
   if constexpr (EARLY_VALUES) fetch_values(begin + warp * CACHE_ROWS);
   fetch_marks(begin + warp * CACHE_ROWS);
 
-  // Heads to make: the queries, then key and value of each new row in the split.
-  struct Item {
-    bool is_query, is_value;
-    int token, first;  // column of the product
-  };
-  const int heads = queries + (end > made ? 2 * (end - made) : 0);
-  auto item = [&](int i) {
-    if (i < queries) {
-      const int query = first_query + i;
-      return Item{true, false, query / HEADS_PER_KV, (kv_head * HEADS_PER_KV + query % HEADS_PER_KV) * HEAD_DIM};
-    }
-    const bool is_value = (i - queries) % 2;
-    return Item{false, is_value, made - first_new + (i - queries) / 2,
-                (HEADS + (is_value ? KV_HEADS : 0) + kv_head) * HEAD_DIM};
-  };
-  NewHead fresh[HEADS_AT_ONCE];
-  auto prepare = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
-      if (first + i * ATTENTION_WARPS >= heads) continue;
-      const Item each = item(first + i * ATTENTION_WARPS);
-      const i64 position = position_ids[sequence * tokens + each.token] * (ROTARY_DIM / 2);
-      fresh[i].prepare(each.is_query ? q_norm : each.is_value ? nullptr : k_norm, bias + each.first,
-                       cos_table + position, sin_table + position, !each.is_value);
-    }
-  };
-  if (split < splits.used) {
-    prepare(warp);
-    if (threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
-  }
+  if (split < splits.used && threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
   wait_for_kernel_before();
   prefetch_share(next_weights, next_bytes);
   if (split >= splits.used) return;
-
-  for (int first = warp; first < heads; first += HEADS_AT_ONCE * ATTENTION_WARPS) {
-    if (first != warp) prepare(first);
-#pragma unroll
-    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
-      if (first + i * ATTENTION_WARPS >= heads) continue;
-      const Item each = item(first + i * ATTENTION_WARPS);
-      fresh[i].read(parts, sequence * tokens + each.token, each.first);
-    }
-#pragma unroll
-    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
-      const int index = first + i * ATTENTION_WARPS;
-      if (index >= heads) continue;
-      const Item each = item(index);
-      fresh[i].finish(!each.is_value, own.fresh.places[warp][i]);
-      u16* const place = reinterpret_cast<u16*>(each.is_query ? own.fresh.queries[index]
-                                                              : own.fresh.rows[each.is_value][each.token]);
-      u16* const slot = (each.is_value ? value_cache : key_cache) + cache + (i64)(first_new + each.token) * HEAD_DIM;
-#pragma unroll
-      for (int j = 0; j < NewHead::ELEMENTS; ++j) {
-        const u16 bits = from_float(fresh[i].values[j]);
-        place[fresh[i].at[j]] = bits;
-        if (!each.is_query && tile == 0) slot[fresh[i].at[j]] = bits;
-      }
-    }
-    wait_for_lanes();  // before the places are written again
+  fetch_new_keys(begin + warp * CACHE_ROWS);
+  if constexpr (EARLY_VALUES) fetch_new_values(begin + warp * CACHE_ROWS);
+  for (int i = threadIdx.x; i < queries * HEAD_DIM / 8; i += ATTENTION_THREADS) {
+    const int query = first_query + i / (HEAD_DIM / 8), token = query / HEADS_PER_KV;
+    const int head = kv_head * HEADS_PER_KV + query % HEADS_PER_KV, row = sequence * tokens + token;
+    const uint4* const source = reinterpret_cast<const uint4*>(all_queries + (row * HEADS + head) * HEAD_DIM);
+    own.queries[i / (HEAD_DIM / 8)][i % (HEAD_DIM / 8)] = load(source + i % (HEAD_DIM / 8));
   }
   __syncthreads();
 
@@ -198,24 +198,13 @@ __device__ inline void attend_from_tree(const float* parts, const u16* bias, con
           const bool seen = tree.mask ? marks[half][i] >> 8 * j & 0xff : row < ends[half];
           visible[half][i][j] = seen && row < end && (window <= 0 || row >= ends[half] - window);
         }
-    if (base + CACHE_ROWS > first_new) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = base + 8 * i + g;
-        if (row < first_new || row >= end) continue;
-#pragma unroll
-        for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk)
-          keys[i][chunk] = own.fresh.rows[0][row - first_new][4 * chunk + t];
-      }
-    }
-
     float scores[2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk) {
       u32 first[4] = {}, second[4] = {};
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
-        const uint4 words = own.fresh.queries[g + 8 * half][4 * chunk + t];
+        const uint4 words = own.queries[g + 8 * half][4 * chunk + t];
         first[half] = words.x, first[half + 2] = words.y, second[half] = words.z, second[half + 2] = words.w;
       }
 #pragma unroll
@@ -224,7 +213,7 @@ __device__ inline void attend_from_tree(const float* parts, const u16* bias, con
         mma(scores[i], second, keys[i][chunk].z, keys[i][chunk].w);
       }
     }
-    if (next < end) fetch_keys(next), fetch_marks(next);
+    if (next < end) fetch_keys(next), fetch_new_keys(next), fetch_marks(next);
 
     u32 weights[HALVES][2];
 #pragma unroll
@@ -261,18 +250,7 @@ __device__ inline void attend_from_tree(const float* parts, const u16* bias, con
 #pragma unroll
           for (int e = 0; e < 4; ++e) result[half][chunk][j][e] *= factors[e % 2];
     }
-    if constexpr (!EARLY_VALUES) fetch_values(base);
-    if (base + CACHE_ROWS > first_new) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = base + i / 2 * 8 + 2 * t + i % 2;
-        if (row < first_new || row >= end) continue;
-#pragma unroll
-        for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
-          if (HEAD_DIM % 64 == 0 || 64 * chunk + 8 * g < HEAD_DIM)
-            values[chunk][i] = own.fresh.rows[1][row - first_new][8 * chunk + g];
-      }
-    }
+    if constexpr (!EARLY_VALUES) fetch_values(base), fetch_new_values(base);
 #pragma unroll
     for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk) {
       u32 words[4][4];
@@ -291,7 +269,7 @@ __device__ inline void attend_from_tree(const float* parts, const u16* bias, con
       }
     }
     if constexpr (EARLY_VALUES)
-      if (next < end) fetch_values(next);
+      if (next < end) fetch_values(next), fetch_new_values(next);
   }
 
   // Warps that have had rows leave their sums, MERGED queries at once.

@@ -60,12 +60,8 @@ class PendingTokens:
 
     def replace(self, tokens: Tensor, states: Tensor, path: Tensor, counts: Tensor) -> None:
         """Make the first counts[b] of tokens [b,W] the pending ones, with the states path [b,W] of states."""
-        batch, width = path.shape
-        self._tree_kernels.take_rows(states, path, self.states.rows(0, batch))
-        # copies as kernels: a graph of kernels only is launched faster
-        source, places = tokens.view(batch, width, 1), self._places.rows(0, batch)
-        self._tree_kernels.take_rows(source, places, self._tokens(range(batch)))
-        self._kernels.visible_rows(counts, 0, self.counts.rows(0, batch))
+        kept = (tensor.rows(0, path.shape[0]) for tensor in (self.tokens, self.states, self.counts))
+        self._tree_kernels.take_accepted(tokens, states, path, counts, *kept)
 
     def append(self, tokens: Tensor, states: Tensor, counts: Tensor) -> None:
         """Append a token [b,1] with its state [b,1,H] to each of the first rows with counts[b] = 1."""
