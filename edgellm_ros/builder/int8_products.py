@@ -11,7 +11,8 @@ products in fp32 compute a single row in another way. Values and weights have no
 kernels for AVX2 saturate sums of unsigned times signed values.
 
 A NaN in x must not vanish in the conversion to integers: ReduceMax drops it, so the mean of the row, which is
-never above max |x|, takes it to r. The LM head of the language model stays as it is.
+never above max |x|, takes it to r. The LM head of the language model stays as it is, and so do the first
+projections of recurrent layers.
 
 Where rows may depend on each other, x has one scale: in the vision tower, which encodes one image at a time,
 and in draft heads, whose guesses do not change answers. ONNX Runtime has one operator for such a product.
@@ -43,6 +44,7 @@ ORT_DOMAIN = "com.microsoft"
 UINT8 = ir.DataType.UINT8
 TOP, ZERO = 127, 128  # the largest magnitude, and the value that stands for 0
 SMALLEST = 1e-30  # of a column's scale; a row of zeros has the scale 0
+KEPT = ".in_proj"  # of recurrent layers: they make decays, whose errors add up over all tokens
 NORMS = ("RMSNormalization", "LayerNormalization")  # one NaN makes the whole row NaN
 
 
@@ -88,6 +90,8 @@ def multiply_in_int8(builder: GraphBuilder, lm_head: bool = True, by_rows: bool 
         x, weight = node.inputs
         matrix = _matrix(weight)
         if x is None or weight is None or matrix is None or len(matrix.shape) != 2:
+            continue
+        if KEPT in matrix.name:
             continue
         new, last = _Nodes(str(node.name).rsplit("/", 1)[0]), node
         weights = builder.weight(f"{matrix.name}.uint8", matrix.shape, matrix.values, UINT8)

@@ -77,9 +77,19 @@ class HostKernels:
         out.array[...] = 0
         out.array[is_multimodal] = multimodal_rows.array[token_ids.array[is_multimodal] - vocab_size]
 
-    def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def rope_rows(
+        self,
+        table: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        filled: Tensor | None = None,
+    ) -> None:
         tokens = lengths.array[:, None] + np.arange(cos.shape[1])
         write_rope(table, tokens.astype(np.float32) + deltas.array[:, None], cos, sin)
+        if filled is not None:
+            self.visible_rows(lengths, cos.shape[1], filled)
 
     def mrope_rows(
         self,

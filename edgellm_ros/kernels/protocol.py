@@ -134,10 +134,19 @@ class Kernels(Protocol):
         """
         ...
 
-    def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def rope_rows(
+        self,
+        table: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        filled: Tensor | None = None,
+    ) -> None:
         """Write cos, sin [B,S,D/2] of new text tokens.
 
-        Token i of sequence b has position lengths[b] + i + deltas[b], deltas [B] f32.
+        Token i of sequence b has position lengths[b] + i + deltas[b], deltas [B] f32. filled [B]: gets the KV
+        rows including the new tokens, as of `visible_rows`.
         """
         ...
 

@@ -18,6 +18,7 @@ from edgellm_ros.builder.int8_products import multiply_in_int8
 from edgellm_ros.cli import main
 from edgellm_ros.cli.quantization_cost import logits
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 
 INNER, WIDTH = 96, 40
 TOKENS = [[5, 9, 1, 7, 7, 30, 2], [40, 3, 8]]
@@ -129,6 +130,16 @@ def test_all_layers_multiply_in_8_bits_and_the_lm_head_does_not(engines):
     nodes = onnx.load(engines[True] / "llm" / "model.cpu.onnx", load_external_data=False).graph.node
     assert [node.name for node in nodes if node.op_type == "MatMul"] == ["/lm_head/MatMul"]
     assert sum(node.op_type == "MatMulIntegerToFloat" for node in nodes) == 3 * 4  # layers, products of each
+
+
+@pytest.mark.parametrize("write", [write_nemotron_h_checkpoint, write_qwen3_5_checkpoint])
+def test_what_makes_the_decays_of_recurrent_layers_stays_in_fp32(tmp_path, write):
+    export(write(tmp_path / "checkpoint"), tmp_path / "engine", cpu_int8=True)
+    nodes = onnx.load(tmp_path / "engine" / "llm" / "model.cpu.onnx", load_external_data=False).graph.node
+    of_projection = [node.op_type for node in nodes if "/in_proj/" in node.name]
+    assert "MatMul" in of_projection
+    assert "MatMulIntegerToFloat" not in of_projection
+    assert any(node.op_type == "MatMulIntegerToFloat" for node in nodes)
 
 
 def test_weights_in_fp32_that_nothing_multiplies_are_not_in_the_graph(engines):

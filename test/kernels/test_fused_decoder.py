@@ -34,7 +34,8 @@ SMALL = FusedShape(
 )  # fmt: skip
 CPU_TUNING = FusedTuning(
     threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
-    prefetched_bytes=1 << 14, quantized_tile=32, quantized_wide_tile=32, quantized_narrow_tile=32,
+    prefetched_bytes=1 << 14, quantized_threads=64, quantized_stages=4,
+    quantized_tile=32, quantized_wide_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}  # of logits, relative to the largest
 
@@ -170,10 +171,10 @@ class Model:
 
 @pytest.fixture(scope="session")
 def fused(request, device, tmp_path_factory):
-    """Function that makes a decoder: on the GPU, or on the host with five multiprocessors."""
+    """Function that makes a decoder: on the GPU, or on the host with 20 multiprocessors."""
     if device.memory == "cuda":
         return device, functools.partial(FusedDecoder, device)
-    host, folder = fused_on_cpu.FusedDoubleDevice(5), tmp_path_factory.mktemp("fused")
+    host, folder = fused_on_cpu.FusedDoubleDevice(20), tmp_path_factory.mktemp("fused")
     compile = functools.partial(fused_on_cpu.FusedDoubleProgram, folder)
 
     def make(shape, weights, tuning=CPU_TUNING, fusion=None):
@@ -286,7 +287,7 @@ def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, t
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied):
     shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
-    check(fused, shape, list(range(3, 102, 9)), tuning=dataclasses.replace(CPU_TUNING, repeated_bytes=0))
+    check(fused, shape, list(range(6, 150, 13)), tuning=dataclasses.replace(CPU_TUNING, repeated_bytes=0))
 
 
 def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():

@@ -26,7 +26,6 @@ from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionPlan, Fusio
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
-from fixtures.ptx import kernel_bodies
 
 SMALL = FusedDraftShape(
     "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
@@ -275,14 +274,13 @@ def test_the_kernels_keep_their_variables_in_registers():
         assert {name: frames[name] for name in names} == dict.fromkeys(names, "0")
 
 
-@pytest.mark.slow
-def test_the_first_kernel_waits_before_the_second_one_may_start():
-    plan = FusedPlan(SMALL, 1, 20, 227 << 10, FusedTuning())
-    source = compiler.source((compiler.HARDWARE, *plan.files))
-    first = kernel_bodies(source, compiler.options("sm_90", plan))["joined_qkv"]
-    parts = first.split("griddepcontrol.launch_dependents")[:-1]
-    assert parts
-    assert all("griddepcontrol.wait" in part for part in parts)
+def test_the_first_kernel_starts_after_everything_before_it():
+    device = fused_on_cpu.FusedDoubleDevice(5)
+    head = Head(changed(layers=2), [5], [[0]])
+    weights, tensors = head.on_device(device)
+    launches = FusedDraft(device, head.shape, weights, lambda plan: None, CPU_TUNING).launches(tensors)
+    early = {(i, launch.name): launch.early for i, (_, launch, _) in enumerate(launches)}
+    assert [name for name, early in early.items() if not early] == [(0, "joined_qkv")]
 
 
 @pytest.mark.parametrize("most_shared, rows", [(227 << 10, 16), (99 << 10, 8)])

@@ -89,6 +89,16 @@ def test_rope_rows_follow_each_sequences_length_and_delta(side, table):
     np.testing.assert_array_equal(side.read(sin), side.read(table.sin)[positions])
 
 
+@pytest.mark.parametrize("frequencies", [8, 0], ids=["RoPE", "no RoPE"])
+def test_rope_rows_also_write_the_rows_with_the_new_tokens(side, frequencies):
+    shapes = (20, frequencies), (20, frequencies), (frequencies,)
+    table = RopeTable(*(side.tensor(np.zeros(shape), np.float32) for shape in shapes))
+    cos, sin = (side.tensor(np.zeros((2, 3, frequencies), np.float32)) for _ in "cs")
+    filled = side.tensor(np.zeros(2, np.int64))
+    side.kernels.rope_rows(table, side.tensor([5, 9]), side.tensor([0, -4], np.float32), cos, sin, filled)
+    np.testing.assert_array_equal(side.read(filled), [8, 12])
+
+
 def test_rows_between_whole_positions_are_computed_with_the_scaling_of_the_table(side):
     frequencies, scaling = np.array([1, 0.25, 0.01], np.float32), np.float32(1.5)
     whole = np.arange(20)[:, None] * frequencies

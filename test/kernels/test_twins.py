@@ -96,11 +96,12 @@ def test_rotary_rows(agree, rng, batch, steps):
     def run(place: Side):
         table = RopeTable(*(place.tensor(values) for values in (*tables, frequencies)))
         outs = [place.tensor(np.zeros((batch, steps, 64), np.float32)) for _ in range(8)]
-        place.kernels.rope_rows(table, place.tensor(lengths), place.tensor(deltas), *outs[:2])
+        filled = place.tensor(np.zeros(batch, np.int64))
+        place.kernels.rope_rows(table, place.tensor(lengths), place.tensor(deltas), *outs[:2], filled)
         place.kernels.mrope_rows(table, place.tensor(positions), (24, 20, 20), True, *outs[2:4])
         place.kernels.mrope_rows(table, place.tensor(positions), (), True, *outs[4:6])
         place.kernels.mrope_rows(table, place.tensor(positions), (16, 24, 24), False, *outs[6:])
-        return outs
+        return [*outs, filled]
 
     agree(run)
 

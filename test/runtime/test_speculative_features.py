@@ -297,6 +297,19 @@ def test_small_dense_models_draft_on_a_gpu_only_if_an_option_asks_for_it(draft_e
     assert drafting_config("auto", config, on_cpu=False) is not None
 
 
+def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engine, monkeypatch):
+    config = EngineConfig.load(draft_engine)
+    chosen = drafting_config("eagle", config, on_cpu=False)
+    assert chosen is not None
+    assert chosen.is_chain
+    assert chosen.tree_size == 8
+    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.LEAST_HIDDEN_SIZE"
+    monkeypatch.setattr(limit, config.hidden_size)
+    larger = drafting_config("eagle", config, on_cpu=False)
+    assert larger is not None
+    assert not larger.is_chain
+
+
 def test_small_dense_models_draft_longer_chains_on_a_cpu(draft_engine, monkeypatch):
     config = EngineConfig.load(draft_engine)
     sizes = {"drafting_step": 8, "verify_tree_size": 9}

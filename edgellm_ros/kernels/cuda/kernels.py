@@ -107,13 +107,24 @@ class CudaKernels(CudaLaunches):
             token_ids.size, vocab_size, multimodal_rows.shape[0], row // width,
         )  # fmt: skip
 
-    def rope_rows(self, table: RopeTable, lengths: Tensor, deltas: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def rope_rows(
+        self,
+        table: RopeTable,
+        lengths: Tensor,
+        deltas: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        filled: Tensor | None = None,
+    ) -> None:
         check_float32(table.cos, table.sin, table.frequencies, deltas, cos, sin)
         self._by_element(
             "rope_rows", cos.size,
             cos.pointer, sin.pointer, table.cos.pointer, table.sin.pointer, table.frequencies.pointer,
             lengths.pointer, deltas.pointer, cos.shape[0], cos.shape[1], *table.cos.shape,
+            0 if filled is None else filled.pointer,
         )  # fmt: skip
+        if filled is not None and not cos.size:  # without a launch
+            self.visible_rows(lengths, cos.shape[1], filled)
 
     def mrope_rows(
         self,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels before and after the engine in one step: rotary rows, masks, lengths, stop tokens, Euler steps.
 
-// cos, sin [batch, steps, frequencies] from tables [positions, frequencies].
+// cos, sin [batch, steps, frequencies] from tables [positions, frequencies]; filled [batch] may be null.
 extern "C" __global__ void rope_rows(float* cos, float* sin, const float* cos_table, const float* sin_table,
                                      const float* radians, const i64* lengths, const float* deltas, i64 batch,
-                                     i64 steps, i64 positions, i64 frequencies) {
+                                     i64 steps, i64 positions, i64 frequencies, i64* filled) {
   wait_for_kernel_before();
+  for (i64 i = first_index(); filled && i < batch; i += index_stride()) filled[i] = lengths[i] + steps;
   for (i64 i = first_index(); i < batch * steps * frequencies; i += index_stride()) {
     const i64 token = i / frequencies, sequence = token / steps;
     const float position = (float)(lengths[sequence] + token % steps) + deltas[sequence];

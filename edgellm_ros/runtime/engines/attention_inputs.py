@@ -129,8 +129,11 @@ class AttentionInputs:
     def for_continuation(self, inputs: Mapping[str, Tensor], rows: range, tokens: int) -> None:
         """Write `inputs` for so many more text tokens of each row, one after another."""
         lengths, deltas = self._cache.lengths(rows), self._cache.rope_deltas(rows)
-        self._kernels.rope_rows(self._rope_table, lengths, deltas, *self._angles(len(rows), tokens))
-        self._write_visible(inputs, rows, tokens)
+        angles = self._angles(len(rows), tokens)
+        filled = inputs[names.KV_LENGTH] if self._has_lengths else None
+        self._kernels.rope_rows(self._rope_table, lengths, deltas, *angles, filled)
+        if self._has_mask:
+            self._kernels.causal_mask(lengths, inputs[names.ATTENTION_MASK])
 
     def for_tree(
         self, inputs: Mapping[str, Tensor], rows: range, tree: DraftTree, kernels: TreeKernels

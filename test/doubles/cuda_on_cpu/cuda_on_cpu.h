@@ -24,6 +24,7 @@
 #define __global__
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 
 struct uchar1 { unsigned char x; };
 struct ushort1 { unsigned short x; };

@@ -69,10 +69,18 @@ struct Words {
     std::memcpy(&value, memory + 16 * places, sizeof value);
     return value;
   }
-  u32 read(int places) const { return at<u32>(places); }
   uint2 read_pair() const { return at<uint2>(0); }
   uint4 read_quad() const { return at<uint4>(0); }
 };
+
+inline void read_matrices(u32 (&words)[4], Place place) {
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    const uint4* row = cuda_on_cpu::exchange(place.memory, 8 * i + g);
+    words[i] = reinterpret_cast<const u32*>(row)[t];
+  }
+  cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
+}
 
 inline void load_matrices(u32 (&values)[4], Place place) {
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
@@ -89,9 +97,9 @@ inline void load_matrices(u32 (&values)[4], Place place) {
 inline void copy_async(Place target, const void* source, bool valid = true) {
   fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
 }
-template <int PLACES, i64 BYTES>
-void copy_async_at(Place target, const void* source) {
-  copy_async(target.plus(PLACES), static_cast<const char*>(source) + BYTES);
+template <i64 BYTES>
+void copy_async_from(Place target, const void* source) {
+  copy_async(target, static_cast<const char*>(source) + BYTES);
 }
 inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
 
@@ -107,7 +115,6 @@ void wait_for_copies() {
 }
 
 inline void wait_for_kernel_before() {}
-inline void wait_before_next_kernel() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 inline void prefetch(const void* address, u32 bytes) {
   static thread_local volatile char read;
@@ -149,6 +156,7 @@ inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float1
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
 
+inline u32 in_register(u32 value) { return value; }
 inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 
 namespace fused_on_cpu {

@@ -95,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 #endif
 
 #if !TENSOR_CORES
-extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
+// So many registers that a block of a product, at most 56 in each of 512 threads, fits beside a block of 256 threads.
+extern "C" __global__ void __maxnreg__(144)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
               float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes) {
@@ -181,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
         // A thread's first values are on their way while the shares of the splits are computed.
         float early[AT_ONCE];
         const int early_row = threadIdx.x / WIDTH, early_k = (first + threadIdx.x % WIDTH) % (O::STEPS * O::K_LANES);
-        const int early_used = ROWS == 1 && early_k < O::K ? merge.used[early_row] : 0;
+        const int early_used = ROWS == 1 && early_row == 0 && early_k < O::K ? merge.used[0] : 0;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
           early[i] = i < early_used ? load(sums + (early_row * SPLITS + i) * O::K + early_k) : 0.0f;

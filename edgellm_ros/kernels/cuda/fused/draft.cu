@@ -14,14 +14,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   DYNAMIC_SHARED(memory);
   const Shared<QKV> shared(memory);
   if (blockIdx.x >= QKV::BLOCKS) {  // fills a multiprocessor that would have no block
-    wait_before_next_kernel();
+    wait_for_kernel_before();
     return;
   }
   const int first = QKV::first_unit(blockIdx.x), count = QKV::first_unit(blockIdx.x + 1) - first;
   Stream<QKV> stream(weights, shared.ring, first, count);
   Normed x;
   x.read_scales(embed_norm);
-  wait_before_next_kernel();
+  wait_for_kernel_before();
   norm_rows(x, nullptr, embeds, nullptr, false, shared.sums, (int)rows,
             [&](int row) { share_x<QKV>(shared.x, x, 0, row); });
   x.read_scales(state_norm);

@@ -56,8 +56,8 @@ class FusedDraft(FusedDecoder):
     def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, Launch, tuple[int, ...]]]:
         """Yield program, kernel and arguments of each launch of a run.
 
-        The first kernel may start early too. It waits before it lets the next one start, so all of them can
-        read what was written before the run.
+        The first kernel waits for everything before it, on behalf of all. If it started early, beside a small
+        kernel, its blocks would not be spread evenly over the multiprocessors.
 
         tensors: those of `draft/model.cuda.onnx` by binding name: those of `FusedDecoder.run` for B sequences
         of S tokens, hidden_states [B,S,H], last_token_ids [B,N], logits [B,N,V] fp32 of these tokens, and
@@ -72,8 +72,8 @@ class FusedDraft(FusedDecoder):
             variant = variant_for(self._later if layer else self._variants, rows)
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
                 if variant.plan.has(name):
-                    launch = variant.plan.launch(name, rows, self._early, tokens)
-                    yield variant.program, launch, arguments
+                    early = self._early and (layer > 0 or name != "joined_qkv")
+                    yield variant.program, variant.plan.launch(name, rows, early, tokens), arguments
         variant = variant_for(self._variants, batch * chosen)
         states = tensors["next_hidden_states"].pointer
         yield variant.program, variant.plan.launch("draft_head", batch * chosen, self._early), (

@@ -22,7 +22,7 @@ COPIES, SUMS_ROWS, SUMS_STRIDE = 4, 8, 68
 MOST_SPLITS = 32
 MERGED = 8  # splits that `repeated_bytes` counts with
 COLUMNS = 16  # of a warp that multiplies quantised weights
-PIECES = 4  # copies of one such column in a step of a warp
+PIECES = 8  # copies of one such column in a step of a warp
 FEWEST_STEPS = 3  # of quantised weights on their way
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
@@ -36,7 +36,8 @@ class FusedTuning:
     - quantized_tile, quantized_wide_tile, quantized_narrow_tile: of queries, keys and values, of gate and
       up, and of the others, with quantised weights
     - least_blocks: blocks of a product for which a multiprocessor has registers
-    - quantized_ahead: a lane reads a step's values while it multiplies those of the step before
+    - quantized_threads, quantized_stages: threads and stages of kernels for a shape with quantised weights,
+      without tensor cores for the others
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
@@ -60,9 +61,10 @@ class FusedTuning:
     narrow_tile: int = 128
     head_tile: int = 64
     quantized_tile: int = 64
-    quantized_wide_tile: int = 256
-    quantized_narrow_tile: int = 256
-    quantized_ahead: bool = False
+    quantized_wide_tile: int = 128
+    quantized_narrow_tile: int = 128
+    quantized_threads: int = 256
+    quantized_stages: int = 26
     least_blocks: int = 2
     stages: int = 13
     mma_rows: int = 4
@@ -188,10 +190,11 @@ class QuantizedProductPlan(ProductPlan):
 
     @property
     def shared_bytes(self) -> int:
-        steps = max(FEWEST_STEPS, self.ring // (2 * COPY * self.threads))
+        step = COPY * PIECES * COLUMNS * self.threads // WARP
+        steps = max(FEWEST_STEPS, self.ring // step)
         steps = min(steps, -(-self.units // self.blocks) + 1)
         sums = self.threads // WARP * COLUMNS * self.rows
-        return 2 * COPY * steps * self.threads + 2 * self.width * self.rows + 4 * sums + self.lora
+        return step * steps + 2 * self.width * self.rows + 4 * sums + self.lora
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,8 @@ class FusedPlan:
     ) -> None:
         self.lora_rank = shape.lora_rank if adapted else 0
         self.mma = rows >= tuning.mma_rows
+        if shape.quantized and not self.mma:
+            tuning = replace(tuning, threads=tuning.quantized_threads, stages=tuning.quantized_stages)
         if self.mma:
             tuning = replace(
                 tuning,
@@ -401,7 +406,6 @@ class FusedPlan:
             "STAGES": self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "LEAST_BLOCKS": self.tuning.least_blocks if self.rows == 1 else 1,
-            "QUANTIZED_AHEAD": str(tuning.quantized_ahead).lower(),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,

@@ -50,11 +50,6 @@ struct Words {
     other.address += 16 * places;
     return other;
   }
-  __device__ u32 read(int places) const {
-    u32 value;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address + 16 * places));
-    return value;
-  }
   __device__ uint2 read_pair() const {
     uint2 value;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
@@ -68,6 +63,15 @@ struct Words {
     return value;
   }
 };
+
+// Read four times eight rows of 16 bytes from shared memory, by all lanes of a warp together. Lane 8 * i + j has the place
+// of row j of matrix i; lane 4 * g + t gets word t of row g of each.
+__device__ inline void read_matrices(u32 (&words)[4], Place place) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(place.address)
+               : "memory");
+}
 
 // Read four matrices of 8 x 8 values from shared memory, transposed, by all lanes of a warp together. Lane 8 * i + j has
 // the place of row j of matrix i; lane 4 * g + t gets column g, rows 2t and 2t + 1 of each.
@@ -87,12 +91,10 @@ __device__ inline void copy_async(Place target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target.address), "l"(source) : "memory");
 }
 
-// The same from BYTES behind the source to so many PLACES behind the target.
-template <int PLACES, i64 BYTES>
-__device__ inline void copy_async_at(Place target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(target.address), "l"(source), "n"(16 * PLACES),
-               "n"(BYTES)
-               : "memory");
+// The same from BYTES behind the source.
+template <i64 BYTES>
+__device__ inline void copy_async_from(Place target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1 + %2], 16;" ::"r"(target.address), "l"(source), "n"(BYTES) : "memory");
 }
 
 // End a group of copies.
@@ -111,15 +113,6 @@ __device__ inline void wait_for_kernel_before() {
   if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (!TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// First wait, then let the next kernel start: in the first kernel of a run, if it may start early itself. So the kernels
-// after it can read what was written before the run before they wait.
-__device__ inline void wait_before_next_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -172,13 +165,13 @@ __device__ inline uint4 load_once(const void* address) {
 }
 
 __device__ inline u32 read_once(const u16* address) {
-  u16 value;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  u32 value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
 }
 __device__ inline u32 read_once(const unsigned char* address) {
-  u16 value;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(value) : "l"(address));
+  u32 value;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
 }
 
@@ -211,6 +204,13 @@ __device__ inline u16 from_float(float value) {
   return bits;
 }
 #endif
+
+// A constant that stays in a register.
+__device__ inline u32 in_register(u32 value) {
+  u32 result;
+  asm volatile("mov.b32 %0, %1;" : "=r"(result) : "r"(value));
+  return result;
+}
 
 // Compute value & mask | bits in one instruction.
 __device__ inline u32 masked_or(u32 value, u32 mask, u32 bits) {

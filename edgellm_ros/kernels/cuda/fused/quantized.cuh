@@ -8,8 +8,8 @@
 // one after the other, each at the next multiple of 256 bytes. A weight is (value - zero point) * scale.
 //
 // A warp multiplies 16 columns with tensor cores, the columns as the 16 rows of A, the rows of x as the 8 columns of B.
-// Per step it reads four pieces of 16 bytes of each column. All k of one product of matrices are in one piece, and so in
-// one group. Which k a slot of the product has is up to the order of x in shared memory.
+// Per step it reads 128 bytes of each column: two halves of four pieces of 16 bytes. All k of one product of matrices are
+// in one piece, and so in one group. Which k a slot of the product has is up to the order of x in shared memory.
 //
 // Unpacking is one instruction for two values (`Unpacked`): the bits of a value become a number of the model's type that
 // is linear in the value, in fp16 a subnormal one. Sums are in fp32; those of x over each group, by which zero points are
@@ -20,15 +20,16 @@ struct QuantizedPlan {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_, BITS = BITS_, GROUP = GROUP_;
   static constexpr bool QUANTIZED = true, ZERO_POINTS = ZERO_POINTS_, WHOLE = false;
   static constexpr int WARPS = THREADS / 32, COLUMN_WARPS = TILE / 16, K_WARPS = WARPS / COLUMN_WARPS;
-  static constexpr int PIECE = 128 / BITS, WARP_K = 4 * PIECE;  // k of a piece, and of a warp's step
+  static constexpr int PIECE = 128 / BITS, HALF = 4 * PIECE, WARP_K = 2 * HALF;  // k of a piece, and of a warp's step
+  static constexpr int COPIES_EACH = 4;                         // of a thread in a step
   static constexpr int K_LANES = K_WARPS * WARP_K;              // k of a step
   static constexpr int STEPS = (K + K_LANES - 1) / K_LANES;     // of a tile
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
   static constexpr int MOST_UNITS = (UNITS + BLOCKS - 1) / BLOCKS;
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
-  static constexpr int RING_STEPS = STAGES * COPIES < 6 ? 3 : STAGES * COPIES / 2;  // two copies of a thread each
+  static constexpr int RING_STEPS = STAGES * COPIES < 3 * COPIES_EACH ? 3 : STAGES * COPIES / COPIES_EACH;
   static constexpr int DEPTH = MOST_UNITS + 1 < RING_STEPS ? MOST_UNITS + 1 : RING_STEPS;
-  static constexpr int RING = 2 * DEPTH * THREADS;           // places
+  static constexpr int RING = COPIES_EACH * DEPTH * THREADS;  // places
   static constexpr int X = POSITIONS * K_LANES * ROWS;
   static constexpr int SHARED = 16 * RING + 2 * X + 4 * WARPS * 16 * ROWS;
   static_assert(COLUMN_WARPS * K_WARPS == WARPS && TILE % 16 == 0);
@@ -39,8 +40,8 @@ struct QuantizedPlan {
   __device__ static constexpr i64 next(i64 bytes) { return (bytes + 255) / 256 * 256; }
   static constexpr i64 SCALES = next((i64)N * K * BITS / 8), ZEROS = SCALES + next((i64)N * GROUPS * 2);
 
-  // A lane reads the scales of four intervals at once, which are those of BATCH steps.
-  static constexpr int INTERVAL = GROUP < WARP_K ? GROUP : WARP_K, INTERVALS = WARP_K / INTERVAL, BATCH = 4 / INTERVALS;
+  // A lane reads the scales of four intervals at once, which are those of BATCH halves.
+  static constexpr int INTERVAL = GROUP < HALF ? GROUP : HALF, INTERVALS = HALF / INTERVAL, BATCH = 4 / INTERVALS;
 
   __device__ static constexpr int first_unit(int block) { return (int)((i64)block * UNITS / BLOCKS); }
   __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * BLOCKS - 1) / UNITS); }
@@ -66,30 +67,34 @@ struct QuantizedPlan {
 
 // The weights of a warp on their way to shared memory, and scales of its columns on their way to registers.
 //
-// A lane copies pieces for others: lane 4 * g + t copies piece t of columns g and g + 8 of the warp, and reads word t of
-// every piece of these columns.
+// Eight lanes copy the 128 bytes of a column. In shared memory the pieces of each column are in another order, so that
+// neither writing a column nor reading one piece of eight columns makes lanes wait.
 template <auto... SIZES>
 struct Stream<QuantizedPlan<SIZES...>> {
   using P = QuantizedPlan<SIZES...>;
   static constexpr bool ALIGNED = P::K % P::K_LANES == 0 && P::N % P::TILE == 0;
   static constexpr i64 COLUMN_BYTES = (i64)P::K * P::BITS / 8, STEP_BYTES = P::K_LANES * P::BITS / 8;
-  static constexpr int STEP_PLACES = 2 * THREADS;
+  static constexpr int STEP_PLACES = P::COPIES_EACH * THREADS;
   const unsigned char *weights, *source;
-  const Words words;  // this lane's first word of the first step
-  Place place;
+  const Place pieces;  // as `read_matrices` takes it: pieces 0 to 3 of columns 0 to 7 of the first step
+  Place even, odd;     // of this lane's copies of columns 0 to 3 and 8 to 11, and of the others
   int left, step, slot, k, column;
-  const u16* scale_row;                // scales of column g
-  const unsigned char* zero_row;       // its zero points
-  int group;                           // of this lane's interval of the next scales
-  u32 scales[2];                       // of columns g and g + 8: scale, zero point in the upper half
+  const u16* scale_row;           // scales of column g
+  const unsigned char* zero_row;  // its zero points
+  int half;                       // scales are read next from this half of a step of the tile on
+  // The next BATCH halves have these scales of columns g and g + 8, and zero points in these bytes; they may be on their way.
+  u32 scales[2], zeros[2];
+  int shift;
 
   __device__ Stream(const u16* weights, uint4* ring, int first, int count)
       : weights(reinterpret_cast<const unsigned char*>(weights)),
-        words(reinterpret_cast<u32*>(ring + threadIdx.x / 32 * 64 + threadIdx.x % 32 / 4) + threadIdx.x % 4),
-        place(ring + threadIdx.x / 32 * 64 + threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4),
+        pieces(ring + threadIdx.x / 32 * 128 + threadIdx.x % 8 * 8 + (threadIdx.x % 32 / 8 ^ threadIdx.x % 8)),
+        even(ring + threadIdx.x / 32 * 128 + threadIdx.x % 32 / 8 * 8 + (threadIdx.x % 8 ^ threadIdx.x % 32 / 8)),
+        odd(ring + threadIdx.x / 32 * 128 + (threadIdx.x % 32 / 8 + 4) * 8 + (threadIdx.x % 8 ^ threadIdx.x % 32 / 8 + 4)),
         left(count), step(first % P::STEPS), slot(0) {
-    k = (k_warp() * 4 + (int)threadIdx.x % 4) * P::PIECE;
-    column = first / P::STEPS * P::TILE + column_in_tile();
+    const int lane = threadIdx.x % 32;
+    k = k_warp() * P::WARP_K + lane % 8 * P::PIECE;
+    column = first / P::STEPS * P::TILE + first_column() + lane / 8;
     source = this->weights + column * COLUMN_BYTES + k * P::BITS / 8 + step * STEP_BYTES;
     aim_scales(first / P::STEPS, step);
     read_scales();
@@ -97,61 +102,71 @@ struct Stream<QuantizedPlan<SIZES...>> {
     for (int i = 0; i < P::DEPTH - 1; ++i) next();
   }
 
-  __device__ static int column_in_tile() { return threadIdx.x / 32 % P::COLUMN_WARPS * 16 + threadIdx.x % 32 / 4; }
+  __device__ static int first_column() { return threadIdx.x / 32 % P::COLUMN_WARPS * 16; }
   __device__ static int k_warp() { return threadIdx.x / 32 / P::COLUMN_WARPS; }
 
-  // Wait for the oldest step's copies of all lanes, start others, and return this lane's first word of the step.
-  __device__ Words take() {
+  // Wait for the oldest step's copies of all lanes, start others, and return the place of the step's pieces.
+  __device__ Place take() {
     wait_for_copies<P::DEPTH - 2>();
     wait_for_lanes();
     next();
-    return words.plus(slot * STEP_PLACES);
+    return pieces.plus(slot * STEP_PLACES);
   }
 
   // Start the copies of a step; always ends a group, so that groups can be counted.
   __device__ void next() {
     if (left > 0) {
-      if constexpr (ALIGNED) {
-        copy_async(place, source);
-        copy_async_at<32, 8 * COLUMN_BYTES>(place, source);
-      } else {
-        const bool inside = k + step * P::K_LANES < P::K && column < P::N;
-        copy_async(place, source, inside);
-        copy_async(place.plus(32), source + 8 * COLUMN_BYTES, inside);
-      }
+      const bool inside = ALIGNED || k + step * P::K_LANES < P::K && column < P::N;
+      copy<0>(even, inside), copy<4>(odd, inside), copy<8>(even.plus(64), inside), copy<12>(odd.plus(64), inside);
       source += STEP_BYTES, --left;
       if (++step == P::STEPS)
         step = 0, column += P::TILE, source += P::TILE * COLUMN_BYTES - P::STEPS * STEP_BYTES;
     }
     commit_copies();
     const bool last = ++slot == P::DEPTH;
-    place.advance(last ? -(P::DEPTH - 1) * STEP_PLACES : STEP_PLACES);
+    const int places = last ? -(P::DEPTH - 1) * STEP_PLACES : STEP_PLACES;
+    even.advance(places), odd.advance(places);
     if (last) slot = 0;
   }
 
-  // The next scales are those of BATCH steps from `step` on; lane t of a column has those of interval t.
+  template <int COLUMNS>
+  __device__ void copy(Place target, bool inside) const {
+    if constexpr (ALIGNED)
+      copy_async_from<COLUMNS * COLUMN_BYTES>(target, source);
+    else
+      copy_async(target, source + COLUMNS * COLUMN_BYTES, inside);
+  }
+
+  // The next scales are those from a step of a tile on.
   __device__ void aim_scales(int tile, int step) {
-    const int interval = threadIdx.x % 4;
-    step += interval / P::INTERVALS;
-    group = ((step * P::K_WARPS + k_warp()) * P::WARP_K + interval % P::INTERVALS * P::INTERVAL) / P::GROUP;
-    const int column = tile * P::TILE + column_in_tile();
+    const int column = tile * P::TILE + first_column() + threadIdx.x % 32 / 4;
     const i64 row = column < P::N ? column : 0;
     scale_row = reinterpret_cast<const u16*>(weights + P::SCALES) + row * P::GROUPS;
     zero_row = weights + P::ZEROS + row * P::ZERO_BYTES;
+    half = 2 * step;
   }
 
-  // Start to read scales. Intervals behind the last one, which are multiplied by zeros, have the last one's.
+  // Return scales, with zero points in their upper halves, and start to read those that follow.
+  __device__ void take_scales(u32 (&taken)[2], int tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      taken[i] = P::ZERO_POINTS ? scales[i] | (zeros[i] >> shift & (1 << P::BITS) - 1) << 16 : scales[i];
+    if (half >= 2 * P::STEPS) aim_scales(tile + 1, 0);
+    read_scales();
+  }
+
+  // Start to read scales; lane t of a column reads those of interval t. Intervals behind the last one, which are
+  // multiplied by zeros, have the last one's.
   __device__ void read_scales() {
-    const int at = group < P::GROUPS ? group : P::GROUPS - 1;
+    const int interval = threadIdx.x % 4, own = half + interval / P::INTERVALS;
+    const int k = (own / 2 * P::K_WARPS + k_warp()) * P::WARP_K + own % 2 * P::HALF + interval % P::INTERVALS * P::INTERVAL;
+    const int at = k < P::K ? k / P::GROUP : P::GROUPS - 1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales[i] = read_once(scale_row + at + i * 8 * P::GROUPS);
-      if constexpr (P::ZERO_POINTS) {
-        const u32 byte = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
-        scales[i] |= (P::BITS == 8 ? byte : byte >> at % 2 * 4 & 15) << 16;
-      }
+      if constexpr (P::ZERO_POINTS) zeros[i] = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
     }
-    group += P::BATCH * P::K_LANES / P::GROUP;
+    shift = P::BITS == 4 ? at % 2 * 4 : 0, half += P::BATCH;
   }
 };
 
@@ -196,9 +211,8 @@ struct IntervalSums {
   using Numbers = Unpacked<BITS>;
   float low[4] = {}, high[4] = {}, of_x[2][4] = {};
 
-  // Add a piece; x: its values of row g.
-  __device__ void add(const Numbers& one, const Numbers& other, uint4 x) {
-    const u32 ones[4] = {ONES, ONES, ONES, ONES};
+  // Add a piece; x: its values of row g; ones: A of ones.
+  __device__ void add(const Numbers& one, const Numbers& other, uint4 x, const u32 (&ones)[4]) {
     const u32 first[4] = {one.pairs[0], other.pairs[0], one.pairs[1], other.pairs[1]};
     mma(low, first, x.x, x.y);
     mma(of_x[0], ones, x.x, x.y);
@@ -215,18 +229,18 @@ struct IntervalSums {
   }
 };
 
-// What a lane multiplies in a step.
+// What a lane multiplies in half a step.
 template <class P>
-struct QuantizedStep {
+struct QuantizedHalf {
   static constexpr int ROW_TILES = (ROWS + 7) / 8;
   u32 low[4], high[4];  // words of columns g and g + 8, by piece
   uint4 x[ROW_TILES][4];
 
-  // words, first: this lane's first word and first values of x in the step.
-  __device__ void read(Words words, Words first) {
+  // pieces: as `read_matrices` takes them; first: this lane's first values of x in the half.
+  __device__ void read(Place pieces, Words first) {
+    read_matrices(low, pieces), read_matrices(high, pieces.plus(64));
 #pragma unroll
-    for (int piece = 0; piece < 4; ++piece) {
-      low[piece] = words.read(8 * piece), high[piece] = words.read(8 * piece + 32);
+    for (int piece = 0; piece < 4; ++piece)
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile) {
         const Words place = first.plus(piece * (16 / P::BITS) * ROWS + 8 * tile);
@@ -237,33 +251,33 @@ struct QuantizedStep {
           x[tile][piece] = {pair.x, pair.y, 0, 0};
         }
       }
-    }
   }
 };
 
 // A warp's sums over some steps.
 template <class P>
 struct QuantizedSums {
-  static constexpr int ROW_TILES = QuantizedStep<P>::ROW_TILES, PER_INTERVAL = 4 / P::INTERVALS;
+  static constexpr int ROW_TILES = QuantizedHalf<P>::ROW_TILES, PER_INTERVAL = 4 / P::INTERVALS;
+  const u32 ones[4] = {in_register(ONES), in_register(ONES), in_register(ONES), in_register(ONES)};
   float sums[ROW_TILES][4] = {};
 
-  // Add a step. scales: of its intervals, in the lanes from `source` on.
-  __device__ void add(const QuantizedStep<P>& step, const u32 (&scales)[2], int source) {
+  // Add half a step. scales: of its intervals, in the lanes from `source` on.
+  __device__ void add(const QuantizedHalf<P>& half, const u32 (&scales)[2], int source) {
 #pragma unroll
     for (int interval = 0; interval < P::INTERVALS; ++interval) {
       float factors[2], zeros[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const u32 both = __shfl_sync(~0u, scales[half], source + interval);
-        factors[half] = to_float((u16)both);
-        zeros[half] = Unpacked<P::BITS>::OFFSET + (P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1));
+      for (int i = 0; i < 2; ++i) {
+        const u32 both = __shfl_sync(~0u, scales[i], source + interval);
+        factors[i] = to_float((u16)both);
+        zeros[i] = Unpacked<P::BITS>::OFFSET + (P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1));
       }
       IntervalSums<P::BITS> parts[ROW_TILES];
 #pragma unroll
       for (int piece = interval * PER_INTERVAL; piece < (interval + 1) * PER_INTERVAL; ++piece) {
-        const Unpacked<P::BITS> one(step.low[piece]), other(step.high[piece]);
+        const Unpacked<P::BITS> one(half.low[piece]), other(half.high[piece]);
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, step.x[tile][piece]);
+        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, half.x[tile][piece], ones);
       }
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
@@ -302,45 +316,38 @@ struct QuantizedSums {
   }
 };
 
-// Multiply this block's share. A lane reads a step's values while it multiplies those of the step before.
+// Multiply this block's share; `multiply` of gemv.cuh tells what `finish` gets.
 template <class P, class Finish>
 __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
-  constexpr int X_PLACES = P::K_LANES * ROWS / 8;  // of a step
+  constexpr int X_PLACES = P::K_LANES * ROWS / 8, X_HALF = P::HALF * ROWS / 8;  // of a step, of its first half
   const int lane = threadIdx.x % 32, row = lane / 4 % (ROWS < 8 ? ROWS : 8);
   const int k = Stream<P>::k_warp() * P::WARP_K + lane % 4 * (32 / P::BITS);
+  const int swap = (lane % 8 & 4 ? -4 : 4);  // from a place of pieces 0 to 3 to that of pieces 4 to 7
   const Words x_begin(shared.x + P::x_place(k, row));
-  int step = first % P::STEPS, tile = first / P::STEPS, ahead = step, of_batch = P::BATCH;
+  int step = first % P::STEPS, tile = first / P::STEPS;
   Words x = x_begin.plus(P::POSITIONS == P::STEPS ? step * X_PLACES : 0);
-  auto read = [&](QuantizedStep<P>& values) {
-    values.read(stream.take(), x);
-    x = x.plus(X_PLACES);
-    if (P::POSITIONS == P::STEPS && ++ahead == P::STEPS) ahead = 0, x = x_begin;
-  };
-  QuantizedStep<P> values;
-  if constexpr (QUANTIZED_AHEAD) read(values);
-  bool from_start = step == 0;
-  u32 scales[2];
-  QuantizedSums<P> sums;
+  for (; count > 0; ++tile, step = 0) {
+    const bool from_start = step == 0;
+    int steps = P::STEPS - step < count ? P::STEPS - step : count;
+    count -= steps;
+    QuantizedSums<P> sums;
+    while (steps > 0) {
+      u32 scales[2];
+      if constexpr (P::BATCH > 1) stream.take_scales(scales, tile);
 #pragma unroll 1
-  for (; count > 0; --count) {
-    if (of_batch == P::BATCH) {
-      scales[0] = stream.scales[0], scales[1] = stream.scales[1], of_batch = 0;
-      if (step + P::BATCH >= P::STEPS) stream.aim_scales(tile + 1, 0);
-      stream.read_scales();
+      for (int i = 0; i < P::BATCH && steps > 0; i += 2, --steps, x = x.plus(X_PLACES)) {
+        const Place pieces = stream.take();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (P::BATCH == 1) stream.take_scales(scales, tile);
+          QuantizedHalf<P> values;
+          values.read(half ? pieces.plus(swap) : pieces, half ? x.plus(X_HALF) : x);
+          sums.add(values, scales, (lane & ~3) + (P::BATCH == 1 ? 0 : (i + half) * P::INTERVALS));
+        }
+      }
     }
-    const int source = (lane & ~3) + of_batch++ * P::INTERVALS;
-    if constexpr (QUANTIZED_AHEAD) {
-      const QuantizedStep<P> now = values;
-      if (count > 1) read(values);
-      sums.add(now, scales, source);
-    } else {
-      read(values);
-      sums.add(values, scales, source);
-    }
-    if (++step == P::STEPS || count == 1) {
-      sums.end(shared, tile++, from_start, finish);
-      sums = {}, step = 0, from_start = true, of_batch = P::BATCH;
-    }
+    sums.end(shared, tile, from_start, finish);
+    if constexpr (P::POSITIONS == P::STEPS) x = x_begin;
   }
 }
 

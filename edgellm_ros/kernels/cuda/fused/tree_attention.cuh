@@ -4,9 +4,9 @@
 // new_rows makes queries, keys and values of the product `qkv`. Then a block has one KV head, one split of the cache's
 // rows, and QUERIES of the head's queries, a query being a token and one of the heads that share the KV head. A warp
 // takes CACHE_ROWS rows of the split at once, every ATTENTION_WARPS-th time. Scores are Q K^T, 16 queries by 8 rows;
-// sums are V^T P^T, 16 dimensions by 8 queries, so that probabilities pass from one product to the next in the registers
-// that they are in. Keys and values come from global memory as they lie there: the order of the dimensions in a product
-// is free, and values are the side whose rows are pairs of registers.
+// sums are V^T P^T, 16 dimensions by 8 queries, so that probabilities pass from one product to the next in the
+// registers that they are in. Keys and values come from global memory as they lie there: the order of the dimensions
+// in a product is free, and values are the side whose rows are pairs of registers.
 
 constexpr int QUERIES = HEAD_DIM <= 128 ? 16 : 8, HALVES = QUERIES / 8;
 constexpr int CACHE_ROWS = 16;
@@ -182,7 +182,8 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
   int ends[HALVES];
   float highest[HALVES], total[HALVES];
 #pragma unroll
-  for (int half = 0; half < HALVES; ++half) ends[half] = own.ends[tokens_of[half]], highest[half] = LOWEST, total[half] = 0;
+  for (int half = 0; half < HALVES; ++half)
+    ends[half] = own.ends[tokens_of[half]], highest[half] = LOWEST, total[half] = 0;
   float result[HALVES][VALUE_CHUNKS][4][4] = {};  // by pair of dimensions
 
   for (int base = begin + warp * CACHE_ROWS; base < end; base += ATTENTION_WARPS * CACHE_ROWS) {

@@ -19,8 +19,10 @@ from edgellm_ros.kernels.tree_protocol import (
 
 MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
-# Of dense models that "auto" drafts for on a GPU. On an H200 the demo's (256) takes 0.09 ms per token in
-# fused steps and 0.15 ms in rounds; the shape of Qwen3-1.7B (2048) 1.16 ms, and 0.92 with 3 tokens per round.
+# Of dense models that "auto" drafts for on a GPU. On an H200 the demo's (256) takes 0.092 ms per token in
+# fused steps and 0.074 in fused rounds, but 0.85 ms more for a prompt, because the head runs on it too: so
+# drafting pays in answers of more than 45 tokens. Qwen3-1.7B's shape (2048) takes 1.16 ms per token, and 0.68
+# in rounds of 3.
 LEAST_HIDDEN_SIZE = 1024
 STRATEGIES = (EAGLE, LOOKUP)
 
@@ -137,8 +139,10 @@ def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
 CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
-# For dense models below LEAST_HIDDEN_SIZE on a CPU, where a verification takes as long with a few more rows.
+# For dense models below LEAST_HIDDEN_SIZE, whose verification takes as long with a few more rows; on a GPU
+# the fused kernels are compiled for 8.
 SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
+SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
 
 
 def drafting_config(
@@ -152,8 +156,8 @@ def drafting_config(
     """Return the configuration that options name for an engine; None = no drafting. ValueError.
 
     "auto" is "eagle" for an engine that can draft with a head, else "off". On a GPU a small dense model is
-    "off" too, unless an option is given: its fused decode steps are faster than rounds of drafting. An option
-    that is None keeps the default of the strategy, which for heads depends on the device.
+    "off" too, unless an option is given: the head's run on the prompt costs more than short answers save. An
+    option that is None keeps the default of the strategy, which for heads depends on device and model.
     """
     sizes: dict[str, Any] = {
         name: value
@@ -177,9 +181,10 @@ def drafting_config(
     default = LOOKUP_CHAIN
     if drafting == EAGLE:
         default = CHAIN if on_cpu or config.llm.recurrent is not None else SpecDecodeDraftingConfig()
-        if on_cpu and config.llm.recurrent is None and config.hidden_size < LEAST_HIDDEN_SIZE:
+        if config.llm.recurrent is None and config.hidden_size < LEAST_HIDDEN_SIZE:
             most = 0 if config.draft is None else config.draft.max_draft_tree_size
-            default = SMALL_CHAIN if SMALL_CHAIN.drafted_rows <= most else CHAIN
+            small = SMALL_CHAIN if on_cpu else SMALL_CHAIN_ON_GPU
+            default = small if small.drafted_rows <= most else CHAIN
     if config.draft is not None:
         default = replace(
             default, verify_tree_size=min(default.verify_tree_size, config.draft.max_verify_tree_size)
