@@ -22,6 +22,8 @@ KV_LENGTH = "kv_length"  # of the action expert too
 EMBEDDING = "embedding"
 # llm/verify.onnx
 FUSED_HIDDEN_STATES = "fused_hidden_states"
+# Of the fused kernels [layers,4 products,B,3]: address of A, address of B, rank of each sequence's adapter.
+LORA_TABLE = "lora_table"
 # draft/model.onnx
 HIDDEN_STATES = "hidden_states"
 NEXT_HIDDEN_STATES = "next_hidden_states"

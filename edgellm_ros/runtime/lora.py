@@ -28,7 +28,7 @@ from edgellm_ros.engine_directory.adapter_folder import (
     find_adapter,
     find_adapters,
 )
-from edgellm_ros.engine_directory.lora_inputs import is_lora_input, lora_inputs, lora_targets
+from edgellm_ros.engine_directory.lora_inputs import LoraInput, is_lora_input, lora_inputs, lora_targets
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter, read_peft_adapter
 
 __all__ = [
@@ -53,6 +53,7 @@ class LoraAdapter:
     rank: int
     digest: str  # SHA-256 of the contents: equal digests give equal results; "" for the base model
     tensors: Mapping[str, Tensor]  # for every LoRA input of the engine, at this rank
+    changed: frozenset[str] = frozenset()  # the inputs A and B that are not zeros
 
     @property
     def key(self) -> str:
@@ -85,6 +86,11 @@ class LoraAdapters:
         self.base = LoraAdapter("", rank, "", self._upload({}, rank))
         self._adapters = {"": self.base}
         self._active = ""
+
+    @property
+    def inputs(self) -> list[LoraInput]:
+        """The engine's LoRA inputs."""
+        return self._inputs
 
     @property
     def active(self) -> str:
@@ -124,7 +130,8 @@ class LoraAdapters:
         self._check_new(name)
         peft = read_peft_adapter(directory, self.targets, self._max_rank)
         arrays = self._pack(peft)
-        adapter = LoraAdapter(name, peft.rank, _digest(arrays), self._upload(arrays, peft.rank))
+        tensors = self._upload(arrays, peft.rank)
+        adapter = LoraAdapter(name, peft.rank, _digest(arrays), tensors, frozenset(arrays))
         with self._lock:
             self._check_new(name)
             self._adapters[name] = adapter

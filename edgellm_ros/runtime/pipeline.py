@@ -110,9 +110,7 @@ class Pipeline:
             max_tree_size=drafting.tree_size if drafting else 0,
             only_chains=only_chains,
             fused_size=fused_size(drafting, config),
-            fused_executor=fused.executor if fused else None,
-            most_fused_rows=fused.most_rows if fused else 0,
-            most_verified_rows=fused.most_verified_rows if fused else 0,
+            fused=fused,
         )
         self.vision = self.audio = self.action = None
         if config.vision is not None:
@@ -317,6 +315,7 @@ class Pipeline:
             adapter = self._removed.popleft()
             self.reuse.remove(adapter.key)
             self.method.drop(adapter)
+            self.runner.drop(adapter)
 
     def recover_after(self, error: BaseException) -> None:
         """Reset all state of the batch after a failure.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +24,7 @@ from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
+JOINED = {"qkv": 3, "o": 1, "gate_up": 2, "down": 1}  # linear layers of a product
 TYPES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -44,6 +45,8 @@ class LayerArrays:
     gate_up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
     state_norm: np.ndarray | None = None  # of a draft head's first layer
+    # by product ("qkv", "o", "gate_up", "down") and sequence: A [K,n r] and B [n r,N], None = no adapter
+    lora: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray] | None]] = field(default_factory=dict)
 
 
 def layer_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
@@ -97,11 +100,11 @@ def decode_step(
     x, result = step.embeds.astype(np.float64), StepResult(np.empty(0))
     for i, (layer, caches) in enumerate(zip(layers, step.caches, strict=True)):
         result.stream.append(x)
-        qkv = _linear(rms_norm(x, layer.input_norm, shape.epsilon), layer.qkv, layer.qkv_bias)
-        x = x + _linear(attention(shape, layer, shape.window(i), qkv, caches, step), layer.o, layer.o_bias)
+        qkv = _product(layer, "qkv", rms_norm(x, layer.input_norm, shape.epsilon))
+        x = x + _product(layer, "o", attention(shape, layer, shape.window(i), qkv, caches, step))
         normed = rms_norm(x, layer.post_norm, shape.epsilon)
-        gate, up = np.split(_linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=-1)
-        x = x + _linear(gate / (1 + np.exp(-gate)) * up, layer.down, layer.down_bias)
+        gate, up = np.split(_product(layer, "gate_up", normed), 2, axis=-1)
+        x = x + _product(layer, "down", gate / (1 + np.exp(-gate)) * up)
         if i + 1 in shape.hidden_state_layers:
             result.hidden_states[i + 1] = x
     result.stream.append(x)
@@ -174,6 +177,16 @@ def rms_norm(x: np.ndarray, scale: np.ndarray, epsilon: float) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale.astype(np.float64)
 
 
+def _product(layer: LayerArrays, name: str, x: np.ndarray) -> np.ndarray:
+    """Multiply x [B,S,K] with a matrix of a layer, and with each sequence's adapter."""
+    y = _linear(x, getattr(layer, name), getattr(layer, f"{name}_bias"))
+    for sequence, adapter in enumerate(layer.lora.get(name, ())):
+        if adapter is not None:
+            a, b = (matrix.astype(np.float64) for matrix in adapter)
+            y[sequence] += x[sequence] @ a @ b
+    return y
+
+
 def _linear(x: np.ndarray, matrix: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     y = x @ matrix.astype(np.float64)
     return y if bias is None else y + bias.astype(np.float64)
@@ -211,6 +224,7 @@ class HostFusedDecoder:
         self._device, self._shape = device, shape
         self._weights, dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
         self._layers = [_layer(layer, shape) for layer in weights.layers]
+        self.max_adapted_rows = shape.max_rows if shape.lora_rank else 0
         self._norm = array_at(weights.norm, (shape.hidden,), dtype)
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
         self._lm_head = array_at(weights.lm_head, size, dtype) if weights.lm_head else None
@@ -245,7 +259,13 @@ class HostFusedDecoder:
         head = self._lm_head
         if head is None:
             head = arrays["embedding" if self._shape.tied else "lm_head.weight"]
-        result = decode_step(self._shape, self._layers, self._norm, head, step)
+        layers = self._layers
+        if "lora_table" in arrays:
+            layers = [
+                replace(layer, lora=_adapters(layer, table))
+                for layer, table in zip(layers, arrays["lora_table"], strict=True)
+            ]
+        result = decode_step(self._shape, layers, self._norm, head, step)
         arrays["logits"][...] = result.logits
         for layer, states in result.hidden_states.items():
             arrays[f"hidden_states_{layer}"][...] = states
@@ -253,6 +273,19 @@ class HostFusedDecoder:
             states = [result.stream[layer] for layer in self._fusion.layers]
             fused = fuse(self._fusion.shape, states, *self._fusion_arrays)
             arrays["fused_hidden_states"][...] = fused
+
+
+def _adapters(layer: LayerArrays, table: np.ndarray) -> dict[str, list[tuple[np.ndarray, np.ndarray] | None]]:
+    """Read the adapters of a layer; table: [4 products, sequences, 3]."""
+    adapters: dict[str, list[tuple[np.ndarray, np.ndarray] | None]] = {}
+    for (name, joined), sequences in zip(JOINED.items(), table.tolist(), strict=True):
+        k, n = getattr(layer, name).shape
+        adapters[name] = [
+            (array_at(a, (k, joined * rank), layer.o.dtype), array_at(b, (joined * rank, n), layer.o.dtype))
+            if rank else None
+            for a, b, rank in sequences
+        ]  # fmt: skip
+    return adapters
 
 
 def _layer(layer: FusedLayerWeights, shape: FusedShape) -> LayerArrays:

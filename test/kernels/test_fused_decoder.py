@@ -16,7 +16,7 @@ pytest.importorskip("cuda.core", reason="NVRTC and its bindings are not installe
 from cuda.core import Program
 
 from doubles import fused_on_cpu
-from doubles.fused_decoder import TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
+from doubles.fused_decoder import JOINED, TYPES, LayerArrays, Step, decode_step, fuse, layer_shapes
 from doubles.quantized_weights import QuantizedMatrix
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused import compiler
@@ -113,7 +113,7 @@ class Model:
 
         layers = tuple(
             FusedLayerWeights(
-                **{name: place(array) for name, array in vars(layer).items() if array is not None}
+                **{name: place(array) for name, array in vars(layer).items() if isinstance(array, np.ndarray)}
             )
             for layer in self.layers
         )
@@ -127,6 +127,17 @@ class Model:
             "kv_length": put(device, self.step.kv_length),
             "logits": device.empty((batch, tokens, self.shape.vocab), np.float32),
         }
+        if self.layers[0].lora:
+            table = np.array([
+                [
+                    [(place(each[0]), place(each[1]), each[0].shape[1] // joined) if each else (0, 0, 0)
+                     for each in layer.lora[name]]
+                    for name, joined in JOINED.items()
+                ]
+                for layer in self.layers
+            ], np.int64)  # fmt: skip
+            tensors["lora_table"] = put(device, table)
+            weights = dataclasses.replace(weights, owners=tuple(kept))
         if self.step.mask is not None:
             tensors["attention_mask"] = put(device, self.step.mask[:, None])
         for i, (keys, values) in enumerate(self.step.caches):
@@ -135,6 +146,23 @@ class Model:
         for i in self.shape.hidden_state_layers:
             tensors[f"hidden_states_{i}"] = device.empty((batch, tokens, hidden), np.uint16)
         return weights, tensors
+
+    def adapt(self, *ranks: int) -> None:
+        """Give each sequence an adapter of its own of this rank; 0 = none."""
+        for number, layer in enumerate(self.layers):
+            lora = {}
+            for name, joined in JOINED.items():
+                k, n = getattr(layer, name).shape
+                q_size, kv_size = self.shape.q_size, self.shape.kv_size
+                ends = {"qkv": [q_size, q_size + kv_size], "gate_up": [n // 2]}
+                lora[name] = []
+                for rank in ranks:
+                    a, b = self._values((k, joined * rank), k**-0.5), np.zeros((joined * rank, n), self.dtype)
+                    columns = np.split(np.arange(n), ends.get(name, []))
+                    for part, own in enumerate(columns):
+                        b[part * rank : (part + 1) * rank, own] = self._values((rank, len(own)), 0.5)
+                    lora[name].append((a, b) if rank else None)
+            self.layers[number] = dataclasses.replace(layer, lora=lora)
 
     def expected(self):
         """Compute the step in float64; it writes the new rows to the caches."""
@@ -156,11 +184,19 @@ def fused(request, device, tmp_path_factory):
 
 
 def check(
-    fused, shape: FusedShape, lengths: list[int], tokens: int = 1, tree: bool = False, **options
+    fused,
+    shape: FusedShape,
+    lengths: list[int],
+    tokens: int = 1,
+    tree: bool = False,
+    ranks: tuple[int, ...] = (),
+    **options,
 ) -> dict[str, np.ndarray]:
-    """Compare a step with float64; return the outputs."""
+    """Compare a step with float64; return the outputs. ranks: of the sequences' adapters."""
     device, make = fused
     model = Model(shape, lengths, tokens=tokens, tree=tree)
+    if ranks:
+        model.adapt(*ranks)
     weights, tensors = model.on_device(device)
     make(shape, weights, **options).run(tensors)
     expected = model.expected()
@@ -316,6 +352,32 @@ def test_states_for_a_draft_head_are_those_of_numpy(fused):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape, lengths, ranks, tokens",
+    [
+        pytest.param(
+            changed(lora_rank=64, max_rows=2), [5, 150], (64, 0), 1, id="rank 64 beside the base model"
+        ),
+        pytest.param(
+            changed(lora_rank=24, max_rows=8, dtype="bf16", tied=True), [4, 34, 149], (24, 3, 8), 2,
+            id="three ranks, bf16, 3 sequences of 2 tokens",
+        ),
+        pytest.param(
+            changed(lora_rank=8, max_rows=4, head_dim=96, rotary_dim=96, heads=2, kv_heads=2, hidden=192,
+                    inner=320, qkv_bias=True, o_bias=True, mlp_bias=True),
+            [5, 64, 20, 21], (8, 5, 0, 8), 1, id="biases, columns of two layers in a tile, 4 rows",
+        ),
+        pytest.param(
+            changed(lora_rank=16, quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [77], (16,), 1,
+            id="quantised weights",
+        ),
+    ],
+)  # fmt: skip
+def test_every_sequence_has_its_own_adapter(fused, shape, lengths, ranks, tokens):
+    check(fused, shape, lengths, tokens, ranks=ranks)
+
+
+@pytest.mark.slow
 def test_nan_in_one_row_stays_in_that_row(fused):
     device, make = fused
     shape = changed(dtype="bf16", tied=True, max_rows=4)
@@ -386,19 +448,21 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arch, head_dim, rows, forms",
+    "arch, head_dim, rows, forms, lora_rank",
     [
-        ("sm_80", 128, 16, ()),
-        ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None)),
-        ("sm_90", 256, 16, ()),
-        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True))),
+        ("sm_80", 128, 16, (), 0),
+        ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0),
+        ("sm_90", 256, 16, (), 0),
+        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True)), 0),
+        ("sm_90", 128, 1, (), 64),
     ],
 )
-def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, forms):
+def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, forms, lora_rank):
     log = io.StringIO()
-    sizes = {"hidden": 2048, "head_dim": head_dim, "inner": 6144, "vocab": 151936, "max_rows": rows}
-    shape = changed(**sizes, tied=True, quantized=forms)
-    plan = FusedPlan(shape, rows, 20, 227 << 10, FusedTuning(repeated_bytes=0 if rows == 16 else 1 << 40))
+    sizes = {"hidden": 2048, "inner": 6144, "vocab": 151936, "max_rows": rows, "lora_rank": lora_rank}
+    shape = changed(head_dim=head_dim, tied=True, quantized=forms, **sizes)
+    tuning = FusedTuning(repeated_bytes=0 if rows == 16 else 1 << 40)
+    plan = FusedPlan(shape, rows, 20, 227 << 10, tuning, adapted=lora_rank > 0)
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
     Program(compiler.source(), "c++", options).compile("cubin", logs=log)
     frames = dict(re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue()))

@@ -100,6 +100,7 @@ class TestConfigure:
         assert not peer.transition("configure")
         assert "parameter engine_dir is empty" in manual_node.log.read_text()
 
+    @pytest.mark.only_on("cpu", reason="where a GPU is, the plans are what is missing")
     def test_an_unavailable_device_is_named(self, unconfigured, manual_node, peer, arena_engine):
         peer.set_parameter("engine_dir", str(arena_engine))
         peer.set_parameter("device", "tensorrt")

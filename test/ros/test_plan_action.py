@@ -44,8 +44,8 @@ def long_goal(goal):
 
 
 @pytest.fixture(scope="module")
-def runtime(arena_engine):
-    with LLMInferenceRuntime(arena_engine) as runtime:
+def runtime(arena_engine, runtime_device):
+    with LLMInferenceRuntime(arena_engine, runtime_device) as runtime:
         yield runtime
 
 

@@ -173,16 +173,39 @@ def test_an_lm_head_that_is_an_input_is_replaced_for_the_kernels_too(decoders, t
 
 @on_host
 @pytest.mark.slow
-def test_a_batch_with_an_adapter_is_decoded_by_the_engine(decoders, omni, monkeypatch):
+def test_sequences_of_a_step_have_their_own_adapters(decoders, omni, monkeypatch):
     _every_shape(monkeypatch)
     batch = [request("hello", max_tokens=6), request("hello", max_tokens=6, lora="a")]
     with LLMInferenceRuntime(omni, decode="fused") as runtime:
         mixed = [answer.token_ids for answer in runtime.handle_request(batch)]
-        assert steps(decoders) == 0
-        base = runtime.handle_request(batch[0]).token_ids
         assert steps(decoders) == 5
     assert mixed == answers(omni, batch, "engine")
-    assert base == mixed[0]
+    assert mixed[0] != mixed[1]
+
+
+@on_host
+@pytest.mark.slow
+def test_a_step_of_different_adapters_is_recorded(decoders, omni, monkeypatch):
+    _every_shape(monkeypatch)
+    batch = [request("hello", max_tokens=9), request("hello", max_tokens=9, lora="a")]
+    with queueing(), LLMInferenceRuntime(omni, WatchedDevice(), decode="fused") as runtime:
+        assert runtime.capture_decoding_cuda_graph()
+        runtime.handle_request(batch)
+        before = steps(decoders)
+        found = [answer.token_ids for answer in runtime.handle_request(batch)]
+        assert steps(decoders) == before  # a replayed step does not pass the decoder
+    assert found == answers(omni, batch, "engine")
+
+
+@on_host
+@pytest.mark.slow
+def test_an_adapter_of_a_rank_that_the_kernels_do_not_take_is_run_by_the_engine(decoders, omni, monkeypatch):
+    _every_shape(monkeypatch)
+    monkeypatch.setattr("edgellm_ros.kernels.cuda.fused.shape.MOST_LORA_RANK", 3)
+    adapted = request("hello", max_tokens=6, lora="a")
+    with LLMInferenceRuntime(omni, decode="fused") as runtime:
+        assert runtime.handle_request(adapted).token_ids == answers(omni, [adapted], "engine")[0]
+        assert steps(decoders) == 0
 
 
 @on_host

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RecordedSteps: decode steps as graphs, which the device launches with one call.
 
-A step is a vanilla step or a round of drafting. There is one graph per adapter and bucket of batch sizes. A
-batch of another size runs with the next larger graph: its extra rows are closed, and the step has no effect
-on them.
+A step is a vanilla step or a round of drafting. There is one graph per adapter and bucket of batch sizes, and
+one for the rows of a batch with different adapters, if the engine runs them at once. A batch of another size
+runs with the next larger graph: its extra rows are closed, and the step has no effect on them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.runtime.lora import LoraAdapter
 
 logger = logging.getLogger(__name__)
+
+MOST_MIXED = 16  # graphs of rows with different adapters
 
 
 class Step(Protocol):
@@ -62,10 +64,10 @@ class RecordedSteps(Generic[StepT]):
         self._kind = kind
         self._sizes = batch_sizes(max_batch_size)
         self._recorder = GraphRecorder(active=False)
-        self._recorded: dict[tuple[LoraAdapter, int], RecordedStep] = {}
+        self._recorded: dict[tuple[LoraAdapter, ...], RecordedStep] = {}  # by the rows' adapters
         self._explained: set[str] = set()
         self._graph: DeviceGraph | None = None
-        self._to_record: tuple[LoraAdapter, int] | None = None
+        self._to_record: tuple[LoraAdapter, ...] | None = None
 
     def __len__(self) -> int:
         """Return the number of recorded graphs."""
@@ -74,18 +76,20 @@ class RecordedSteps(Generic[StepT]):
     def select(self, adapters: Sequence[LoraAdapter], make_step: MakeStep[StepT]) -> StepT:
         """Select the step that `queue` queues, for a batch with these adapters [B].
 
-        A graph is replayed if all rows have the same adapter and the engine's bindings are the same as when
-        the graph was recorded. Returns the step, which may have more rows than the batch.
+        A graph is replayed if the engine's bindings are the same as when the graph was recorded, and if rows
+        with different adapters need no runs of their own. Returns the step, which may have more rows than the
+        batch.
         """
         self._graph = self._to_record = None
         self._step = make_step(adapters)
         if not self._recorder.active and not self._recorded:
             return self._step
-        if any(adapter is not adapters[0] for adapter in adapters):
+        size = next(size for size in self._sizes if size >= len(adapters))
+        key = (*adapters, *[adapters[0]] * (size - len(adapters)))
+        step = make_step(key)
+        if len(set(key)) > 1 and len(step.bind()) > len(make_step([adapters[0]] * size).bind()):
             self._explain(len(adapters), "different adapters need one run each")
             return self._step
-        size = next(size for size in self._sizes if size >= len(adapters))
-        step, key = make_step([adapters[0]] * size), (adapters[0], size)
         recorded = self._recorded.get(key)
         if recorded is not None and recorded.runs == step.bind():
             self._graph, self._step = recorded.graph, step
@@ -100,7 +104,7 @@ class RecordedSteps(Generic[StepT]):
             return
         self._step.run()
         if self._to_record is not None:
-            self._record(*self._to_record)
+            self._record(self._to_record)
 
     def capture(self, adapters: Sequence[LoraAdapter], make_step: MakeStep[StepT]) -> bool:
         """Record the steps of all buckets of batch sizes with each of these adapters.
@@ -128,7 +132,7 @@ class RecordedSteps(Generic[StepT]):
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
-        self._recorded = {key: step for key, step in self._recorded.items() if key[0] is not adapter}
+        self._recorded = {key: step for key, step in self._recorded.items() if adapter not in key}
 
     def _capture(self, adapter: LoraAdapter, size: int, make_step: MakeStep[StepT]) -> bool:
         self.select([adapter] * size, make_step)
@@ -136,15 +140,18 @@ class RecordedSteps(Generic[StepT]):
             self.queue()
         return self._graph is not None
 
-    def _record(self, adapter: LoraAdapter, size: int) -> None:
+    def _record(self, adapters: tuple[LoraAdapter, ...]) -> None:
         """Record the step that has just run; on failure log the reason and stop recording."""
         self._to_record = None
         runs = self._step.bind()
         self._graph = self._recorder.capture(
-            lambda: self._device.capture(self._step.run), lambda reason: self._explain(size, reason)
+            lambda: self._device.capture(self._step.run), lambda reason: self._explain(len(adapters), reason)
         )
         if self._graph is not None:
-            self._recorded[adapter, size] = RecordedStep(self._graph, runs)
+            self._recorded[adapters] = RecordedStep(self._graph, runs)
+            mixed = [key for key in self._recorded if len(set(key)) > 1]
+            if len(mixed) > MOST_MIXED:
+                del self._recorded[mixed[0]]
 
     def _explain(self, size: int, reason: str) -> None:
         if reason not in self._explained:

@@ -7,6 +7,7 @@ are inputs too. Prefill and decode may use two backends on one KV cache.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -24,8 +25,12 @@ from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
+from edgellm_ros.runtime.fused.loading import FusedDecoding
+from edgellm_ros.runtime.fused.lora_tables import LoraTables
 from edgellm_ros.runtime.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.prompt.rope import make_rope_table
+
+logger = logging.getLogger(__name__)
 
 LLMEngineRunnerConfig = EngineConfig  # the name in TensorRT Edge-LLM
 
@@ -56,8 +61,8 @@ class LLMEngineRunner:
       none
     - only_chains: whether each node of such a tree has one child at most
     - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
-    - fused_executor: executes decode steps of at most `most_fused_rows` rows without adapters, and
-      verifications of at most `most_verified_rows` nodes in all; None = the executor of other decode steps
+    - fused: the fused kernels, which run decode steps of at most `most_fused_rows` rows, and verifications of
+      at most `most_verified_rows` nodes in all; None = the executor of other decode steps
 
     EngineError if the executors cannot share a KV cache, or for trees that are no chains on an engine
     without a mask.
@@ -74,17 +79,15 @@ class LLMEngineRunner:
         max_tree_size: int = 0,
         only_chains: bool = False,
         fused_size: int = 0,
-        fused_executor: EngineExecutor | None = None,
-        most_fused_rows: int = 0,
-        most_verified_rows: int = 0,
+        fused: FusedDecoding | None = None,
     ) -> None:
         self.config = config
         decode_executor = decode_executor or executor
         self._device = device
         capacity = config.max_kv_cache_capacity
-        _check_engines(executor, [decode_executor, *filter(None, [fused_executor])], capacity)
-        self.most_fused_rows = most_fused_rows if fused_executor is not None else 0
-        self.most_verified_rows = most_verified_rows if fused_executor is not None else 0
+        _check_engines(executor, [decode_executor, *([fused.executor] if fused else [])], capacity)
+        self.most_fused_rows = fused.most_rows if fused else 0
+        self.most_verified_rows = fused.most_verified_rows if fused else 0
         self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.kv_cache = LinearKVCache(
             device,
@@ -121,7 +124,7 @@ class LLMEngineRunner:
         self._prefill = self._decode = engine(executor)
         if decode_executor is not executor:
             self._decode = engine(decode_executor)
-        self._fused_decode = self._decode if fused_executor is None else engine(fused_executor, fused=True)
+        self._fused_decode = self._decode if fused is None else engine(fused.executor, fused=True)
         if max_tree_size and not (only_chains or self._decode.inputs.has_mask):
             raise EngineError(
                 f"{decode_executor.name}: drafting trees needs an engine with an attention mask"
@@ -149,6 +152,20 @@ class LLMEngineRunner:
             config.max_supported_lora_rank,
             executor.supports_empty_tensors and decode_executor.supports_empty_tensors,
         )
+        self._adapted_decode: _Engine | None = None
+        if fused is not None and fused.adapted is not None:
+            self._use_adapted(fused.adapted, fused.most_adapted_rows, fused.most_lora_rank)
+
+    def _use_adapted(self, executor: EngineExecutor, most_rows: int, most_rank: int) -> None:
+        """Let the fused kernels run sequences with adapters, if they have all LoRA inputs of the engine."""
+        layers = self.config.llm.num_hidden_layers
+        try:
+            self._lora_tables = LoraTables(self._device, self.loras.inputs, layers, most_rank)
+        except ValueError as problem:
+            logger.info("the engine decodes sequences with adapters: %s", problem)
+            return
+        self._most_adapted_rows = most_rows
+        self._adapted_decode = _Engine(executor, self._fused_decode.inputs, fused=True)
 
     def execute_prefill_step(
         self,
@@ -301,12 +318,22 @@ class LLMEngineRunner:
             executor.record(self._device.stream, "prefills")
         self._last_prefill = executor.snapshot
 
+    def drop(self, adapter: LoraAdapter) -> None:
+        """Drop what is kept for an adapter that was removed."""
+        if self._adapted_decode is not None:
+            self._lora_tables.drop(adapter)
+
     def _engine_of_step(self, batch: int, tokens: int, adapters: Sequence[LoraAdapter]) -> _Engine:
         """Return the engine that runs so many tokens of each row with these adapters."""
-        most = self.most_fused_rows if tokens == 1 else self.most_verified_rows
-        if batch * tokens > most or any(adapter is not self.loras.base for adapter in adapters):
+        rows = batch * tokens
+        if rows > (self.most_fused_rows if tokens == 1 else self.most_verified_rows):
             return self._decode
-        return self._fused_decode
+        if all(adapter is self.loras.base for adapter in adapters):
+            return self._fused_decode
+        adapted = self._adapted_decode
+        if adapted is None or rows > self._most_adapted_rows or not self._lora_tables.takes(adapters):
+            return self._decode
+        return adapted
 
     def _decode_tensors(
         self, engine: _Engine, inputs_embeds: Tensor, output_logits: Tensor
@@ -395,10 +422,15 @@ class LLMEngineRunner:
     ) -> Iterator[None]:
         """Bind one group of rows with one adapter after another.
 
-        A group consists of adjacent rows, or of one row if the engine needs one sequence per run, which the
-        fused kernels do not. On a CPU,
-        neither other groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
+        A group consists of adjacent rows, or of one row if the engine needs one sequence per run. The fused
+        kernels run the whole batch, in which each sequence has its own adapter. On a CPU, neither other
+        groups nor other rows of a group change the bits of a row (OnnxRuntimeBackend).
         """
+        if engine is self._adapted_decode:
+            bound = {**tensors, names.LORA_TABLE: self._lora_tables.table(adapters)}
+            self._bind(engine, profile, bound, self.loras.base)
+            yield
+            return
         batch, tokens, _ = tensors[names.INPUTS_EMBEDS].shape
         sequences = enumerate(adapters or [self.loras.base] * batch)
         alone = not engine.fused and engine.inputs.needs_one_sequence_per_run(tokens)

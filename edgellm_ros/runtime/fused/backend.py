@@ -31,6 +31,7 @@ class FusedBackend:
     - head: name and shape of the LM head if it is an input; None if the decoder's weights have it
     - trees: whether several tokens of a sequence are trees, which have a mask; False: chains
     - fused_size: size of the states for a draft head, which are an output; 0 = there is none
+    - adapted: whether the sequences have LoRA adapters, whose table is an input
     """
 
     supports_empty_tensors = True
@@ -43,9 +44,13 @@ class FusedBackend:
         head: tuple[str, tuple[int, ...]] | None,
         trees: bool = False,
         fused_size: int = 0,
+        adapted: bool = False,
     ) -> None:
         self._decoder, self._device = decoder, device
         self.bindings = tuple(_bindings(shape, head, trees, fused_size))
+        if adapted:
+            table = Binding(names.LORA_TABLE, np.dtype(np.int64), (shape.layers, 4, "B", 3), True)
+            self.bindings += (table,)
 
     def bind(self, profile: int, tensors: Mapping[str, Tensor], stream: Any) -> dict[str, Tensor]:
         return dict(tensors)

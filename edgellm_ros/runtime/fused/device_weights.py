@@ -61,7 +61,7 @@ def load_weights(
 
 def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> FusedShape:
     """Return the shape of an engine's decoder, for steps of at most `most_rows` tokens in all."""
-    from edgellm_ros.kernels.cuda.fused.shape import FusedShape
+    from edgellm_ros.kernels.cuda.fused.shape import MOST_LORA_RANK, FusedShape
 
     llm, first = config.llm, model.layers[0]
     return FusedShape(
@@ -87,6 +87,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> Fuse
         max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers,
         quantized=tuple(_forms(model)),
+        lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK),
     )
 
 

@@ -43,6 +43,9 @@ class FusedDecoding:
     most_rows: int  # largest batch of decode steps
     shared: dict[str, Tensor]  # weights on the device, by name of the graph's initializer
     most_verified_rows: int = 0  # most nodes of all trees of a verification
+    adapted: EngineExecutor | None = None  # the same for sequences with LoRA adapters
+    most_adapted_rows: int = 0  # most tokens of a step with adapters
+    most_lora_rank: int = 0
 
 
 def check_decode(decode: str) -> None:
@@ -128,10 +131,14 @@ def _load(
         raise Unavailable(str(error)) from None
     trees = drafting is not None and not drafting.is_chain
     fused_size = fusion.shape.fused_size if fusion is not None else 0
-    backend = FusedBackend(decoder, shape, device, _head(model, config), trees, fused_size)
+    sizes = shape, device, _head(model, config), trees, fused_size
     most_rows, verified = min(batch, decoder.max_rows), min(batch, decoder.max_rows // nodes) * nodes
-    executor = EngineExecutor(backend, "llm/fused")
-    return FusedDecoding(executor, most_rows, tensors, verified if drafting is not None else 0)
+    executor, adapted = EngineExecutor(FusedBackend(decoder, *sizes), "llm/fused"), None
+    if decoder.max_adapted_rows:
+        adapted = EngineExecutor(FusedBackend(decoder, *sizes, adapted=True), "llm/fused with adapters")
+    verified = verified if drafting is not None else 0
+    adapters = adapted, decoder.max_adapted_rows, shape.lora_rank
+    return FusedDecoding(executor, most_rows, tensors, verified, *adapters)
 
 
 def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-untyped-def]

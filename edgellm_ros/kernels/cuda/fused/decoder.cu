@@ -10,11 +10,26 @@
 // A row is a token. Several tokens of one sequence, a chain or a tree, and many rows take new_rows and tree_attention in
 // place of `attention`.
 
+// Multiply this block's share, and add what the adapters add to it. finish: as of `multiply`.
+template <class P, class Finish>
+__device__ inline void multiply_adapted(const Shared<P>& shared, Stream<P>& stream, int first, int count,
+                                        const LoraSums<P>& lora, const Adapters& adapters, int rows, Finish finish) {
+  if constexpr (LoraSums<P>::USED) {
+    lora.compute(adapters, shared.x, first, count, rows);
+    multiply_any<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+      finish(tile, at, row, sum + lora.of(tile - first / P::STEPS, at, row), from_start);
+    });
+  } else {
+    multiply_any<P>(shared, stream, first, count, finish);
+  }
+}
+
 // The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer. ready: x of a
 // kernel of its own.
 template <class P, bool READY, class Finish>
 __device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
-                                       u16* hidden, bool hidden_is_normed, const u16* ready, int rows, Finish finish) {
+                                       u16* hidden, bool hidden_is_normed, const u16* ready, int rows,
+                                       const Adapters& adapters, Finish finish) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
@@ -35,14 +50,14 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
     for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   }
   __syncthreads();
-  multiply_any<P>(shared, stream, first, count, finish);
+  multiply_adapted<P>(shared, stream, first, count, LoraSums<P>(memory), adapters, rows, finish);
 }
 
 // The product with a matrix whose result is added to the residual stream. prepare(): before the kernel waits; fill(k, x):
 // write x, of which row k is the first.
 template <class P, class Prepare, class Fill>
-__device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, int rows, Prepare prepare,
-                                        Fill fill) {
+__device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, int rows,
+                                        const Adapters& adapters, Prepare prepare, Fill fill) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
@@ -55,11 +70,12 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   wait_for_kernel_before();
   fill(P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES, shared.x);
   __syncthreads();
-  multiply_any<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
+  const auto add = [&](int tile, int at, int row, float sum, bool from_start) {
     const int column = tile * P::TILE + at;
     if (row >= rows || column >= P::N) return;
     add_to_residual(residual + row * P::N + column, bias && from_start ? sum + to_float(bias[column]) : sum);
-  });
+  };
+  multiply_adapted<P>(shared, stream, first, count, LoraSums<P>(memory), adapters, rows, add);
 }
 
 #if !JOINED
@@ -70,9 +86,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void PRODUCT_LIMITS
     qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, const u16* x,
-        i64 rows) {
+        i64 rows, const Adapter* adapters, i64 tokens) {
+  constexpr int KEYS = HEADS * HEAD_DIM, VALUES = KEYS + KV_HEADS * HEAD_DIM;
   multiply_normed<QKV, QKV_X>(
-      weights, norm, embeds, residual, hidden, false, x, (int)rows,
+      weights, norm, embeds, residual, hidden, false, x, (int)rows, {adapters, (int)tokens, KEYS, VALUES},
       [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
 }
 #endif
@@ -140,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void PRODUCT_LIMITS
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
-      const u16* ready, i64 window, i64 rows, i64 tokens, i64 splits) {
+      const u16* ready, i64 window, i64 rows, i64 tokens, i64 splits, const Adapter* adapters) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
   struct Merge {
@@ -149,7 +166,7 @@ extern "C" __global__ void PRODUCT_LIMITS
   };
   STATIC_SHARED(Merge, merge);
   multiply_and_add<O>(
-      weights, bias, residual, (int)rows,
+      weights, bias, residual, (int)rows, {adapters, (int)tokens, O::N, O::N},
       [&] {
         const int row = threadIdx.x;
         if (row < rows)
@@ -215,9 +232,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void PRODUCT_LIMITS
-    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, const u16* x, i64 rows) {
+    gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, const u16* x, i64 rows,
+            const Adapter* adapters, i64 tokens) {
   multiply_normed<GATE_UP, GATE_UP_X>(
-      weights, norm, nullptr, residual, nullptr, false, x, (int)rows,
+      weights, norm, nullptr, residual, nullptr, false, x, (int)rows, {adapters, (int)tokens, INNER, GATE_UP::N},
       [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
 }
 
@@ -237,9 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, co
 
 extern "C" __global__ void PRODUCT_LIMITS
     down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, const u16* ready,
-         i64 rows) {
+         i64 rows, const Adapter* adapters, i64 tokens) {
   multiply_and_add<DOWN>(
-      weights, bias, residual, (int)rows, [] {},
+      weights, bias, residual, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, [] {},
       [&](int first, u16* x) {
         if constexpr (DOWN_X)
           copy_x<DOWN>(x, ready, first);
@@ -263,7 +281,7 @@ extern "C" __global__ void PRODUCT_LIMITS
 #if TIED
   multiply_table(weights, norm, residual, logits, hidden, x, (int)rows);
 #else
-  multiply_normed<LM_HEAD, LM_HEAD_X>(weights, norm, nullptr, residual, hidden, true, x, (int)rows,
+  multiply_normed<LM_HEAD, LM_HEAD_X>(weights, norm, nullptr, residual, hidden, true, x, (int)rows, {},
                                       [&](int tile, int at, int row, float sum, bool) {
                                         const int column = tile * LM_HEAD::TILE + at;
                                         if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;

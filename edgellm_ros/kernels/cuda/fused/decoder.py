@@ -11,6 +11,7 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.binding_names import LORA_TABLE
 from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
@@ -42,7 +43,8 @@ class FusedDecoder:
     - fusion: of a draft head, whose output is `fused_hidden_states`
 
     `max_rows`: most tokens of a step, of all sequences. They are fewer than the shape's where the device has
-    too little shared memory for these.
+    too little shared memory for these. `max_adapted_rows`: the same, of sequences with LoRA adapters; 0 if
+    the shape has none.
 
     EngineError if the device's architecture is older than sm_80 or the shape is not supported.
     """
@@ -69,11 +71,15 @@ class FusedDecoder:
         self._early = self._tuning.early_start and capability >= EARLY_START
         self._device, self._compile = device, compile or compiler_for(device)
         self._variants = self._make_variants(shape)
+        self._adapted: dict[int, Variant] | None = None  # compiled when the first adapter is used
+        self._adapted_plans = self._make_plans(shape, adapted=True) if shape.lora_rank else {}
+        self.max_adapted_rows = min(shape.max_rows, max(self._adapted_plans, default=0))
         self.max_rows = min(shape.max_rows, max(self._variants))
         form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
         gate_up = 2 * size if form is None else size * form.bits // 8
         self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
-        self._scratch = self._make_scratch(self._variants.values())
+        plans = [variant.plan for variant in self._variants.values()]
+        self._scratch = self._make_scratch([*plans, *self._adapted_plans.values()])
         self._fusion = fusion
         self._states: dict[int, Tensor] = {}  # by layer from 0
         if fusion is not None:
@@ -82,25 +88,35 @@ class FusedDecoder:
             rows = (self.max_rows, shape.hidden)
             self._states = {layer: device.empty(rows, np.uint16) for layer in fusion.layers if layer}
 
-    def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
-        """Make kernels for a shape, by largest number of rows, up to what the device has room for."""
-        device, variants, rows = self._device, dict[int, Variant](), 1
+    def _make_plans(self, shape: FusedShape, adapted: bool = False) -> dict[int, FusedPlan]:
+        """Plan kernels for a shape, by largest number of rows, up to what the device has room for.
+
+        adapted: for sequences with LoRA adapters.
+        """
+        device, plans, rows = self._device, dict[int, FusedPlan](), 1
         while rows < 2 * shape.max_rows:
+            sizes = rows, device.multiprocessors, device.most_shared_memory
             try:
-                plan = FusedPlan(shape, rows, device.multiprocessors, device.most_shared_memory, self._tuning)
+                plans[rows] = FusedPlan(shape, *sizes, self._tuning, adapted)
             except EngineError:
-                if rows == 1:
+                if rows == 1 and not adapted:
                     raise
                 break
-            variants[rows] = Variant(plan, self._compile(plan))
             rows *= 2
-        return variants
+        return plans
 
-    def _make_scratch(self, variants: Iterable[Variant]) -> dict[str, Tensor]:
-        """Allocate the buffers between the kernels of any of the variants."""
+    def _make_variants(self, shape: FusedShape) -> dict[int, Variant]:
+        """Make kernels for a shape, by largest number of rows."""
+        return self._compiled(self._make_plans(shape))
+
+    def _compiled(self, plans: Mapping[int, FusedPlan]) -> dict[int, Variant]:
+        return {rows: Variant(plan, self._compile(plan)) for rows, plan in plans.items()}
+
+    def _make_scratch(self, plans: Iterable[FusedPlan]) -> dict[str, Tensor]:
+        """Allocate the buffers between the kernels of any of the plans."""
         sizes: dict[str, int] = {}
-        for variant in variants:
-            for name, nbytes in variant.plan.scratch_bytes().items():
+        for plan in plans:
+            for name, nbytes in plan.scratch_bytes().items():
                 sizes[name] = max(nbytes, sizes.get(name, 0))
         return {name: self._device.empty((nbytes,), np.uint8) for name, nbytes in sizes.items()}
 
@@ -113,8 +129,9 @@ class FusedDecoder:
         key_cache_i and value_cache_i [B,Hkv,C,D], logits [B,S,V] fp32 of all tokens, hidden_states_i [B,S,H];
         attention_mask [B,1,S,C] bool if the tokens of a sequence are a tree, without which they are a chain;
         embedding or lm_head.weight if the weights have no LM head; fused_hidden_states [B,S,Hd] if there is a
-        fusion. Others are ignored. B * S is at most `shape.max_rows`. With a mask and a sliding window, a
-        token's position is the number of rows before the new ones and of the new rows that it sees.
+        fusion; lora_table [L,4,B,3] if sequences have adapters. Others are ignored. B * S is at most
+        `max_rows`, with adapters `max_adapted_rows`. With a mask and a sliding window, a token's position is
+        the number of rows before the new ones and of the new rows that it sees.
         """
         for program, launch, arguments in self.launches(tensors):
             program.launch(launch, *arguments)
@@ -125,10 +142,10 @@ class FusedDecoder:
         The first kernel waits for everything before it, on behalf of all.
         """
         shape, (batch, tokens, _) = self._shape, tensors["inputs_embeds"].shape
-        rows = batch * tokens
-        if not 1 <= rows <= self.max_rows:
-            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {self.max_rows} rows")
-        variant = variant_for(self._variants, rows)
+        rows, most = batch * tokens, self.max_adapted_rows if LORA_TABLE in tensors else self.max_rows
+        if not 1 <= rows <= most:
+            raise EngineError(f"{batch} sequences of {tokens} tokens, expected 1 to {most} rows")
+        variant = self._variant(tensors, rows)
         early = False
         for layer, weights in enumerate(self._weights.layers):
             for name, arguments in self._layer(tensors, layer, weights, rows, tokens).items():
@@ -147,6 +164,14 @@ class FusedDecoder:
         yield variant.program, launch, (head, norm, residual, logits, hidden, x, rows)
         if self._fusion is not None:
             yield from self._fusion_launches(self._fusion.layers, tensors, variant, rows)
+
+    def _variant(self, tensors: Mapping[str, Tensor], rows: int) -> Variant:
+        """Return the kernels for so many rows; compile those with adapters when they are first used."""
+        if LORA_TABLE not in tensors:
+            return variant_for(self._variants, rows)
+        if self._adapted is None:
+            self._adapted = self._compiled(self._adapted_plans)
+        return variant_for(self._adapted, rows)
 
     def _fusion_launches(
         self, layers: Sequence[int], tensors: Mapping[str, Tensor], variant: Variant, rows: int
@@ -180,7 +205,7 @@ class FusedDecoder:
 
         Those with names in _x are launched only if the plan has a kernel of its own for x.
         """
-        plan = variant_for(self._variants, rows).plan
+        plan = self._variant(tensors, rows).plan
         scratch = {name: tensor.pointer for name, tensor in self._scratch.items()}
         residual, qkv, gate_up, x = (scratch[name] for name in ("residual", "qkv", "gate_up", "x"))
         splits = scratch["split_sums"], scratch["split_scales"]
@@ -200,16 +225,27 @@ class FusedDecoder:
             seen = queries, length, *caches, *splits, window, *following, mask, tokens, most_splits
             attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
         merge = window, tokens, most_splits
+        qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
         return {
             "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
-            "qkv": (weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows),
+            "qkv": (
+                weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows, qkv_lora, tokens,
+            ),
             **attention,
             "o_x": (*splits, length, x, *merge),
-            "o": (weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, most_splits),
+            "o": (
+                weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, most_splits,
+                o_lora,
+            ),
             "gate_up_x": (weights.post_norm, residual, x, rows),
-            "gate_up": (weights.gate_up, weights.post_norm, residual, gate_up, x, rows),
+            "gate_up": (
+                weights.gate_up, weights.post_norm, residual, gate_up, x, rows, gate_up_lora, tokens,
+            ),
             "down_x": (weights.gate_up_bias, gate_up, x),
-            "down": (weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, x, rows),
+            "down": (
+                weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, x, rows, down_lora,
+                tokens,
+            ),
         }  # fmt: skip
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:
@@ -217,6 +253,14 @@ class FusedDecoder:
         if layer not in self._shape.hidden_state_layers:
             return 0
         return tensors[f"hidden_states_{layer}"].pointer
+
+
+def _adapters(tensors: Mapping[str, Tensor], layer: int) -> Iterator[int]:
+    """Yield the addresses of a layer's four parts of `lora_table`; 0 without adapters."""
+    table = tensors.get(LORA_TABLE)
+    for product in range(4):
+        nbytes = 0 if table is None else 8 * table.shape[2] * table.shape[3]
+        yield 0 if table is None else table.pointer + (4 * layer + product) * nbytes
 
 
 @dataclass(frozen=True)

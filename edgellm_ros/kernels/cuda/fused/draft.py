@@ -50,7 +50,8 @@ class FusedDraft(FusedDecoder):
         self._draft, self._later = shape, self._variants
         if shape.layers > 1:
             self._later = self._make_variants(dataclasses.replace(shape, joined=False))
-            self._scratch = self._make_scratch([*self._variants.values(), *self._later.values()])
+            variants = [*self._variants.values(), *self._later.values()]
+            self._scratch = self._make_scratch(variant.plan for variant in variants)
 
     def launches(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, Launch, tuple[int, ...]]]:
         """Yield program, kernel and arguments of each launch of a run.

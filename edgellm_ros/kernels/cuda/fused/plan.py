@@ -10,8 +10,8 @@ from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 
 FILES = (
-    "gemv.cuh", "quantized.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh", "tree_attention.cuh",
-    "decoder.cu",
+    "gemv.cuh", "quantized.cuh", "lora.cuh", "norm.cuh", "table.cuh", "plans.cuh", "attention.cuh",
+    "tree_attention.cuh", "decoder.cu",
 )  # fmt: skip
 DRAFT_FILES = (*FILES, "draft.cu")
 OF_DRAFTS = {"joined_qkv": "qkv", "draft_head": "lm_head"}  # kernels with the same products
@@ -96,6 +96,7 @@ class ProductPlan:
     all_of_x: bool
     whole_tiles: bool = False
     mma: bool = False
+    lora_rank: int = 0  # largest rank of adapters
 
     @property
     def lanes(self) -> int:
@@ -140,8 +141,16 @@ class ProductPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory of a block: copies on their way, x, sums of the warps."""
-        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums
+        """Bytes of shared memory of a block: copies on their way, x, sums of the warps, sums of adapters."""
+        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums + self.lora
+
+    @property
+    def lora(self) -> int:
+        """Bytes of x A and (x A) B of adapters."""
+        if not self.lora_rank:
+            return 0
+        tiles = (-(-self.units // self.blocks) + self.steps - 2) // self.steps + 1
+        return 4 * self.rows * (max(self.threads // 4, 3 * self.lora_rank) + tiles * self.tile)
 
     @property
     def ring(self) -> int:
@@ -185,7 +194,7 @@ class QuantizedProductPlan(ProductPlan):
         steps = max(FEWEST_STEPS, self.ring // step)
         steps = min(steps, -(-self.units // self.blocks) + 1)
         sums = self.threads // WARP * COLUMNS * self.rows
-        return step * steps + 2 * self.width * self.rows + 4 * sums
+        return step * steps + 2 * self.width * self.rows + 4 * sums + self.lora
 
 
 @dataclass(frozen=True)
@@ -203,11 +212,21 @@ class Launch:
 
 
 class FusedPlan:
-    """All sizes that the kernels for one shape, GPU and number of rows are compiled with."""
+    """All sizes that the kernels for one shape, GPU and number of rows are compiled with.
+
+    adapted: rows may have LoRA adapters of a rank of up to `shape.lora_rank`.
+    """
 
     def __init__(
-        self, shape: FusedShape, rows: int, multiprocessors: int, most_shared: int, tuning: FusedTuning
+        self,
+        shape: FusedShape,
+        rows: int,
+        multiprocessors: int,
+        most_shared: int,
+        tuning: FusedTuning,
+        adapted: bool = False,
     ) -> None:
+        self.lora_rank = shape.lora_rank if adapted else 0
         self.mma = rows >= tuning.mma_rows
         if shape.quantized and not self.mma:
             tuning = replace(tuning, threads=tuning.quantized_threads, stages=tuning.quantized_stages)
@@ -262,7 +281,8 @@ class FusedPlan:
         blocks = multiprocessors * blocks_each
 
         def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
-            return ProductPlan(k, n, tile, tuning.threads, stages, rows, blocks, all_of_x, whole, self.mma)
+            sizes = tuning.threads, stages, rows, blocks, all_of_x
+            return ProductPlan(k, n, tile, *sizes, whole, self.mma, 0 if whole else self.lora_rank)
 
         def apart(nbytes: int, name: str) -> bool:
             """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
@@ -275,7 +295,8 @@ class FusedPlan:
             tile = tuning.quantized_tile if name == "qkv" else tuning.quantized_wide_tile
             tile = min(tuning.quantized_narrow_tile if narrow else tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
-            return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, form=form)
+            rank = self.lora_rank
+            return QuantizedProductPlan(k, n, tile, *sizes, mma=self.mma, lora_rank=rank, form=form)
 
         self.stages = stages
         inputs = (1 + shape.joined) * shape.hidden
@@ -376,14 +397,16 @@ class FusedPlan:
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernels are compiled with."""
         shape, tuning = self.shape, self.tuning
+        registers = 0 if tuning.slots < 2 or self.lora_rank else tuning.registers  # 0: no limit
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,
             "TENSOR_CORES": int(self.mma),
+            "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),
-            "MOST_REGISTERS": tuning.registers // tuning.threads if tuning.slots > 1 else 0,
+            "MOST_REGISTERS": registers // tuning.threads,
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,

@@ -17,7 +17,8 @@ PLAN(O, HEADS * HEAD_DIM, HIDDEN, false);
 PLAN(GATE_UP, HIDDEN, 2 * INNER, !GATE_UP_X);
 PLAN(DOWN, INNER, HIDDEN, false);
 
-#define CHECK_PLAN(NAME) static_assert(NAME::SHARED == NAME##_SHARED && NAME::most_parts() == NAME##_PARTS, #NAME)
+#define CHECK_PLAN(NAME)                                                                                           \
+  static_assert(NAME::SHARED + LoraSums<NAME>::BYTES == NAME##_SHARED && NAME::most_parts() == NAME##_PARTS, #NAME)
 CHECK_PLAN(QKV);
 CHECK_PLAN(O);
 CHECK_PLAN(GATE_UP);

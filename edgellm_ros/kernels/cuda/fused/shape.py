@@ -11,6 +11,7 @@ DTYPES = ("fp16", "bf16")
 HEAD_DIMS = (64, 96, 128, 256)
 MOST_ROWS = 16
 MOST_HEADS_PER_KV_HEAD = 16
+MOST_LORA_RANK = 64
 ACTIVATIONS = ("silu",)
 
 
@@ -28,6 +29,7 @@ class FusedShape:
     - capacity: C, the rows of the KV cache
     - max_rows: most tokens of a step, of all sequences
     - hidden_state_layers: layers, counted from 1, whose hidden states are outputs
+    - lora_rank: largest rank of adapters, 0 = none
     - quantized: forms of quantised weights, by kernel: "qkv", "o", "gate_up", "down"; the same in all layers
     """
 
@@ -53,6 +55,7 @@ class FusedShape:
     max_rows: int = 1
     hidden_state_layers: tuple[int, ...] = ()
     quantized: tuple[tuple[str, Quantized], ...] = ()
+    lora_rank: int = 0
 
     @property
     def q_size(self) -> int:
@@ -103,6 +106,10 @@ class FusedShape:
             (
                 not self.tied and self.vocab % 8 != 0,
                 f"the LM head has {self.vocab} columns, not a multiple of 8",
+            ),
+            (
+                self.lora_rank > MOST_LORA_RANK,
+                f"adapters have ranks of up to {self.lora_rank}, more than {MOST_LORA_RANK}",
             ),
             (not 1 <= self.max_rows <= MOST_ROWS, f"a step has {self.max_rows} rows, more than {MOST_ROWS}"),
         ):
