@@ -102,7 +102,7 @@ class Head:
 
         layers = tuple(
             FusedLayerWeights(
-                **{name: place(array) for name, array in vars(layer).items() if array is not None}
+                **{name: place(array) for name, array in vars(layer).items() if isinstance(array, np.ndarray)}
             )
             for layer in self.layers
         )

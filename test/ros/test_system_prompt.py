@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from edgellm_ros.action import Plan
 from edgellm_ros.srv import SaveSystemPrompt
@@ -15,6 +16,7 @@ from rclpy.lifecycle import LifecycleNode
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.services import Services
 from edgellm_ros.ros.node.worker import PlanWorker
+from fixtures import on_device
 from fixtures.peer import image_message
 
 R = Plan.Result
@@ -109,9 +111,9 @@ def test_another_run_of_the_node_goes_on_with_what_was_kept(active, peer, scene)
     assert peer.metrics()["prefill_reused_tokens"] == 0
     after = peer.plan(goal)
     assert after.generation.text == before.generation.text
-    assert [list(chunk.values) for chunk in after.action_chunks] == [
-        list(chunk.values) for chunk in before.action_chunks
-    ]
+    actions = [[list(chunk.values) for chunk in plan.action_chunks] for plan in (before, after)]
+    # A GPU computes a prompt behind a reused prefix in another order.
+    np.testing.assert_allclose(*actions, rtol=0, atol=0 if on_device.chosen == "cpu" else 0.02)
     assert peer.metrics()["prefill_reused_tokens"] > 100
 
 

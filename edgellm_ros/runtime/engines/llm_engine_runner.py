@@ -25,8 +25,8 @@ from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
-from edgellm_ros.runtime.fused.loading import FusedDecoding
-from edgellm_ros.runtime.fused.lora_tables import LoraTables
+from edgellm_ros.runtime.engines.fused_decoding import FusedDecoding
+from edgellm_ros.runtime.engines.lora_tables import LoraTables
 from edgellm_ros.runtime.lora import LoraAdapter, LoraAdapters
 from edgellm_ros.runtime.prompt.rope import make_rope_table
 

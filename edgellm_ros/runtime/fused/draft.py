@@ -20,9 +20,10 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE, FusedDraftModel
 from edgellm_ros.engine_directory.fused_model import StoredWeight
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.engines.fused_decoding import FusedDecoding
 from edgellm_ros.runtime.fused.backend import Decoder, FusedBackend, element_type
 from edgellm_ros.runtime.fused.device_weights import load_weights
-from edgellm_ros.runtime.fused.loading import FusedDecoding, Unavailable, device_problem
+from edgellm_ros.runtime.fused.loading import Unavailable, device_problem
 
 if TYPE_CHECKING:
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from edgellm_ros.echo import quoted
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
-from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE, FusedDraftModel, StoredFusion
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE, FusedModel
 from edgellm_ros.runtime.decoding.speculative.drafting_config import EAGLE, SpecDecodeDraftingConfig
+from edgellm_ros.runtime.engines.fused_decoding import FusedDecoding
 from edgellm_ros.runtime.fused.backend import FusedBackend, element_type
 from edgellm_ros.runtime.fused.device_weights import (
     fused_shape,
@@ -33,19 +33,6 @@ AUTO, ENGINE, FUSED = DECODES = ("auto", "engine", "fused")  # values of the opt
 
 class Unavailable(Exception):
     """Fused decoding is not available; the text tells why."""
-
-
-@dataclass(frozen=True)
-class FusedDecoding:
-    """The fused kernels of one engine directory, loaded."""
-
-    executor: EngineExecutor
-    most_rows: int  # largest batch of decode steps
-    shared: dict[str, Tensor]  # weights on the device, by name of the graph's initializer
-    most_verified_rows: int = 0  # most nodes of all trees of a verification
-    adapted: EngineExecutor | None = None  # the same for sequences with LoRA adapters
-    most_adapted_rows: int = 0  # most tokens of a step with adapters
-    most_lora_rank: int = 0
 
 
 def check_decode(decode: str) -> None:
@@ -72,12 +59,15 @@ def load_fused(
         return None
     try:
         _check_options(device, decode_backend)
-        return _load(root, config, device, drafting)
+        fused = _load(root, config, device, drafting)
     except Unavailable as reason:
         if decode == FUSED:
             raise EngineError(f"fused decoding is not available: {reason}") from None
         logger.info("the engine decodes: %s", reason)
         return None
+    if decode == AUTO and fused.adapted is not None:  # steps with adapters are slower in the kernels
+        return replace(fused, adapted=None, most_adapted_rows=0)
+    return fused
 
 
 def _check_options(device: Device, decode_backend: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedDecoder: a decode step of all layers, queued as launches of five kernels per layer."""
+"""FusedDecoder: a decode step of all layers, queued as launches of six kernels per layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.binding_names import LORA_TABLE
 from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionShape, FusionWeights
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning, Launch
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
+LORA_TABLE = "lora_table"  # the tensor that has the adapters of the sequences
 OLDEST = 80  # compute capability 8.0: asynchronous copies to shared memory, bf16
 
 Compile = Callable[[Any], Any]  # a plan to an object with the method `launch` of `FusedProgram`
@@ -118,7 +118,7 @@ class FusedDecoder:
         for plan in plans:
             for name, nbytes in plan.scratch_bytes().items():
                 sizes[name] = max(nbytes, sizes.get(name, 0))
-        return {name: self._device.empty((nbytes,), np.uint8) for name, nbytes in sizes.items()}
+        return {name: self._device.zeros((nbytes,), np.uint8) for name, nbytes in sizes.items()}
 
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Queue one step on the device's stream.

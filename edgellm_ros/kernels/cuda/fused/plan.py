@@ -22,6 +22,7 @@ COPIES, SUMS_ROWS, SUMS_STRIDE = 4, 8, 68
 MOST_SPLITS = 32
 COLUMNS = 16  # of a warp that multiplies quantised weights
 PIECES = 8  # copies of one such column in a step of a warp
+OTHER_MMA_ROWS = 4  # as `mma_rows`, with quantised weights and with adapters
 FEWEST_STEPS = 3  # of quantised weights on their way
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
@@ -36,12 +37,13 @@ class FusedTuning:
       up, and of the others, with quantised weights
     - registers: those of a block of a product if two have room at once; a block of the attention, which has
       up to 40K of a multiprocessor's 64K, has room beside it
-    - quantized_threads, quantized_stages: threads and stages of kernels for a shape with quantised weights,
-      without tensor cores for the others
+    - quantized_threads, quantized_stages, quantized_slots: threads, stages and slots of kernels of up to
+      three rows for a shape with quantised weights, without tensor cores for the others
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
+    - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -61,16 +63,18 @@ class FusedTuning:
     narrow_tile: int = 128
     head_tile: int = 64
     quantized_tile: int = 64
-    quantized_wide_tile: int = 128
-    quantized_narrow_tile: int = 128
-    quantized_threads: int = 256
-    quantized_stages: int = 26
+    quantized_wide_tile: int = 256
+    quantized_narrow_tile: int = 256
+    quantized_threads: int = 512
+    quantized_stages: int = 13
+    quantized_slots: int = 1
     registers: int = 24 << 10
     stages: int = 13
-    mma_rows: int = 4
+    mma_rows: int = 1
     mma_threads: int = 256
     mma_stages: int = 7
     mma_slots: int = 1
+    paired_hidden: int = 2048
     repeated_bytes: int = 12 << 20
     blocks: int = 1
     attention_threads: int = 256
@@ -227,15 +231,17 @@ class FusedPlan:
         adapted: bool = False,
     ) -> None:
         self.lora_rank = shape.lora_rank if adapted else 0
-        self.mma = rows >= tuning.mma_rows
-        if shape.quantized and not self.mma:
-            tuning = replace(tuning, threads=tuning.quantized_threads, stages=tuning.quantized_stages)
+        other = OTHER_MMA_ROWS if shape.quantized or adapted else 0
+        self.mma = rows >= max(other, tuning.mma_rows)
         if self.mma:
+            slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
+            tuning = replace(tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots)
+        elif shape.quantized:
             tuning = replace(
                 tuning,
-                threads=tuning.mma_threads,
-                stages=tuning.mma_stages,
-                slots=tuning.mma_slots,
+                threads=tuning.quantized_threads,
+                stages=tuning.quantized_stages,
+                slots=min(tuning.slots, tuning.quantized_slots),
             )
         elif rows > 1:
             tuning = replace(tuning, slots=min(tuning.slots, 1))
