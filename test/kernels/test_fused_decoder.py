@@ -284,8 +284,16 @@ def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, t
 
 
 @pytest.mark.slow
-def test_a_step_of_one_row_on_tensor_cores_is_that_of_numpy(fused):
-    check(fused, changed(tied=True), [150], tuning=dataclasses.replace(CPU_TUNING, mma_rows=1))
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        pytest.param({"mma_rows": 2}, id="without tensor cores"),
+        pytest.param({"wide_hidden": 0, "mma_threads": 256}, id="in wide tiles"),
+    ],
+)
+def test_a_step_of_one_row_is_that_of_numpy(fused, tuning):
+    shape = changed(tied=True, hidden=320, inner=576)
+    check(fused, shape, [150], tuning=dataclasses.replace(CPU_TUNING, **tuning))
 
 
 @pytest.mark.slow
@@ -297,7 +305,7 @@ def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied):
 
 def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
     shape = FusedShape("fp16", 28, 2048, 16, 8, 128, 6144, 151936, 128, 8192, tied=True, max_rows=16)
-    few, many = (FusedPlan(shape, rows, 132, 227 << 10, FusedTuning()) for rows in (4, 16))
+    few, many = (FusedPlan(shape, rows, 132, 227 << 10, FusedTuning()) for rows in (1, 16))
     assert [name for name, apart in few.apart.items() if apart] == ["o"]
     assert all(many.apart.values())
     assert many.products["qkv"].width < few.products["qkv"].width  # only the block's share

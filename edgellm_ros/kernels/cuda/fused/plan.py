@@ -44,6 +44,7 @@ class FusedTuning:
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
     - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
+    - wide_hidden: the smallest hidden size for which the narrow tiles of such products have 256 columns
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -75,7 +76,8 @@ class FusedTuning:
     mma_stages: int = 7
     mma_slots: int = 1
     paired_hidden: int = 2048
-    repeated_bytes: int = 12 << 20
+    wide_hidden: int = 2048
+    repeated_bytes: int = 4 << 20
     blocks: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
@@ -235,7 +237,10 @@ class FusedPlan:
         self.mma = rows >= max(other, tuning.mma_rows)
         if self.mma:
             slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
-            tuning = replace(tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots)
+            tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
+            tuning = replace(
+                tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
+            )
         elif shape.quantized:
             tuning = replace(
                 tuning,
