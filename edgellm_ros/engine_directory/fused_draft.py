@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
-from edgellm_ros.engine_directory.fused_model import FusedLayer, StoredWeight
-from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
+from edgellm_ros.engine_directory.fused_model import FusedLayer, JsonFile, StoredWeight
 
 FUSED_DRAFT_FILE = "draft/fused.json"
 
@@ -37,7 +34,7 @@ class StoredFusion:
 
 
 @dataclass(frozen=True)
-class FusedDraftModel:
+class FusedDraftModel(JsonFile):
     """All contents of `draft/fused.json`; the head's sizes are in `config.json`."""
 
     file: str  # of the weights, in the same folder
@@ -55,12 +52,3 @@ class FusedDraftModel:
         for layer in self.layers:
             yield from layer.weights()
         yield from (self.hidden_norm, self.norm, self.lm_head)
-
-    def contents(self) -> bytes:
-        """Return the contents of the file."""
-        return (json.dumps(to_dict(self), indent=1, ensure_ascii=False) + "\n").encode()
-
-    @classmethod
-    def load(cls, path: Path) -> FusedDraftModel:
-        """Read the file. FileNotFoundError, or ValueError that names file and key."""
-        return from_dict(cls, read_json(path), str(path))

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from edgellm_ros.engine_directory.fused_model import StoredWeight
-from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
+from edgellm_ros.engine_directory.fused_model import JsonFile, StoredWeight
 
 FUSED_EXPERT_FILE = "action/fused.json"
 
@@ -41,7 +38,7 @@ class FusedTime:
 
 
 @dataclass(frozen=True)
-class FusedExpertModel:
+class FusedExpertModel(JsonFile):
     """All contents of `action/fused.json`."""
 
     file: str  # of the weights, in the same folder
@@ -60,12 +57,3 @@ class FusedExpertModel:
         """Yield all weights."""
         for part in (self, self.time, *self.layers):
             yield from (value for value in vars(part).values() if isinstance(value, StoredWeight))
-
-    def contents(self) -> bytes:
-        """Return the contents of the file."""
-        return (json.dumps(to_dict(self), indent=1, ensure_ascii=False) + "\n").encode()
-
-    @classmethod
-    def load(cls, path: Path) -> FusedExpertModel:
-        """Read the file. FileNotFoundError, or ValueError that names file and key."""
-        return from_dict(cls, read_json(path), str(path))

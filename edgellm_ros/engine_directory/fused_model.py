@@ -12,10 +12,27 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgellm_ros.engine_directory.schema import from_dict, read_json, to_dict
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 FUSED_FILE = "llm/fused.json"
+
+
+class JsonFile:
+    """A dataclass that is the contents of a JSON file."""
+
+    def contents(self) -> bytes:
+        """Return the contents of the file."""
+        return (json.dumps(to_dict(self), indent=1, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file. FileNotFoundError, or ValueError that names file and key."""
+        return from_dict(cls, read_json(path), str(path))
 
 
 @dataclass(frozen=True)
@@ -94,7 +111,7 @@ class FusedLayer:
 
 
 @dataclass(frozen=True)
-class FusedModel:
+class FusedModel(JsonFile):
     """All contents of `llm/fused.json`."""
 
     problem: str | None  # why the fused kernels cannot run the model, which has no layers here then
@@ -116,12 +133,3 @@ class FusedModel:
         yield self.norm
         if self.lm_head is not None:
             yield self.lm_head
-
-    def contents(self) -> bytes:
-        """Return the contents of the file."""
-        return (json.dumps(to_dict(self), indent=1, ensure_ascii=False) + "\n").encode()
-
-    @classmethod
-    def load(cls, path: Path) -> FusedModel:
-        """Read the file. FileNotFoundError, or ValueError that names file and key."""
-        return from_dict(cls, read_json(path), str(path))

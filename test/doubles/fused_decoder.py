@@ -241,21 +241,8 @@ class HostFusedDecoder:
             self._run(tensors)
 
     def _run(self, tensors: Mapping[str, Tensor]) -> None:
-        arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
-        batch, tokens, _ = arrays["inputs_embeds"].shape
-        assert batch * tokens <= self._shape.max_rows
-        mask = arrays.get("attention_mask") if tokens > 1 else None
-        step = Step(
-            embeds=arrays["inputs_embeds"],
-            cos=arrays["rope_cos"],
-            sin=arrays["rope_sin"],
-            position_ids=arrays["position_ids"],
-            kv_length=arrays["kv_length"],
-            caches=[
-                (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
-            ],
-            mask=None if mask is None else mask[:, 0],
-        )
+        arrays = arrays_of(tensors)
+        step = Step(**token_inputs(arrays, self._shape))
         head = self._lm_head
         if head is None:
             head = arrays["embedding" if self._shape.tied else "lm_head.weight"]
@@ -314,6 +301,27 @@ def _fusion_arrays(fusion: StateFusion) -> tuple[np.ndarray, np.ndarray | None, 
         norms = [array_at(weights.norms[0], (3 * size,), dtype)]
     bias = array_at(weights.bias, (shape.fused_size,), dtype) if weights.bias else None
     return array_at(weights.fc, (3 * size, shape.fused_size), dtype), bias, norms
+
+
+def arrays_of(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """View the tensors of a run as arrays."""
+    return {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
+
+
+def token_inputs(arrays: Mapping[str, np.ndarray], shape: FusedShape) -> dict[str, Any]:
+    """Return the fields of a `Step` that a run's arrays have, for at most `shape.max_rows` tokens."""
+    batch, tokens, _ = arrays["inputs_embeds"].shape
+    assert batch * tokens <= shape.max_rows
+    mask = arrays.get("attention_mask") if tokens > 1 else None
+    return {
+        "embeds": arrays["inputs_embeds"],
+        "cos": arrays["rope_cos"],
+        "sin": arrays["rope_sin"],
+        "position_ids": arrays["position_ids"],
+        "kv_length": arrays["kv_length"],
+        "caches": [(arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(shape.layers)],
+        "mask": None if mask is None else mask[:, 0],
+    }
 
 
 def array_at(pointer: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

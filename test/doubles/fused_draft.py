@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 from doubles.deferred_device import DeferredDevice
-from doubles.fused_decoder import TYPES, LayerArrays, Step, array_at, attention, layer_shapes, rms_norm
+from doubles.fused_decoder import (
+    TYPES,
+    LayerArrays,
+    Step,
+    array_at,
+    arrays_of,
+    attention,
+    layer_shapes,
+    rms_norm,
+    token_inputs,
+)
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
@@ -87,20 +97,9 @@ class HostFusedDraft:
             self._run(tensors)
 
     def _run(self, tensors: Mapping[str, Tensor]) -> None:
-        arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
-        batch, tokens, _ = arrays["inputs_embeds"].shape
-        assert batch * tokens <= self._shape.max_rows
-        mask = arrays.get("attention_mask") if tokens > 1 else None
+        arrays = arrays_of(tensors)
         run = HeadRun(
-            embeds=arrays["inputs_embeds"],
-            cos=arrays["rope_cos"],
-            sin=arrays["rope_sin"],
-            position_ids=arrays["position_ids"],
-            kv_length=arrays["kv_length"],
-            caches=[
-                (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in range(self._shape.layers)
-            ],
-            mask=None if mask is None else mask[:, 0],
+            **token_inputs(arrays, self._shape),
             states=arrays["hidden_states"],
             last_token_ids=arrays["last_token_ids"],
         )

@@ -20,10 +20,15 @@ from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES
 from doubles.fused_expert import Inputs, layer_shapes, outer_shapes, velocity
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels.cuda.fused import expert_compiler
-from edgellm_ros.kernels.cuda.fused.compiler import HARDWARE, source
+from edgellm_ros.kernels.cuda.fused.compiler import HARDWARE, options, source
 from edgellm_ros.kernels.cuda.fused.expert import FusedExpert
-from edgellm_ros.kernels.cuda.fused.expert_plan import ExpertPlan, ExpertTuning, plan_samples
+from edgellm_ros.kernels.cuda.fused.expert_plan import (
+    FILES,
+    KERNELS,
+    ExpertPlan,
+    ExpertTuning,
+    plan_samples,
+)
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertLayerWeights, ExpertWeights
 from fixtures.on_device import put
@@ -125,8 +130,8 @@ class HostProgram:
         name = hashlib.sha256(repr(self._plan.macros()).encode()).hexdigest()[:16]
         library = self._folder / f"{name}.so"
         if not library.exists():
-            kernels = source(expert_compiler.FILES)
-            fused_on_cpu.build(library, kernels, self._plan.macros(), expert_compiler.KERNELS)
+            kernels = source(FILES)
+            fused_on_cpu.build(library, kernels, self._plan.macros(), KERNELS)
         return fused_on_cpu.HostKernels(library).launch
 
 
@@ -220,7 +225,7 @@ def test_all_kernels_but_the_first_start_early_where_the_gpu_can(arch, early):
 def test_blocks_fit_into_shared_memory(shape, multiprocessors, most_shared):
     for samples in (1, 4, 64):
         plan = plan_samples(shape, samples, multiprocessors, most_shared, ExpertTuning())
-        launches = [plan.launch(name, samples, False) for name in expert_compiler.KERNELS]
+        launches = [plan.launch(name, samples, False) for name in KERNELS]
         assert max(launch.shared for launch in launches) <= most_shared
         assert max(launch.threads for launch in launches) <= 1024
 
@@ -239,11 +244,11 @@ def test_a_gpu_with_too_little_shared_memory_is_refused():
 def test_the_kernels_keep_their_variables_in_registers(shape, row_tile, arch):
     log = io.StringIO()
     plan = ExpertPlan(shape, row_tile, 163 << 10, ExpertTuning())
-    options = dataclasses.replace(expert_compiler.options(arch, plan), ptxas_options="-v")
-    program = source((HARDWARE, *expert_compiler.FILES))
-    Program(program, "c++", options).compile("cubin", logs=log)
+    verbose = dataclasses.replace(options(arch, plan), ptxas_options="-v")
+    program = source((HARDWARE, *FILES))
+    Program(program, "c++", verbose).compile("cubin", logs=log)
     frames = re.findall(r"Function properties for (\w+)\n\D*(\d+) bytes stack frame", log.getvalue())
-    assert sorted(frames) == [(name, "0") for name in sorted(expert_compiler.KERNELS)]
+    assert sorted(frames) == [(name, "0") for name in sorted(KERNELS)]
 
 
 def test_a_shape_that_the_kernels_do_not_take_is_refused(fused):

@@ -17,15 +17,16 @@ from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.fused_actions import Expert, FusedActions
 from edgellm_ros.diffusion.time_embedding import TimeEmbedding
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
+from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE, FusedExpertModel
 from edgellm_ros.engine_directory.fused_model import StoredWeight
 from edgellm_ros.kernels import SequenceCache
 from edgellm_ros.runtime.fused import loading
+from edgellm_ros.runtime.fused.agreement import disagreement
 from edgellm_ros.runtime.fused.backend import element_type
-from edgellm_ros.runtime.fused.device_weights import load_weights
+from edgellm_ros.runtime.fused.device_weights import load_weights, owners_of
 
 if TYPE_CHECKING:
     from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 CONTEXT = 200  # KV rows that the measured steps attend to, as far as the cache has them
 RUNS = 5  # of which the median counts
-LARGEST_DIFFERENCE = 0.25  # of trajectories of the same expert, in shares of their root mean square
 
 
 def load_fused_actions(root: Path, config: EngineConfig, device: Device, decode: str) -> FusedActions | None:
@@ -70,12 +70,8 @@ def _load(root: Path, config: EngineConfig, device: Device) -> FusedActions:
     if problem is not None:
         raise loading.Unavailable(f"the kernels do not take this action head: {problem}")
     tensors = load_weights(path.parent, model, dtype, device)
-    try:
+    with loading.made_or_unavailable():
         expert = make_expert(device, shape, expert_weights(model, tensors), config.builder.max_action_samples)
-    except (DeviceLostError, DeviceMemoryError):
-        raise
-    except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
-        raise loading.Unavailable(str(error)) from None
     return FusedActions(expert, time_embedding(path.parent, model, dtype), tensors)
 
 
@@ -115,10 +111,9 @@ def expert_weights(model: FusedExpertModel, tensors: Mapping[str, Tensor]) -> Ex
     def addresses(part: object, *names: str) -> dict[str, int]:
         return {name: tensors[getattr(part, name).name].pointer for name in names}
 
-    owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
     layers = tuple(ExpertLayerWeights(**addresses(layer, *vars(layer))) for layer in model.layers)
     outer = addresses(model, "in_proj", "norm", "out_proj", "out_bias")
-    return ExpertWeights(layers, **outer, owners=owners)
+    return ExpertWeights(layers, **outer, owners=owners_of(tensors))
 
 
 def time_embedding(folder: Path, model: FusedExpertModel, dtype: np.dtype) -> TimeEmbedding:
@@ -159,15 +154,18 @@ def choose_by_time(device: Device, runner: ActionRunner, cache: SequenceCache, r
     try:
         for fused in (False, True):
             runner.uses_fused = fused
-            times, found = [], []
+            times: list[float] = []
+            found: list[np.ndarray] = []
             for _ in range(RUNS + 2):  # the first one is recorded, the second one warms up
                 device.synchronize()
                 start = time.perf_counter()
-                found.append(runner.execute(cache, 1, steps, 0, lambda step: True))
+                actions = runner.execute(cache, 1, steps, 0, lambda step: True)
+                assert actions is not None  # not cancelled
+                found.append(actions)
                 times.append(time.perf_counter() - start)
             seconds[fused] = statistics.median(times[2:])
             results.append(found)
-        problem = _problem(results[0][-1], results[1])
+        problem = disagreement(results[0][-1], results[1][0], results[1][1:])
     except DeviceLostError:
         raise
     except EngineError as error:
@@ -184,15 +182,3 @@ def choose_by_time(device: Device, runner: ActionRunner, cache: SequenceCache, r
         seconds[True] * 1e3,
         seconds[False] * 1e3,
     )
-
-
-def _problem(engine: np.ndarray | None, fused: list[np.ndarray | None]) -> str:
-    """Compare a trajectory of the engine with those of the fused kernels; "" = nothing is wrong."""
-    assert engine is not None
-    assert fused[0] is not None
-    difference = float(np.sqrt(np.mean((fused[0] - engine) ** 2)))
-    size = float(np.sqrt(np.mean(engine**2)))
-    if not difference <= LARGEST_DIFFERENCE * size:
-        return f"differ from the engine's by {difference:.3g}, of a root mean square of {size:.3g}"
-    same = all(np.array_equal(fused[0], other) for other in fused[1:] if other is not None)
-    return "" if same else "differ from run to run"

@@ -66,6 +66,19 @@ class FusedBackend:
 def _bindings(
     shape: FusedShape, head: tuple[str, tuple[int, ...]] | None, trees: bool, fused_size: int
 ) -> Iterator[Binding]:
+    dtype = element_type(shape.dtype)
+    yield from token_bindings(shape, trees)
+    if head is not None:
+        yield Binding(head[0], dtype, head[1], True)
+    yield Binding(names.LOGITS, np.dtype(np.float32), ("B", "S", shape.vocab), False)
+    for layer in shape.hidden_state_layers:
+        yield Binding(names.hidden_states(layer), dtype, ("B", "S", shape.hidden), False)
+    if fused_size:
+        yield Binding(names.FUSED_HIDDEN_STATES, dtype, ("B", "S", fused_size), False)
+
+
+def token_bindings(shape: FusedShape, trees: bool) -> Iterator[Binding]:
+    """Yield the inputs of a run over tokens: embeddings, positions and KV caches; trees: with a mask."""
     dtype, half = element_type(shape.dtype), shape.rotary_dim // 2
     int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
     yield Binding(names.INPUTS_EMBEDS, dtype, ("B", "S", shape.hidden), True)
@@ -75,17 +88,10 @@ def _bindings(
     yield Binding(names.KV_LENGTH, int64, ("B",), True)
     if trees:
         yield Binding(names.ATTENTION_MASK, np.dtype(np.bool_), ("B", 1, "S", shape.capacity), True)
-    if head is not None:
-        yield Binding(head[0], dtype, head[1], True)
     for i in range(shape.layers):
         slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
         yield Binding(names.key_cache(i), dtype, slots, True)
         yield Binding(names.value_cache(i), dtype, slots, True)
-    yield Binding(names.LOGITS, float32, ("B", "S", shape.vocab), False)
-    for layer in shape.hidden_state_layers:
-        yield Binding(names.hidden_states(layer), dtype, ("B", "S", shape.hidden), False)
-    if fused_size:
-        yield Binding(names.FUSED_HIDDEN_STATES, dtype, ("B", "S", fused_size), False)
 
 
 def element_type(precision: str) -> np.dtype:

@@ -18,12 +18,12 @@ from edgellm_ros.kernels import DraftTree, TreeKernels
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.decoding.recorded_steps import batch_sizes
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
+from edgellm_ros.runtime.fused.agreement import disagreement
 
 logger = logging.getLogger(__name__)
 
 CONTEXT = 500  # KV rows that the last tokens of measured steps attend to, as far as the cache has them
 SAMPLES, STEPS = 7, 4  # medians of so many times of so many steps
-LARGEST_DIFFERENCE = 0.25  # of logits of the same model, in shares of their root mean square
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Measurement:
             seconds.append(_time(device, step))
         repeated = device.download(logits)
         engine, fused = results
-        problem = _problem(engine, fused, repeated)
+        problem = disagreement(engine, fused, [repeated])
         if problem:
             trees = f" of {size} tokens" if verification is not None else ""
             raise _WrongLogits(f"with {rows} rows{trees} the logits of the fused kernels {problem}")
@@ -170,15 +170,6 @@ class _Measurement:
         chains = (on_device(self._device, each) for each in (depths - 1, depths))
         tree, kernels = DraftTree(tokens, *chains), verification.kernels
         return lambda: runner.execute_tree_decoding_step(embeds, tree, kernels, logits)
-
-
-def _problem(engine: np.ndarray, fused: np.ndarray, repeated: np.ndarray) -> str:
-    """Compare logits of the engine, of the fused kernels, and of a later run of these."""
-    found, expected = fused.astype(np.float64), engine.astype(np.float64)
-    difference, size = (float(np.sqrt(np.mean(x**2))) for x in (found - expected, expected))
-    if not difference <= LARGEST_DIFFERENCE * size:
-        return f"differ from the engine's by {difference:.3g}, of a root mean square of {size:.3g}"
-    return "" if np.array_equal(fused, repeated) else "differ from run to run"
 
 
 def _time(device: Device, step: Callable[[], None]) -> float:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -59,8 +60,21 @@ def load_weights(
     return tensors
 
 
-def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> FusedShape:
-    """Return the shape of an engine's decoder, for steps of at most `most_rows` tokens in all."""
+def owners_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Return the objects that keep the memory of tensors alive, each once."""
+    return tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
+
+
+def address_in(tensors: Mapping[str, Tensor], weight: StoredWeight | None) -> int:
+    """Return the address of a weight on the device; 0 if there is none."""
+    return 0 if weight is None else tensors[weight.name].pointer
+
+
+def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts: bool) -> FusedShape:
+    """Return the shape of an engine's decoder, for steps of at most `most_rows` tokens in all.
+
+    adapts: whether sequences may have LoRA adapters.
+    """
     from edgellm_ros.kernels.cuda.fused.shape import MOST_LORA_RANK, FusedShape
 
     llm, first = config.llm, model.layers[0]
@@ -87,7 +101,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int) -> Fuse
         max_rows=most_rows,
         hidden_state_layers=config.hidden_state_layers,
         quantized=tuple(_forms(model)),
-        lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK),
+        lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
     )
 
 
@@ -95,17 +109,14 @@ def fused_weights(model: FusedModel, tensors: dict[str, Tensor]) -> FusedWeights
     """Return the addresses of weights on the device."""
     from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
-    def address(weight: StoredWeight | None) -> int:
-        return 0 if weight is None else tensors[weight.name].pointer
-
+    address = partial(address_in, tensors)
     layers = []
     for i, layer in enumerate(model.layers):
         weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
         for matrices in model.quantized[i : i + 1]:
             weights |= {name: address(matrix.values) for name, matrix in matrices.given()}
         layers.append(FusedLayerWeights(**weights))
-    owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
-    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners)
+    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners_of(tensors))
 
 
 def fusion_shape(config: EngineConfig, fusion: StoredFusion, most_rows: int) -> FusionShape:
@@ -137,7 +148,7 @@ def state_fusion(
         joined = tensors[fusion.joined_norm.name]
         size = shape.state_size * joined.dtype.itemsize
         norms = tuple(joined.pointer + i * size for i in range(NUM_BASE_STATES))
-    bias = tensors[fusion.fc_bias.name].pointer if fusion.fc_bias is not None else 0
+    bias = address_in(tensors, fusion.fc_bias)
     low, middle, high = norms
     owners = tuple(tensors[weight.name].owner for weight in fusion.weights())
     weights = FusionWeights(tensors[fusion.fc.name].pointer, bias, (low, middle, high), owners)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,18 +13,16 @@ import numpy as np
 
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device
-from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE, FusedDraftModel
-from edgellm_ros.engine_directory.fused_model import StoredWeight
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.engines.fused_decoding import FusedDecoding
-from edgellm_ros.runtime.fused.backend import Decoder, FusedBackend, element_type
-from edgellm_ros.runtime.fused.device_weights import load_weights
-from edgellm_ros.runtime.fused.loading import Unavailable, device_problem
+from edgellm_ros.runtime.fused.backend import Decoder, FusedBackend, element_type, token_bindings
+from edgellm_ros.runtime.fused.device_weights import address_in, load_weights, owners_of
+from edgellm_ros.runtime.fused.loading import Unavailable, device_problem, made_or_unavailable
 
 if TYPE_CHECKING:
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
@@ -74,12 +73,8 @@ def _load(
     if problem is not None:
         raise Unavailable(f"the kernels do not take this head: {problem}")
     tensors = load_weights(path.parent, model, element_type(config.precision), device)
-    try:
+    with made_or_unavailable():
         head = make_head(device, shape, _weights(model, tensors))
-    except (DeviceLostError, DeviceMemoryError):
-        raise
-    except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
-        raise Unavailable(str(error)) from None
     backend = FusedDraftBackend(head, shape, device, takes_trees=not drafting.is_chain)
     return FusedDecoding(EngineExecutor(backend, "draft/fused"), head.max_rows, tensors)
 
@@ -134,33 +129,19 @@ def _weights(model: FusedDraftModel, tensors: dict[str, Tensor]) -> FusedWeights
     """Return the addresses of a head's weights on the device."""
     from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
-    def address(weight: StoredWeight | None) -> int:
-        return 0 if weight is None else tensors[weight.name].pointer
-
+    address = partial(address_in, tensors)
     layers = []
     for i, layer in enumerate(model.layers):
         weights = {name: address(value) for name, value in vars(layer).items() if name != "window"}
         state_norm = 0 if i else address(model.hidden_norm)
         layers.append(FusedLayerWeights(**weights, state_norm=state_norm))
-    owners = tuple({id(tensor.owner): tensor.owner for tensor in tensors.values()}.values())
-    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners)
+    return FusedWeights(tuple(layers), address(model.norm), address(model.lm_head), owners_of(tensors))
 
 
 def _bindings(shape: FusedDraftShape, takes_trees: bool) -> Iterator[Binding]:
-    dtype, half, hidden = element_type(shape.dtype), shape.rotary_dim // 2, shape.hidden
-    int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
-    yield Binding(names.INPUTS_EMBEDS, dtype, ("B", "S", hidden), True)
+    dtype, hidden = element_type(shape.dtype), shape.hidden
+    yield from token_bindings(shape, takes_trees)
     yield Binding(names.HIDDEN_STATES, dtype, ("B", "S", hidden), True)
-    yield Binding(names.ROPE_COS, float32, ("P", half), True)
-    yield Binding(names.ROPE_SIN, float32, ("P", half), True)
-    yield Binding(names.POSITION_IDS, int64, ("B", "S"), True)
-    yield Binding(names.KV_LENGTH, int64, ("B",), True)
-    if takes_trees:
-        yield Binding(names.ATTENTION_MASK, np.dtype(np.bool_), ("B", 1, "S", shape.capacity), True)
-    yield Binding(names.LAST_TOKEN_IDS, int64, ("B", "N"), True)
-    for i in range(shape.layers):
-        slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
-        yield Binding(names.key_cache(i), dtype, slots, True)
-        yield Binding(names.value_cache(i), dtype, slots, True)
-    yield Binding(names.LOGITS, float32, ("B", "N", shape.vocab), False)
+    yield Binding(names.LAST_TOKEN_IDS, np.dtype(np.int64), ("B", "N"), True)
+    yield Binding(names.LOGITS, np.dtype(np.float32), ("B", "N", shape.vocab), False)
     yield Binding(names.NEXT_HIDDEN_STATES, dtype, ("B", "S", hidden), False)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgellm_ros.echo import quoted
@@ -59,15 +60,13 @@ def load_fused(
         return None
     try:
         _check_options(device, decode_backend)
-        fused = _load(root, config, device, drafting)
+        # Steps with adapters are slower in the kernels than in the engine.
+        return _load(root, config, device, drafting, adapts=decode == FUSED)
     except Unavailable as reason:
         if decode == FUSED:
             raise EngineError(f"fused decoding is not available: {reason}") from None
         logger.info("the engine decodes: %s", reason)
         return None
-    if decode == AUTO and fused.adapted is not None:  # steps with adapters are slower in the kernels
-        return replace(fused, adapted=None, most_adapted_rows=0)
-    return fused
 
 
 def _check_options(device: Device, decode_backend: str) -> None:
@@ -89,8 +88,23 @@ def device_problem(device: Device) -> str | None:
     return None
 
 
+@contextmanager
+def made_or_unavailable() -> Iterator[None]:
+    """Raise Unavailable where kernels cannot be made: without NVRTC, or if it does not compile them."""
+    try:
+        yield
+    except (DeviceLostError, DeviceMemoryError):
+        raise
+    except (EngineError, ImportError) as error:
+        raise Unavailable(str(error)) from None
+
+
 def _load(
-    root: Path, config: EngineConfig, device: Device, drafting: SpecDecodeDraftingConfig | None
+    root: Path,
+    config: EngineConfig,
+    device: Device,
+    drafting: SpecDecodeDraftingConfig | None,
+    adapts: bool,
 ) -> FusedDecoding:
     path = root / FUSED_FILE
     if not path.is_file():
@@ -102,7 +116,7 @@ def _load(
         raise Unavailable(f"the kernels do not take this model: {model.problem}")
     batch, nodes = config.max_supported_batch_size, drafting.tree_size if drafting is not None else 1
     rows = max(min(batch, MOST_ROWS), min(batch, MOST_ROWS // nodes) * nodes)
-    shape = fused_shape(config, model, rows)
+    shape = fused_shape(config, model, rows, adapts)
     problem = shape.unsupported()
     if problem is not None:
         raise Unavailable(f"the kernels do not take this model: {problem}")
@@ -113,12 +127,8 @@ def _load(
     if head is not None:
         tensors |= load_weights(path.parent, head, dtype, device)
         fusion = state_fusion(config, head, tensors, shape.max_rows)
-    try:
+    with made_or_unavailable():
         decoder = make_decoder(device, shape, fused_weights(model, tensors), fusion)
-    except (DeviceLostError, DeviceMemoryError):
-        raise
-    except (EngineError, ImportError) as error:  # no NVRTC, or kernels that it does not compile
-        raise Unavailable(str(error)) from None
     trees = drafting is not None and not drafting.is_chain
     fused_size = fusion.shape.fused_size if fusion is not None else 0
     sizes = shape, device, _head(model, config), trees, fused_size

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of a decode step, compiled for one model, one kind of GPU and one largest number of rows.
 //
-// qkv -- attention -- o -- gate_up -- down -- (next layer) ... -- lm_head
+// qkv -- attention -- o_x -- o -- gate_up -- down -- (next layer) ... -- lm_head
 //
-// Each kernel begins with what its inputs need: the norm of the residual stream, the merge of the attention's splits,
-// the sums of a product's parts. All blocks repeat that work, which costs less than a kernel of its own, unless there
-// are many rows: then qkv_x, o_x, gate_up_x, down_x and lm_head_x make x [rows] of the product that follows.
+// Each kernel begins with what its inputs need: the norm of the residual stream, the sums of a product's parts. All
+// blocks repeat that work, which costs less than a kernel of its own, unless there are many rows: then qkv_x, gate_up_x,
+// down_x and lm_head_x make x [rows] of the product that follows. o_x merges the attention's splits; `o` does so itself
+// without tensor cores and with quantised weights.
 //
 // A row is a token. Several tokens of one sequence, a chain or a tree, and many rows take new_rows and tree_attention in
 // place of `attention`.

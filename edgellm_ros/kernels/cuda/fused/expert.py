@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.cuda.fused.decoder import EARLY_START, OLDEST, compute_capability
+from edgellm_ros.kernels.cuda.fused.decoder import EARLY_START, OLDEST, compiler_for, compute_capability
 from edgellm_ros.kernels.cuda.fused.expert_plan import ExpertPlan, ExpertTuning, plan_samples
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertWeights
@@ -48,7 +48,7 @@ class FusedExpert:
         if capability < OLDEST:
             raise EngineError(f"the fused kernels need compute capability 8.0, the GPU is {device.arch}")
         tuning = tuning or ExpertTuning()
-        compile = compile or _compiler(device)
+        compile = compile or compiler_for(device)
         self._shape, self._weights, self._max_samples = shape, weights, max_samples
         self._early = tuning.early_start and capability >= EARLY_START
         programs: dict[int, tuple[ExpertPlan, Any]] = {}  # by rows of a block
@@ -110,10 +110,3 @@ class FusedExpert:
         bits = int(np.float32(dt).view(np.uint32))
         launch = plan.launch("finish", samples, self._early)
         yield program, launch, (*last, residual, trajectory, bits, rows)
-
-
-def _compiler(device: Any) -> Compile:
-    from edgellm_ros.kernels.cuda.fused.expert_compiler import cached_kernels
-    from edgellm_ros.kernels.cuda.fused.program import FusedProgram
-
-    return lambda plan: FusedProgram(device, cached_kernels(device.arch, plan))

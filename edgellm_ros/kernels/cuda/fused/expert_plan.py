@@ -10,6 +10,8 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.plan import WARP, Launch
 
+FILES = ("expert_product.cuh", "expert_attention.cuh", "expert.cu")
+KERNELS = ("qkv", "attention", "o", "gate_up", "down", "finish")
 ROW_TILES = (8, 16, 32)  # the kernels of each are compiled when an engine is loaded
 HIDDEN_TILE = INNER_TILE = 32  # columns of a block of `o` and `down`, and of `gate_up`'s result
 QUERY_TILE = 16  # rows of a block of the attention
@@ -75,6 +77,8 @@ class ExpertPlan:
 
     EngineError if a block needs more shared memory than there is.
     """
+
+    files = FILES
 
     def __init__(self, shape: ExpertShape, row_tile: int, most_shared: int, tuning: ExpertTuning) -> None:
         self.shape, self.row_tile, self.tuning = shape, row_tile, tuning

@@ -18,8 +18,24 @@ constexpr int X_GROUP = TENSOR_CORES ? WARP_K : 1, X_STRIDE = X_GROUP * (TENSOR_
 // Sums of a warp in shared memory: [SUMS_ROWS,TILE], with tensor cores [SUMS_ROWS,64 and a gap], 8 rows after 8.
 constexpr int SUMS_ROWS = TENSOR_CORES && ROWS > 8 ? 8 : ROWS, SUMS_STRIDE = WARP_COLUMNS + 4;
 
+// Which units of a plan, the steps of all tiles in one order, a block has.
+template <class P>
+struct Shares {
+  __device__ static constexpr int first_unit(int block) {
+    return P::WHOLE ? (int)((i64)block * P::TILES / P::BLOCKS) * P::STEPS : (int)((i64)block * P::UNITS / P::BLOCKS);
+  }
+  __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * P::BLOCKS - 1) / P::UNITS); }
+  __device__ static constexpr int first_block(int tile) { return block_of(tile * P::STEPS); }
+  __device__ static constexpr int parts(int tile) { return block_of((tile + 1) * P::STEPS - 1) - first_block(tile) + 1; }
+  __device__ static constexpr int most_parts() {
+    int most = 1;
+    for (int tile = 0; tile < P::TILES; ++tile) most = parts(tile) > most ? parts(tile) : most;
+    return most;
+  }
+};
+
 template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, bool WHOLE_ = false>
-struct Plan {
+struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_>> {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_;
   static constexpr bool WHOLE = WHOLE_;  // blocks take whole tiles
   static constexpr bool QUANTIZED = false;
@@ -37,17 +53,6 @@ struct Plan {
 
   __device__ static constexpr int x_place(int k, int row) {
     return k / X_GROUP * X_STRIDE + row * X_GROUP + k % X_GROUP;
-  }
-  __device__ static constexpr int first_unit(int block) {
-    return WHOLE ? (int)((i64)block * TILES / BLOCKS) * STEPS : (int)((i64)block * UNITS / BLOCKS);
-  }
-  __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * BLOCKS - 1) / UNITS); }
-  __device__ static constexpr int first_block(int tile) { return block_of(tile * STEPS); }
-  __device__ static constexpr int parts(int tile) { return block_of((tile + 1) * STEPS - 1) - first_block(tile) + 1; }
-  __device__ static constexpr int most_parts() {
-    int most = 1;
-    for (int tile = 0; tile < TILES; ++tile) most = parts(tile) > most ? parts(tile) : most;
-    return most;
   }
 };
 

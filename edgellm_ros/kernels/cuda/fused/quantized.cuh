@@ -16,7 +16,8 @@
 // multiplied, are computed by tensor cores too.
 
 template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int GROUP_, bool ZERO_POINTS_>
-struct QuantizedPlan {
+struct QuantizedPlan
+    : Shares<QuantizedPlan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, BITS_, GROUP_, ZERO_POINTS_>> {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_, BITS = BITS_, GROUP = GROUP_;
   static constexpr bool QUANTIZED = true, ZERO_POINTS = ZERO_POINTS_, WHOLE = false;
   static constexpr int WARPS = THREADS / 32, COLUMN_WARPS = TILE / 16, K_WARPS = WARPS / COLUMN_WARPS;
@@ -42,16 +43,6 @@ struct QuantizedPlan {
 
   // A lane reads the scales of four intervals at once, which are those of BATCH halves.
   static constexpr int INTERVAL = GROUP < HALF ? GROUP : HALF, INTERVALS = HALF / INTERVAL, BATCH = 4 / INTERVALS;
-
-  __device__ static constexpr int first_unit(int block) { return (int)((i64)block * UNITS / BLOCKS); }
-  __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * BLOCKS - 1) / UNITS); }
-  __device__ static constexpr int first_block(int tile) { return block_of(tile * STEPS); }
-  __device__ static constexpr int parts(int tile) { return block_of((tile + 1) * STEPS - 1) - first_block(tile) + 1; }
-  __device__ static constexpr int most_parts() {
-    int most = 1;
-    for (int tile = 0; tile < TILES; ++tile) most = parts(tile) > most ? parts(tile) : most;
-    return most;
-  }
 
   // x lies in blocks of 8 k, the rows of a block in an order in which lanes read without conflicts.
   __device__ static constexpr int row_place(int block, int row) {
@@ -286,7 +277,7 @@ struct QuantizedSums {
     }
   }
 
-  // Hand out the sums of a tile; `multiply` of gemv.cuh tells what `finish` gets.
+  // Pass on the sums of a tile; `multiply` of gemv.cuh tells what `finish` gets.
   template <class Finish>
   __device__ void end(const Shared<P>& shared, int tile, bool from_start, Finish finish) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -19,10 +19,10 @@ from edgellm_ros.kernels.tree_protocol import (
 
 MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
-# Of dense models that "auto" drafts for on a GPU. On an H200 the demo's (256) takes 0.091 ms per token in
-# fused steps and 0.060 in fused rounds, but 0.39 ms more for a prompt, because the head runs on it too: so
-# drafting pays in answers of more than 12 tokens, which plans do not have. Qwen3-1.7B's shape (2048) takes
-# 1.15 ms per token, and 0.66 in rounds of 3.
+# Of dense models that "auto" drafts for on a GPU. On an H200 the demo's (256) takes 0.080 ms per token in
+# fused steps and 0.057 in fused rounds, but 0.39 ms more for a prompt, because the head runs on it too: so
+# drafting pays in answers of more than 16 tokens, which plans do not have. Qwen3-1.7B's shape (2048) takes
+# 1.07 ms per token, and 0.61 in rounds of 3.
 LEAST_HIDDEN_SIZE = 1024
 STRATEGIES = (EAGLE, LOOKUP)
 
