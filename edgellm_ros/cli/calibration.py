@@ -26,7 +26,6 @@ from edgellm_ros.cli.token_runs import TokenRun, record_runs, run_graph
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine_directory.files import graph_path
 
-MAX_REQUESTS = 128
 MAX_ROWS = 512  # tokens whose inputs are kept for the search
 
 
@@ -54,7 +53,7 @@ def calibrate(
     source: file of prompts, or bag (`read_requests`). A temporary engine is written beside `engine`.
     """
     plan = plan_calibration(checkpoint, options)
-    requests = read_requests(source, plan.config, MAX_REQUESTS)
+    requests = read_requests(source, plan.config)
     parent = Path(engine).absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".calibration-") as folder:

@@ -120,8 +120,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--calibrate",
         metavar="PROMPTS",
         help="with --quantize: scale the inputs of layers so that rounding changes least while the model "
-        "answers these prompts (AWQ): a text file with a prompt in each line, or .jsonl with a prompt or a "
-        "request of `edgellm generate --requests` in each line",
+        "answers these prompts (AWQ): a text file with a prompt in each line, .jsonl with a prompt or a "
+        "request of `edgellm generate --requests` in each line, or a bag (its commands, sounds and frames, "
+        "as `edgellm replay` reads them)",
     )
     parser.add_argument(
         "--cpu-int8",
