@@ -86,6 +86,7 @@ class ExportOptions:
     quantize: str | None = None  # "int4" or "int8": round the layers of the language model
     group_size: int = 64  # inputs that share a scale, with `quantize`
     cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
+    kv_cache: str | None = None  # "fp8": the type of the KV cache; None = the precision
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
@@ -100,6 +101,7 @@ class ExportOptions:
             self.max_lora_rank or 0,
             hidden_state_layers=self.hidden_state_layers,
             lm_head_input=self.lm_head_input,
+            kv_cache=self.kv_cache,
         )
 
 
@@ -182,6 +184,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         head,
         bool(folders or options.max_lora_rank),
         limits.hidden_state_layers,
+        kv_cache=options.kv_cache,
     )
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
@@ -196,8 +199,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     cpu = {"llm": model.build_llm(llm_options)}  # for a CPU
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
-        parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
-        if options.precision != "fp32":
+        build = partial(build_expert, *sources, kv_cache=options.kv_cache)
+        parts["action"], variants["action"] = build(), build(cuda=True)
+        if options.precision != "fp32" and options.kv_cache is None:
             described = describe_expert(expert, parts["action"], Path(graph_path("action")).name)
             texts[FUSED_EXPERT_FILE] = described.contents()
     if model.build_cuda_llm is not None:
@@ -227,8 +231,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if options.cpu_int8:
         cpu |= {part: build(options.precision) for part, build in model.encoders.items()}
     cpu = {part: graph for part, graph in cpu.items() if _for_a_cpu(part, graph, options)}
-    for part, graph in parts.items():
-        check_operators(graph.graph, graph_path(part))
+    if options.kv_cache is None:  # TensorRT takes no FP8 cache (builder/tensorrt_plan.py)
+        for part, graph in parts.items():
+            check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     cuda_file = Path(variant_path(graph_path("llm"), "cuda")).name
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
@@ -240,7 +245,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
                 variant.share_weights(variants["llm"], cuda_file, own=True)
             variant.share_weights(parts[part], Path(graph_path(part)).name, own=own)
             graphs[variant_path(graph_path(part), form)] = variant
-    if model.describe_llm is not None and options.precision != "fp32":
+    if model.describe_llm is not None and options.precision != "fp32" and options.kv_cache is None:
         described_llm = (llm, Path(graph_path("llm")).name), (variants["llm"], cuda_file)
         texts[FUSED_FILE] = model.describe_llm(llm_options, *described_llm).contents()
 
@@ -312,6 +317,11 @@ def _read_draft(
         raise ValueError(
             f"{folder}: a draft head for a language model of a family of its own: supported are dense "
             "decoders and hybrids; --no-draft exports the model alone"
+        )
+    if options.kv_cache is not None:
+        raise ValueError(
+            f"{folder}: a draft head is not supported with a KV cache of type {options.kv_cache}; --no-draft "
+            "exports the model alone"
         )
     dtype = np.dtype(DTYPES[options.precision].numpy())
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)

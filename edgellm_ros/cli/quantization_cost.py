@@ -29,6 +29,7 @@ PROMPTS = (
     "Explain in two sentences why a robot should slow down near people.",
 )
 ANSWER_TOKENS = 32
+FLOAT8 = 17  # ONNX's number for E4M3
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,21 @@ def _feeds(session: Any, config: EngineConfig, embeds: np.ndarray, engine: Path)
     }
     if config.builder.lm_head_input:
         given["lm_head.weight"] = read_header(engine / "lm_head.safetensors")["lm_head.weight"].read()
-    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
     for node in session.get_inputs():
         if node.name not in given:
             sizes = {"B": 1, "S": count}
             shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in node.shape]
-            given[node.name] = np.zeros(shape, types[node.type])
+            given[node.name] = _zeros(shape, node.type)
     return {node.name: given[node.name] for node in session.get_inputs()}
+
+
+def _zeros(shape: Sequence[int], kind: str) -> Any:
+    """Make zeros of a type of ONNX Runtime."""
+    if kind == "tensor(float8e4m3fn)":
+        from onnxruntime import OrtValue
+
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint8), FLOAT8)
+    return np.zeros(shape, {"tensor(float)": np.float32, "tensor(float16)": np.float16}[kind])
 
 
 def _compare(

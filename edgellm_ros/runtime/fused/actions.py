@@ -62,6 +62,10 @@ def _load(root: Path, config: EngineConfig, device: Device) -> FusedActions:
     path = root / FUSED_EXPERT_FILE
     if config.precision == "fp32":
         raise loading.Unavailable("the engine has fp32, the kernels take fp16 and bf16")
+    if config.builder.kv_cache is not None:
+        raise loading.Unavailable(
+            f"the KV cache has {config.kv_cache_type}, the kernels take one of the engine's precision"
+        )
     if not path.is_file():
         raise loading.Unavailable(f"the engine has no {FUSED_EXPERT_FILE}: export it again")
     model, dtype = FusedExpertModel.load(path), element_type(config.precision)
