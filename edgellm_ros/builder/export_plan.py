@@ -245,7 +245,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
                 variant.share_weights(variants["llm"], cuda_file, own=True)
             variant.share_weights(parts[part], Path(graph_path(part)).name, own=own)
             graphs[variant_path(graph_path(part), form)] = variant
-    if model.describe_llm is not None and options.precision != "fp32" and options.kv_cache is None:
+    if model.describe_llm is not None and options.precision != "fp32":
         described_llm = (llm, Path(graph_path("llm")).name), (variants["llm"], cuda_file)
         texts[FUSED_FILE] = model.describe_llm(llm_options, *described_llm).contents()
 

@@ -75,7 +75,7 @@ def export(
     draft head too; the other graphs do not change. Needs precision fp32.
 
     kv_cache: "fp8" stores keys and values as FP8 (E4M3) without scales: values beyond 448 become 448. None =
-    in `precision`. TensorRT, the fused kernels and draft heads do not support FP8 (docs/engine_directory.md).
+    in `precision`. TensorRT and draft heads do not support FP8 (docs/engine_directory.md).
 
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming

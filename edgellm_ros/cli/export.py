@@ -49,8 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--kv-cache",
         choices=KV_CACHES,
-        help="store keys and values in 8 bits (E4M3), and report what that cost in logits; not for TensorRT, "
-        "fused kernels and draft heads (default: as --precision)",
+        help="store keys and values in 8 bits (E4M3), and report what that cost in logits; not for TensorRT "
+        "and draft heads (default: as --precision)",
     )
     for option, default, text in (
         ("--max-batch-size", 4, "sequences decoded together"),

@@ -25,7 +25,8 @@ from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 FORMAT_VERSION = 9
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
-KV_CACHES = ("fp8",)  # types of the KV cache beside those of PRECISIONS
+FP8 = "fp8"  # E4M3
+KV_CACHES = (FP8,)  # types of the KV cache beside those of PRECISIONS
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
 # (OnnxRuntimeBackend).
 MIN_PREFILL = 2

@@ -17,7 +17,6 @@ from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.tensorrt_plan import build_plans
 from edgellm_ros.engine.onnxruntime_session import open_session
-from edgellm_ros.runtime.fused.loading import _missing
 from fixtures.random_head import base_config, write_random_head
 
 pytestmark = pytest.mark.only_on("cpu", reason="about graphs, not about a device")
@@ -109,9 +108,3 @@ def test_a_draft_head_is_refused(tiny_checkpoint, tmp_path):
     head = write_random_head(tmp_path / "head", base_config(tiny_checkpoint))
     with pytest.raises(ValueError, match=r"head: a draft head is not supported with a KV cache of type fp8"):
         export(tiny_checkpoint, tmp_path / "engine", draft=head, kv_cache="fp8")
-
-
-def test_the_reason_for_decoding_with_the_engine_names_the_cache(engine):
-    from edgellm_ros.engine_directory.config import EngineConfig
-
-    assert _missing(EngineConfig.load(engine)).startswith("the KV cache has fp8")

@@ -165,8 +165,6 @@ def _missing(config: EngineConfig) -> str:
         return "the engine has fp32, the kernels take fp16 and bf16"
     if config.llm.recurrent is not None:
         return "the model has recurrent layers"
-    if config.builder.kv_cache is not None:
-        return f"the KV cache has {config.kv_cache_type}, the kernels take one of the engine's precision"
     return f"the engine has no {FUSED_FILE}: export it again"
 
 
