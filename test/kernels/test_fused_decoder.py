@@ -494,19 +494,20 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arch, head_dim, rows, forms, lora_rank",
+    "arch, head_dim, rows, forms, lora_rank, fp8_cache",
     [
-        ("sm_80", 128, 16, (), 0),
-        ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0),
-        ("sm_90", 256, 16, (), 0),
-        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True)), 0),
-        ("sm_90", 128, 1, (), 64),
+        ("sm_80", 128, 16, (), 0, False),
+        ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0, False),
+        ("sm_90", 256, 16, (), 0, False),
+        ("sm_89", 256, 8, (), 0, True),
+        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True)), 0, True),
+        ("sm_90", 128, 1, (), 64, False),
     ],
 )
-def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, forms, lora_rank):
+def test_the_kernels_keep_their_variables_in_registers(arch, head_dim, rows, forms, lora_rank, fp8_cache):
     log = io.StringIO()
     sizes = {"hidden": 2048, "inner": 6144, "vocab": 151936, "max_rows": rows, "lora_rank": lora_rank}
-    shape = changed(head_dim=head_dim, tied=True, quantized=forms, **sizes)
+    shape = changed(head_dim=head_dim, tied=True, quantized=forms, fp8_cache=fp8_cache, **sizes)
     tuning = FusedTuning(repeated_bytes=0 if rows == 16 else 1 << 40)
     plan = FusedPlan(shape, rows, 20, 227 << 10, tuning, adapted=lora_rank > 0)
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
