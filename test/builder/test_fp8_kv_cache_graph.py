@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -16,7 +18,9 @@ from edgellm_ros.builder.export_plan import ExportOptions
 from edgellm_ros.builder.graph import FLOAT, INT64
 from edgellm_ros.builder.layers import ModelBuilder
 from edgellm_ros.builder.tensorrt_plan import build_plans
+from edgellm_ros.cli import main
 from edgellm_ros.engine.onnxruntime_session import open_session
+from edgellm_ros.engine_directory.config import EngineConfig
 from fixtures.random_head import base_config, write_random_head
 
 pytestmark = pytest.mark.only_on("cpu", reason="about graphs, not about a device")
@@ -108,3 +112,14 @@ def test_a_draft_head_is_refused(tiny_checkpoint, tmp_path):
     head = write_random_head(tmp_path / "head", base_config(tiny_checkpoint))
     with pytest.raises(ValueError, match=r"head: a draft head is not supported with a KV cache of type fp8"):
         export(tiny_checkpoint, tmp_path / "engine", draft=head, kv_cache="fp8")
+
+
+@pytest.mark.slow
+def test_the_command_reports_what_the_rounding_cost_in_logits(tiny_checkpoint, tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("what do you see?\n")
+    command = ["export", str(tiny_checkpoint), str(tmp_path / "engine"), "--kv-cache", "fp8"]
+    assert main([*command, "--prompts", str(prompts), "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["quantization"]
+    assert 0 < cost["relative_error"] < 0.1
+    assert EngineConfig.load(tmp_path / "engine").kv_cache_type == "fp8"
