@@ -205,7 +205,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
         build = partial(build_expert, *sources, kv_cache=options.kv_cache)
         parts["action"], variants["action"] = build(), build(cuda=True)
-        if options.precision != "fp32" and options.kv_cache is None:
+        if options.precision != "fp32":
             described = describe_expert(expert, parts["action"], Path(graph_path("action")).name)
             texts[FUSED_EXPERT_FILE] = described.contents()
     if model.build_cuda_llm is not None:

@@ -19,7 +19,7 @@ from edgellm_ros.diffusion.time_embedding import TimeEmbedding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.config import FP8, EngineConfig
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE, FusedExpertModel
 from edgellm_ros.engine_directory.fused_model import StoredWeight
 from edgellm_ros.kernels import SequenceCache
@@ -62,10 +62,6 @@ def _load(root: Path, config: EngineConfig, device: Device) -> FusedActions:
     path = root / FUSED_EXPERT_FILE
     if config.precision == "fp32":
         raise loading.Unavailable("the engine has fp32, the kernels take fp16 and bf16")
-    if config.builder.kv_cache is not None:
-        raise loading.Unavailable(
-            f"the KV cache has {config.kv_cache_type}, the kernels take one of the engine's precision"
-        )
     if not path.is_file():
         raise loading.Unavailable(f"the engine has no {FUSED_EXPERT_FILE}: export it again")
     model, dtype = FusedExpertModel.load(path), element_type(config.precision)
@@ -105,6 +101,7 @@ def expert_shape(config: EngineConfig, model: FusedExpertModel) -> ExpertShape:
         horizon=action.action_space.horizon,
         actions=action.action_space.dim,
         epsilon=model.epsilon,
+        fp8_cache=config.kv_cache_type == FP8,
     )
 
 

@@ -179,6 +179,9 @@ inline u32 widen(u16 pair) {
   const float2 values = from_cache(pair);
   return from_float(values.x) | (u32)from_float(values.y) << 16;
 }
+inline uint4 widen(CacheWord word) {
+  return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
+}
 inline CacheWord load_once(const CacheValue* address) {
   CacheWord value;
   std::memcpy(&value, address, sizeof value);
@@ -189,6 +192,7 @@ using CacheValue = u16;
 using CacheWord = uint4;
 
 inline CacheValue to_cache(float value) { return from_float(value); }
+inline uint4 widen(CacheWord word) { return word; }
 #endif
 
 inline u32 in_register(u32 value) { return value; }

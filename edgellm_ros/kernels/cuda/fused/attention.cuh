@@ -94,11 +94,6 @@ __device__ inline void unpack(float (&values)[8], CacheWord word) {
     values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
   }
 }
-__device__ inline uint4 widen(CacheWord word) {
-  return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
-}
-#else
-__device__ inline uint4 widen(CacheWord word) { return word; }
 #endif
 
 struct AttentionShared {

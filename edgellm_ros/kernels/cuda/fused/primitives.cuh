@@ -239,6 +239,9 @@ __device__ inline u32 widen(u16 pair) {
 #endif
   return values;
 }
+__device__ inline uint4 widen(CacheWord word) {
+  return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
+}
 __device__ inline CacheWord load_once(const CacheValue* address) {
   CacheWord value;
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
@@ -254,6 +257,7 @@ using CacheValue = u16;
 using CacheWord = uint4;
 
 __device__ inline CacheValue to_cache(float value) { return from_float(value); }
+__device__ inline uint4 widen(CacheWord word) { return word; }
 #endif
 
 // A constant that stays in a register.
