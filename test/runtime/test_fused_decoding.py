@@ -27,6 +27,7 @@ from edgellm_ros.runtime.fused import choice, loading
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.fused_decoding import export_decoder, fused_on_host
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.requests_for_tests import IMAGE, request
 from fixtures.tiny_adapter import write_adapter
@@ -306,6 +307,11 @@ class TestWhenTheEngineDecodes:
         engine = export_decoder(tmp_path, "llama", {"head_dim": 16})
         reason = r"the kernels do not take this model: head_dim is 16, not one of \(64, 96, 128, 256\)"
         self.assert_reason(caplog, reason, engine)
+
+    @pytest.mark.parametrize("write", [write_nemotron_h_checkpoint, write_qwen3_5_checkpoint])
+    def test_with_recurrent_layers(self, decoders, caplog, tmp_path, write):
+        export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision="fp16")
+        self.assert_reason(caplog, "the model has recurrent layers", tmp_path / "engine")
 
     def test_with_weights_in_a_form_without_kernels(self, decoders, caplog, tmp_path):
         export(write_quantized_checkpoint(tmp_path / "checkpoint", "fp8"), tmp_path, precision="fp16")
