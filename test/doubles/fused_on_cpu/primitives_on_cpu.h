@@ -117,6 +117,41 @@ void wait_for_copies() {
 
 inline void wait_for_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
+
+namespace fused_on_cpu {
+
+// Blocks that run at once and write to each other's shared memory.
+struct Cluster {
+  std::vector<uint4*> memory;  // of each block, once it has begun
+  unsigned threads = 0;        // of all blocks
+  std::atomic<unsigned> arrived{0};
+  std::atomic<unsigned long> held{0};
+};
+inline thread_local Cluster* cluster;
+inline thread_local std::vector<unsigned long> arrivals;  // meetings that had been held when a thread arrived
+
+}  // namespace fused_on_cpu
+
+inline void arrive_at_cluster() {
+  auto& own = *fused_on_cpu::cluster;
+  fused_on_cpu::arrivals.resize(std::max<size_t>(fused_on_cpu::arrivals.size(), threadIdx.x + 1));
+  fused_on_cpu::arrivals[threadIdx.x] = own.held;
+  if (++own.arrived == own.threads) own.arrived = 0, ++own.held;
+}
+inline void wait_for_cluster() {
+  while (fused_on_cpu::cluster->held == fused_on_cpu::arrivals[threadIdx.x]) {
+    if (threadIdx.x == 0) std::this_thread::yield();
+    cuda_on_cpu::yield();
+  }
+}
+template <class T>
+void store_to(int block, T* place, T value) {
+  const size_t offset = reinterpret_cast<char*>(place) - reinterpret_cast<char*>(fused_on_cpu::shared_memory);
+  std::memcpy(reinterpret_cast<char*>(fused_on_cpu::cluster->memory[block]) + offset, &value, sizeof value);
+}
+
+inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
+
 inline void prefetch(const void* address, u32 bytes) {
   static thread_local volatile char read;
   if (bytes) read = static_cast<const char*>(address)[bytes - 1];

@@ -124,6 +124,50 @@ __device__ inline void wait_for_kernel_before() {
 // Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
 __device__ inline void wait_for_lanes() { __syncwarp(); }
 
+// Blocks of a cluster, from compute capability 9.0 on. Between an arrival and the wait for all others' a thread may do
+// something else; what threads wrote before they arrived, to any block's shared memory too, can be read after the wait.
+__device__ inline void arrive_at_cluster() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The address of the same place in the shared memory of a block of the cluster.
+__device__ inline u32 place_in(int block, const void* place) {
+  u32 address = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(Words(place).address), "r"(block));
+#endif
+  return address;
+}
+
+// Write to this place in the shared memory of a block of the cluster.
+__device__ inline void store_to(int block, float* place, float value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(place_in(block, place)), "f"(value) : "memory");
+#endif
+}
+__device__ inline void store_to(int block, u16* place, u16 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(place_in(block, place)), "h"(value) : "memory");
+#endif
+}
+__device__ inline void store_to(int block, uint4* place, uint4 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place_in(block, place)), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+#endif
+}
+
+__device__ inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
+
 // Start to read memory into the second-level cache; bytes: a multiple of 16.
 __device__ inline void prefetch(const void* address, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -140,6 +184,11 @@ __device__ inline float load(const float* address) {
 __device__ inline u16 load(const u16* address) {
   u16 value;
   asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ inline i64 load(const i64* address) {
+  i64 value;
+  asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(value) : "l"(address));
   return value;
 }
 __device__ inline float2 load(const float2* address) {
