@@ -180,6 +180,7 @@ class Pipeline:
                 self.sampling,
                 head.executor if head else None,
                 head.most_rows if head else 0,
+                head.chain if head else None,
             )
             self.drafter = GuardedDrafter(drafter, self.device)
             metrics.spec_decode.strategy = drafter.name

@@ -19,8 +19,9 @@ from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES, LayerArrays
 from doubles.fused_draft import HeadRun, head_layer_shapes, run_head
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels.chain_protocol import ChainDraft
 from edgellm_ros.kernels.cuda.fused import compiler
-from edgellm_ros.kernels.cuda.fused.chain import CLUSTERS, ChainPlan, ChainRun, FusedChain
+from edgellm_ros.kernels.cuda.fused.chain import CLUSTERS, ChainPlan, FusedChain
 from edgellm_ros.kernels.cuda.fused.decoder import compiler_for
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
@@ -91,7 +92,7 @@ class Draft:
         lengths, newest = place(self.lengths), device.zeros((batch, 1), np.int64)
         kept = [place(each) for each in (self.embedding, self.token_of_logit, self.states)]
         chain = FusedChain(device, self.shape, layers, ROWS, LEVELS, compile, cluster)
-        chain.run(ChainRun(
+        chain.run(ChainDraft(
             place(self.tokens), place(self.counts), kept[2], newest, lengths, place(self.deltas),
             RopeTable(*map(place, rope)), dict(zip(("key_cache_0", "value_cache_0"), caches, strict=True)),
             kept[0], kept[1], table, place(self.last_tokens), tree,
@@ -114,7 +115,8 @@ class Draft:
                 chosen = logits[logit_of_token[token]]
                 score += chosen - logits.max() - np.log(np.exp(logits - logits.max()).sum())
                 assert chosen > logits.max() - 2 * TOLERANCE[self.shape.dtype] * np.abs(logits).max()
-                assert found["scores"][row, level] == pytest.approx(score, abs=20 * TOLERANCE[self.shape.dtype])
+                tolerance = 20 * TOLERANCE[self.shape.dtype]
+                assert found["scores"][row, level] == pytest.approx(score, abs=tolerance)
                 first += len(tokens)
                 tokens, states = np.array([token]), following[-1:].astype(self.dtype)
             new = slice(length, length + first)
@@ -217,7 +219,8 @@ def test_the_kernel_keeps_its_variables_in_registers(arch):
     plan, log = ChainPlan(ARENA, 8, 7, 227 << 10), io.StringIO()
     options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
     Program(compiler.source((compiler.HARDWARE, *plan.files)), "c++", options).compile("cubin", logs=log)
-    assert re.findall(r"Function properties for draft_chain\n\D*(\d+) bytes stack frame", log.getvalue()) == ["0"]
+    frames = re.findall(r"Function properties for draft_chain\n\D*(\d+) bytes stack frame", log.getvalue())
+    assert frames == ["0"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from edgellm_ros.runtime.fused.device_weights import address_in, load_weights, o
 from edgellm_ros.runtime.fused.loading import Unavailable, device_problem, made_or_unavailable
 
 if TYPE_CHECKING:
+    from edgellm_ros.kernels.chain_protocol import ChainDrafter
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
     from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 
@@ -73,10 +74,19 @@ def _load(
     if problem is not None:
         raise Unavailable(f"the kernels do not take this head: {problem}")
     tensors = load_weights(path.parent, model, element_type(config.precision), device)
+    weights = _weights(model, tensors)
     with made_or_unavailable():
-        head = make_head(device, shape, _weights(model, tensors))
+        head = make_head(device, shape, weights)
+    chain = None
+    if drafting.is_chain:
+        sizes = drafting.tokens_per_round, drafting.drafting_step
+        try:
+            with made_or_unavailable():
+                chain = make_chain(device, shape, weights, *sizes)
+        except Unavailable as reason:
+            logger.info("the head drafts token by token: %s", reason)
     backend = FusedDraftBackend(head, shape, device, takes_trees=not drafting.is_chain)
-    return FusedDecoding(EngineExecutor(backend, "draft/fused"), head.max_rows, tensors)
+    return FusedDecoding(EngineExecutor(backend, "draft/fused"), head.max_rows, tensors, chain=chain)
 
 
 class Head(Decoder, Protocol):
@@ -90,6 +100,15 @@ def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> 
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraft
 
     return FusedDraft(device, shape, weights)
+
+
+def make_chain(
+    device: Device, shape: FusedDraftShape, weights: FusedWeights, rows: int, levels: int
+) -> ChainDrafter | None:
+    """Make what drafts whole chains of so many levels on a device, after up to so many accepted tokens."""
+    from edgellm_ros.kernels.cuda.fused.chain import FusedChain
+
+    return FusedChain(device, shape, weights, rows, levels)
 
 
 def draft_shape(

@@ -16,7 +16,8 @@ from doubles.cuda_double import DoubleDevice
 from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 FOLDER = Path(__file__).parent
-KERNELS = {"fusion.cu": ("fuse", "fused_states"), "chain.cu": ("draft_chain",)}  # of programs without a layer, by their last file
+# of programs other than those of a decode step, by their last file
+KERNELS = {"fusion.cu": ("fuse", "fused_states"), "chain.cu": ("draft_chain",)}
 
 
 class FusedDoubleDevice(DoubleDevice):

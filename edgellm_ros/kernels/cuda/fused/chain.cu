@@ -480,7 +480,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float above = 0;    // the score of the node before
   bool known = true;  // whether all nodes so far are tokens
   int rows = accepted, first = 0;  // of this run; its first new row
-  for (int level = 1; level < (int)tree_size && level <= (int)table_levels; ++level) {
+  for (int level = 1; level <= (int)table_levels; ++level) {
     __syncthreads();
     QKV::multiply(own.qkv_weights, own.rest.x[0], 2 * HIDDEN + X_GAP, own.sums, rank);
     __syncthreads();
@@ -577,7 +577,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else if (rank == 0 && warp == WARPS - 1 && lane == 0) {
       own_tokens[level] = token, own_scores[level] = score, own_parents[level] = level - 1;
       if (level < (int)table_levels) table_nodes[sequence * (table_levels - 1) + level - 1] = level;
-      own_tree[level] = token;
+      if (level < (int)tree_size) own_tree[level] = token;
     }
     above = score;
   }

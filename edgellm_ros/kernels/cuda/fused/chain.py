@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.chain_protocol import ChainDraft
 from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.decoder import Compile, compiler_for
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
 from edgellm_ros.kernels.cuda.fused.plan import WARP, Launch
 from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
-from edgellm_ros.kernels.protocol import RopeTable
-from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree
+from edgellm_ros.kernels.tree_protocol import check_tree_size
 
 NAME = "draft_chain"
 FILES = ("../rope.cuh", "chain.cu")
@@ -27,32 +24,6 @@ HEAD_DIMS = (64, 128)
 TILE = 16  # columns
 TILE_SUMS = 4 * MOST_ROWS * (TILE + 4)  # bytes
 GAP = 8  # values after each row of x
-
-
-@dataclass(frozen=True)
-class ChainRun:
-    """Tensors of a draft of B sequences with N levels and W accepted tokens.
-
-    - tokens, counts, states, newest: accepted tokens [B,W] int64, of which counts [B] count; the states
-      [B,W,H] before them; newest [B,1] gets the index of the last of them
-    - lengths, deltas: see `LinearKVCache`; the counts are added to the lengths
-    - caches: keys and values [B,Hkv,C,D] by binding name
-    - table, last_tokens, tree: see `TreeKernels.select_tree`
-    """
-
-    tokens: Tensor
-    counts: Tensor
-    states: Tensor
-    newest: Tensor
-    lengths: Tensor
-    deltas: Tensor
-    rope: RopeTable
-    caches: Mapping[str, Tensor]
-    embedding: Tensor
-    token_of_logit: Tensor | None
-    table: DraftTable
-    last_tokens: Tensor
-    tree: DraftTree
 
 
 class ChainPlan:
@@ -185,25 +156,29 @@ class FusedChain:
         if not self.max_batch:
             raise EngineError(f"no kernel for whole chains: no room for {cluster} blocks at once")
 
-    def run(self, run: ChainRun) -> None:
-        """Queue a draft of at most `max_batch` sequences; writes the table and the tree."""
+    def run(self, draft: ChainDraft) -> None:
+        """Queue a draft of at most `max_batch` sequences; see `ChainDrafter`."""
         weights, layer = self._weights, self._weights.layers[0]
-        table, tree, rope = run.table, run.tree, run.rope
-        batch, rows = run.tokens.shape
-        if rows != self.plan.rows or table.levels != self.plan.levels or table.top_k != 1:
-            raise EngineError(f"{table.levels} levels after {rows} tokens: not those of the kernel")
+        table, tree, rope = draft.table, draft.tree, draft.rope
+        batch, rows = draft.tokens.shape
+        check_tree_size(table, tree)
+        if (rows, table.levels, table.top_k) != (self.plan.rows, self.plan.levels, 1):
+            raise EngineError(
+                f"a draft of {table.levels} levels with {table.top_k} candidates after {rows} tokens; the "
+                f"kernel is for {self.plan.levels} levels with one after {self.plan.rows}"
+            )
         self._program.launch(
             self.plan.launch(batch, True),
             layer.qkv, layer.qkv_bias, layer.q_norm, layer.k_norm, layer.o, layer.o_bias, layer.gate_up,
             layer.gate_up_bias, layer.down, layer.down_bias, weights.lm_head, layer.input_norm,
-            layer.state_norm, layer.post_norm, weights.norm, run.embedding.pointer, run.embedding.shape[0],
-            0 if run.token_of_logit is None else run.token_of_logit.pointer, rope.cos.pointer,
-            rope.sin.pointer, rope.frequencies.pointer, rope.cos.shape[0], run.lengths.pointer,
-            run.deltas.pointer, run.caches["key_cache_0"].pointer, run.caches["value_cache_0"].pointer,
-            run.tokens.pointer, run.counts.pointer, run.states.pointer, run.newest.pointer,
-            table.tokens.pointer, table.scores.pointer, table.parents.pointer, table.nodes.pointer,
-            table.levels, run.last_tokens.pointer, tree.tokens.pointer, tree.parents.pointer,
-            tree.depths.pointer, tree.size,
+            layer.state_norm, layer.post_norm, weights.norm, draft.embedding.pointer,
+            draft.embedding.shape[0], 0 if draft.token_of_logit is None else draft.token_of_logit.pointer,
+            rope.cos.pointer, rope.sin.pointer, rope.frequencies.pointer, rope.cos.shape[0],
+            draft.lengths.pointer, draft.deltas.pointer, draft.caches["key_cache_0"].pointer,
+            draft.caches["value_cache_0"].pointer, draft.tokens.pointer, draft.counts.pointer,
+            draft.states.pointer, draft.newest.pointer, table.tokens.pointer, table.scores.pointer,
+            table.parents.pointer, table.nodes.pointer, table.levels, draft.last_tokens.pointer,
+            tree.tokens.pointer, tree.parents.pointer, tree.depths.pointer, tree.size,
         )  # fmt: skip
 
 
