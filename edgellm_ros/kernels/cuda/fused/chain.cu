@@ -564,7 +564,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float score = __uint_as_float(0xff800000u);  // -inf
     if (rank == 0 && warp == WARPS - 1 && known) score = above - log_mass(own, best);
     const i64 token = known ? own.token_of_logit[best] : -1;
-    first += rows, rows = 1;
+    first = level > 1 ? first + 1 : count < 1 ? 0 : rows;
+    rows = 1;
     if (warp == 0) {
       begin_embedding(own, 0, embedding + clamp(token, 0, tokens_of_embedding - 1) * HIDDEN);
     } else if (warp == 1) {
