@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of kernels that draft a whole chain of tokens in one run."""
+"""The protocols of kernels that take more of a draft head's work than one run: whole chains, and prompts."""
 
 from __future__ import annotations
 
@@ -51,5 +51,25 @@ class ChainDrafter(Protocol):
         Does what `begin_accepted`, the runs of the head, `add_candidates`, `begin_level`, `select_tree` and
         the commit of the accepted rows do. EngineError if table or tokens have other sizes than those that
         the kernels were made for.
+        """
+        ...
+
+
+class PromptRows(Protocol):
+    """Writes the KV rows of prompts of one head on one device: all that is used of its run on them."""
+
+    def run(
+        self,
+        embeds: Tensor,
+        states: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        lengths: Tensor,
+        caches: Mapping[str, Tensor],
+    ) -> None:
+        """Queue the write of the rows behind the first lengths[b] of each sequence.
+
+        states [B,S,H] of tokens, embeds [B,S,H] of those after them; cos, sin [B,S,R/2] f32; lengths [B]
+        int64; caches: keys and values by binding name.
         """
         ...

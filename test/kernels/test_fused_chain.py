@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel that drafts a whole chain against NumPy; without a GPU it is compiled for the host."""
+"""The kernels of whole chains and of prompts against NumPy; without a GPU they are compiled for the host."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from edgellm_ros.kernels.cuda.fused import compiler
 from edgellm_ros.kernels.cuda.fused.chain import CLUSTERS, ChainPlan, FusedChain
 from edgellm_ros.kernels.cuda.fused.decoder import compiler_for
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
+from edgellm_ros.kernels.cuda.fused.prompt import FusedPrompt, PromptPlan
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from edgellm_ros.kernels.protocol import RopeTable
 from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree
@@ -214,13 +215,54 @@ def test_after_logits_that_are_not_finite_there_are_no_tokens(host):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_90", "sm_110"])
-def test_the_kernel_keeps_its_variables_in_registers(arch):
-    plan, log = ChainPlan(ARENA, 8, 7, 227 << 10), io.StringIO()
-    options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
-    Program(compiler.source((compiler.HARDWARE, *plan.files)), "c++", options).compile("cubin", logs=log)
-    frames = re.findall(r"Function properties for draft_chain\n\D*(\d+) bytes stack frame", log.getvalue())
-    assert frames == ["0"]
+def test_rows_of_prompts_are_those_of_numpy(host):
+    device, compile, _ = host
+    shape = changed(qk_norm=True, qkv_bias=True, rotary_dim=32)
+    draft, lengths, tokens = Draft(shape, [140, 3], [1, 1]), np.array([140, 3]), 11
+    values = draft._values((2, 2, tokens, shape.hidden), 2.0)
+    angles = draft.random.uniform(-3, 3, (2, tokens, shape.rotary_dim // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    kept = {name: put(device, array.view(np.uint16)) for name, array in draft.layer.items()}
+    weights = FusedWeights((FusedLayerWeights(**{name: each.pointer for name, each in kept.items()}),), 0)
+    caches = [put(device, each.view(np.uint16)) for each in draft.caches]
+    inputs = [put(device, each) for each in (*values.view(np.uint16), cos, sin, lengths)]
+    FusedPrompt(device, shape, weights, compile).run(
+        *inputs, dict(zip(("key_cache_0", "value_cache_0"), caches, strict=True))
+    )
+    found = [device.download(each).view(draft.dtype) for each in caches]
+    for row, length in enumerate(lengths):
+        count = min(tokens, shape.capacity - length)
+        run = HeadRun(
+            embeds=values[0, row : row + 1, :count],
+            states=values[1, row : row + 1, :count],
+            cos=cos[row],
+            sin=sin[row],
+            position_ids=np.arange(count)[None],
+            kv_length=np.array([length + count]),
+            last_token_ids=np.array([[0]]),
+            caches=[tuple(each[row : row + 1] for each in draft.caches)],
+        )
+        run_head(shape, [LayerArrays(**draft.layer)], draft.norm, draft.lm_head, run)
+        for mine, expected in zip(found, draft.caches, strict=True):
+            new = slice(length, length + count)
+            close(mine[row, :, new], expected[row, :, new], shape.dtype)
+            mine[row, :, new] = expected[row, :, new]
+    for mine, expected in zip(found, draft.caches, strict=True):
+        np.testing.assert_array_equal(mine.view(np.uint16), expected.view(np.uint16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_87", "sm_90", "sm_110"])
+def test_the_kernels_keep_their_variables_in_registers(arch):
+    plans = {"draft_prompt": PromptPlan(ARENA, 227 << 10)}
+    if arch != "sm_87":
+        plans["draft_chain"] = ChainPlan(ARENA, 8, 7, 227 << 10)
+    for name, plan in plans.items():
+        log = io.StringIO()
+        options = dataclasses.replace(compiler.options(arch, plan), ptxas_options="-v")
+        Program(compiler.source((compiler.HARDWARE, *plan.files)), "c++", options).compile("cubin", logs=log)
+        frames = re.findall(rf"Function properties for {name}\n\D*(\d+) bytes stack frame", log.getvalue())
+        assert frames == ["0"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,11 @@ from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 FOLDER = Path(__file__).parent
 # of programs other than those of a decode step, by their last file
-KERNELS = {"fusion.cu": ("fuse", "fused_states"), "chain.cu": ("draft_chain",)}
+KERNELS = {
+    "fusion.cu": ("fuse", "fused_states"),
+    "chain.cu": ("draft_chain",),
+    "prompt.cu": ("draft_prompt",),
+}
 
 
 class FusedDoubleDevice(DoubleDevice):

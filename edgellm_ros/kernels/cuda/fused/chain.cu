@@ -12,82 +12,13 @@
 // No memory is written in a phase that blocks still read: what a phase writes is read in the next one or two.
 // Rows of x are the right side of `mma`, up to 8 of them, so a run on 8 tokens has as many products as one on a token.
 
-constexpr int WARPS = THREADS / 32, MATRIX_ROWS = 8;
 constexpr int GROUP = HEADS / KV_HEADS, SPLITS = CLUSTER / KV_HEADS;
 constexpr int Q_SIZE = HEADS * HEAD_DIM, KV_SIZE = KV_HEADS * HEAD_DIM, QKV_SIZE = Q_SIZE + 2 * KV_SIZE;
 constexpr int OWN_HEADS = GROUP + 2, OWN_SIZE = OWN_HEADS * HEAD_DIM;  // queries, keys and values of a KV head
 constexpr int LANES = HEAD_DIM / 8, ROW_LANES = 32 / LANES, AHEAD = 4;  // of the attention
 constexpr int ATTENDING = ROWS * GROUP > WARPS ? ROWS * GROUP : WARPS;  // warps' sums in the attention
-constexpr int X_GAP = 8;                                                // spreads rows of x over the banks
-constexpr int SUMS_STRIDE = 20, TILE_SUMS = MATRIX_ROWS * SUMS_STRIDE;  // of a tile of 16 columns
 constexpr float LOWEST = -1e30f;
 static_assert(ROWS <= MATRIX_ROWS && WARPS >= MATRIX_ROWS && CLUSTER % KV_HEADS == 0 && (HEAD_DIM == 64 || HEAD_DIM == 128));
-
-// A product with a matrix [K,N], or with two [K,N / 2] side by side, of which a block has the same columns. Tiles of 16
-// columns are dealt to the blocks in turn. In shared memory a tile is [K,2] places of 8 columns, swapped so that reading
-// whole matrices makes no lanes wait.
-template <int K_, int N_, int MATRICES_ = 1>
-struct Product {
-  static constexpr int K = K_, N = N_, MATRICES = MATRICES_, COLUMNS = N / MATRICES;
-  static constexpr int STEPS = K / 16, TILES = (COLUMNS + 15) / 16, SHARE = (TILES + CLUSTER - 1) / CLUSTER;
-  static constexpr int OWN = SHARE * MATRICES;                    // tiles of a block
-  static constexpr int PARTS = OWN < WARPS ? WARPS / OWN : 1;     // warps that share a tile
-  static constexpr int PLACES = OWN * K * 2, SUMS = OWN * PARTS * TILE_SUMS;
-  static_assert(K % 16 == 0 && COLUMNS % 8 == 0);
-
-  __device__ static int place(int k, int half) { return 2 * k + (half ^ (k >> 2 & 1)); }
-  // The first column of a block's tile in its matrix.
-  __device__ static int first_column(int rank, int tile) { return (rank + tile / MATRICES * CLUSTER) * 16; }
-
-  __device__ static void fetch(uint4* target, const u16* weights, int rank) {
-    for (int i = threadIdx.x; i < PLACES; i += THREADS) {
-      const int half = i % 2, k = i / 2 % K, tile = i / 2 / K, column = first_column(rank, tile) + 8 * half;
-      const u16* const source = weights + (i64)k * N + tile % MATRICES * COLUMNS + column;
-      copy_async(Place(target + tile * K * 2 + place(k, half)), source, column < COLUMNS);
-    }
-  }
-
-  // Multiply x [8,stride]; each warp leaves the sums of its part of a tile.
-  __device__ static void multiply(const uint4* weights, const u16* x, int stride, float* sums, int rank) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, matrix = lane / 8, k = lane % 8 + matrix / 2 * 8;
-    for (int item = threadIdx.x / 32; item < OWN * PARTS; item += WARPS) {
-      const int tile = item / PARTS, part = item % PARTS;
-      if (first_column(rank, tile) >= COLUMNS) continue;
-      float total[4] = {};
-      const Place from(const_cast<uint4*>(weights) + tile * K * 2 + place(k, matrix % 2));
-      const u16* const row = x + g * stride + 2 * t;
-#pragma unroll 4
-      for (int step = STEPS * part / PARTS; step < STEPS * (part + 1) / PARTS; ++step) {
-        u32 values[4];
-        load_matrices(values, from.plus(32 * step));
-        mma(total, values, *reinterpret_cast<const u32*>(row + 16 * step),
-            *reinterpret_cast<const u32*>(row + 16 * step + 8));
-      }
-      float* const out = sums + item * TILE_SUMS;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[(2 * t + i % 2) * SUMS_STRIDE + i / 2 * 8 + g] = total[i];
-    }
-  }
-
-  __device__ static float sum_of(const float* sums, int tile, int row, int at) {
-    float sum = 0;
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) sum += sums[(tile * PARTS + part) * TILE_SUMS + row * SUMS_STRIDE + at];
-    return sum;
-  }
-
-  // finish(block, row, column of a matrix, sum, sum of the other matrix) for each of the block's columns.
-  template <class Finish>
-  __device__ static void deliver(const float* sums, int rows, int rank, Finish finish) {
-    for (int i = threadIdx.x; i < 16 * SHARE * CLUSTER * rows; i += THREADS) {
-      const int at = i % 16, own = i / 16 % SHARE, block = i / 16 / SHARE % CLUSTER, row = i / 16 / SHARE / CLUSTER;
-      const int tile = own * MATRICES, column = first_column(rank, tile) + at;
-      if (column >= COLUMNS) continue;
-      const float other = MATRICES > 1 ? sum_of(sums, tile + 1, row, at) : 0.0f;
-      finish(block, row, column, sum_of(sums, tile, row, at), other);
-    }
-  }
-};
 
 using QKV = Product<2 * HIDDEN, QKV_SIZE>;
 using O = Product<Q_SIZE, HIDDEN>;
@@ -137,56 +68,6 @@ struct Memory {
   int token_of_logit[VOCAB];
 };
 static_assert(sizeof(Memory) == CHAIN_SHARED);
-
-// One warp's share of a row of HIDDEN values: pairs of values, 32 pairs apart.
-struct Row {
-  static constexpr int PAIRS = HIDDEN / 2, SHARE = PAIRS / 32;
-  float2 values[SHARE];
-
-  __device__ static int pair(int i) { return threadIdx.x % 32 + 32 * i; }
-
-  __device__ void read(const u16* row) {
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) values[i] = to_floats(reinterpret_cast<const u32*>(row)[pair(i)]);
-  }
-  // What a kernel before has written.
-  __device__ void read_written(const u16* row) {
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i)
-      values[i] = to_floats(__float_as_uint(load(reinterpret_cast<const float*>(row) + pair(i))));
-  }
-  __device__ void read(const float* row) {
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) values[i] = reinterpret_cast<const float2*>(row)[pair(i)];
-  }
-  __device__ void round() {
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) values[i] = to_floats(bits(i));
-  }
-  __device__ u32 bits(int i) const { return from_float(values[i].x) | (u32)from_float(values[i].y) << 16; }
-
-  __device__ void normalize(const u16* scales) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) sum += values[i].x * values[i].x + values[i].y * values[i].y;
-#pragma unroll
-    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    const float factor = rsqrt_fast(sum * (1.0f / HIDDEN) + EPSILON);
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) {
-      const float2 scale = to_floats(reinterpret_cast<const u32*>(scales)[pair(i)]);
-      values[i].x *= factor * scale.x, values[i].y *= factor * scale.y;
-    }
-  }
-  __device__ void write(u16* out) const {
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) reinterpret_cast<u32*>(out)[pair(i)] = bits(i);
-  }
-  __device__ void write(float* out) const {
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) reinterpret_cast<float2*>(out)[pair(i)] = values[i];
-  }
-};
 
 // Begin a row: x is the norms of an embedding and of a state, the residual stream the state.
 __device__ inline void begin_embedding(Memory& own, int row, const u16* embedding) {

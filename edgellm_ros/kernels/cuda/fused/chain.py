@@ -15,7 +15,7 @@ from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 from edgellm_ros.kernels.tree_protocol import check_tree_size
 
 NAME = "draft_chain"
-FILES = ("../rope.cuh", "chain.cu")
+FILES = ("../rope.cuh", "small.cuh", "chain.cu")
 CLUSTERS = EARLY_START  # compute capability from which blocks can share their shared memory
 CLUSTER = 16  # blocks
 THREADS = 256
