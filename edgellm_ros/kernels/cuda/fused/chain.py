@@ -152,7 +152,7 @@ class FusedChain:
         self.plan = ChainPlan(shape, rows, levels, device.most_shared_memory, cluster)
         self._weights = weights
         self._program = (compile or compiler_for(device))(self.plan)
-        self.max_batch = self._program.most_clusters(self.plan.launch(1, True))
+        self.max_batch = self._program.most_clusters(self.plan.launch(1, False))
         if not self.max_batch:
             raise EngineError(f"no kernel for whole chains: no room for {cluster} blocks at once")
 
