@@ -82,7 +82,10 @@ class ChainPlan:
         ]
         tiles = [-(-columns // (TILE * cluster)) * count for _, columns, count in products]
         weights = [2 * TILE * k * own for (k, _, _), own in zip(products, tiles, strict=True)]
-        sums = [TILE_SUMS * max(own, warps // own * own) for own in tiles]
+        sums = [
+            TILE_SUMS * own * largest_divisor(k // 16, max(1, warps // own))
+            for (k, _, _), own in zip(products, tiles, strict=True)
+        ]
         attending = max(rows * group, warps) * (4 * size + 8)
         splits = cluster // shape.kv_heads * rows * heads * (4 * size + 8)
         widths = 2 * hidden + GAP, hidden + GAP, shape.inner + GAP
@@ -180,6 +183,11 @@ class FusedChain:
             table.parents.pointer, table.nodes.pointer, table.levels, draft.last_tokens.pointer,
             tree.tokens.pointer, tree.parents.pointer, tree.depths.pointer, tree.size,
         )  # fmt: skip
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`."""
+    return next(each for each in range(most, 0, -1) if number % each == 0)
 
 
 def _aligned(nbytes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
-from edgellm_ros.kernels.cuda.fused.chain import GAP, MOST_ROWS, THREADS, TILE, TILE_SUMS
+from edgellm_ros.kernels.cuda.fused.chain import GAP, MOST_ROWS, THREADS, TILE, TILE_SUMS, largest_divisor
 from edgellm_ros.kernels.cuda.fused.decoder import OLDEST, Compile, compiler_for
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
 from edgellm_ros.kernels.cuda.fused.plan import WARP, Launch
@@ -45,7 +45,7 @@ class PromptPlan:
         """Bytes of a block's shared memory; `Memory` in prompt.cu has the same fields."""
         inputs, size = 2 * self.shape.hidden, self.shape.head_dim
         tiles, warps = size // TILE, THREADS // WARP
-        sums = TILE_SUMS * tiles * max(1, warps // tiles)
+        sums = TILE_SUMS * tiles * largest_divisor(inputs // 16, max(1, warps // tiles))
         return 2 * inputs * size + 2 * MOST_ROWS * (inputs + GAP) + sums + 4 * MOST_ROWS * size
 
     def launch(self, batch: int, tokens: int, early: bool) -> Launch:

@@ -6,6 +6,11 @@ constexpr int WARPS = THREADS / 32, MATRIX_ROWS = 8;
 constexpr int X_GAP = 8;                                                // spreads rows of x over the banks
 constexpr int SUMS_STRIDE = 20, TILE_SUMS = MATRIX_ROWS * SUMS_STRIDE;  // of a tile of 16 columns
 
+__device__ constexpr int largest_divisor(int number, int most) {
+  while (number % most) --most;
+  return most;
+}
+
 // A product with a matrix [K,N], or with two [K,N / 2] side by side, of which a block has the same columns. Tiles of 16
 // columns are dealt to the blocks in turn. In shared memory a tile is [K,2] places of 8 columns, swapped so that reading
 // whole matrices makes no lanes wait. STRIDE: of the matrix's rows in global memory.
@@ -13,8 +18,9 @@ template <int K_, int N_, int MATRICES_ = 1, int STRIDE = N_>
 struct Product {
   static constexpr int K = K_, N = N_, MATRICES = MATRICES_, COLUMNS = N / MATRICES;
   static constexpr int STEPS = K / 16, TILES = (COLUMNS + 15) / 16, SHARE = (TILES + CLUSTER - 1) / CLUSTER;
-  static constexpr int OWN = SHARE * MATRICES;                    // tiles of a block
-  static constexpr int PARTS = OWN < WARPS ? WARPS / OWN : 1;     // warps that share a tile
+  static constexpr int OWN = SHARE * MATRICES;  // tiles of a block
+  static constexpr int PARTS = largest_divisor(STEPS, OWN < WARPS ? WARPS / OWN : 1);  // warps that share a tile
+  static constexpr int LENGTH = STEPS / PARTS, AT_ONCE = largest_divisor(LENGTH, 8);   // steps of a warp
   static constexpr int PLACES = OWN * K * 2, SUMS = OWN * PARTS * TILE_SUMS;
   static_assert(K % 16 == 0 && COLUMNS % 8 == 0);
 
@@ -36,19 +42,23 @@ struct Product {
     for (int item = threadIdx.x / 32; item < OWN * PARTS; item += WARPS) {
       const int tile = item / PARTS, part = item % PARTS;
       if (first_column(rank, tile) >= COLUMNS) continue;
-      float total[4] = {};
-      const Place from(const_cast<uint4*>(weights) + tile * K * 2 + place(k, matrix % 2));
-      const u16* const row = x + g * stride + 2 * t;
-#pragma unroll 4
-      for (int step = STEPS * part / PARTS; step < STEPS * (part + 1) / PARTS; ++step) {
-        u32 values[4];
-        load_matrices(values, from.plus(32 * step));
-        mma(total, values, *reinterpret_cast<const u32*>(row + 16 * step),
-            *reinterpret_cast<const u32*>(row + 16 * step + 8));
+      float total[2][4] = {};
+      Place from(const_cast<uint4*>(weights) + (tile * K + part * LENGTH * 16) * 2 + place(k, matrix % 2));
+      const u16* row = x + g * stride + 2 * t + part * LENGTH * 16;
+#pragma unroll 1
+      for (int step = 0; step < LENGTH; step += AT_ONCE, from.advance(32 * AT_ONCE), row += 16 * AT_ONCE) {
+        u32 values[AT_ONCE][4], low[AT_ONCE], high[AT_ONCE];  // all reads are on their way before the first product
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+          load_matrices(values[i], from.plus(32 * i));
+          low[i] = *reinterpret_cast<const u32*>(row + 16 * i), high[i] = *reinterpret_cast<const u32*>(row + 16 * i + 8);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) mma(total[i % 2], values[i], low[i], high[i]);
       }
       float* const out = sums + item * TILE_SUMS;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[(2 * t + i % 2) * SUMS_STRIDE + i / 2 * 8 + g] = total[i];
+      for (int i = 0; i < 4; ++i) out[(2 * t + i % 2) * SUMS_STRIDE + i / 2 * 8 + g] = total[0][i] + total[1][i];
     }
   }
 
