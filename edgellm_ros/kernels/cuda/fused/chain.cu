@@ -4,12 +4,12 @@
 //
 // A cluster of CLUSTER blocks has one sequence. Each block keeps its columns of all weights in shared memory, where they
 // arrive while the kernel before still runs; all of them have the residual stream of all rows. A run goes through six
-// phases, each of which leaves its results in the shared memory of the blocks that need them, and ends at a barrier of
-// the cluster:
+// phases, at the end of which each block sends its results to the blocks that need them, and waits for theirs:
 //
 // qkv -- attention to a share of the cache -- o -- gate_up -- down -- lm_head
 //
-// No memory is written in a phase that blocks still read: what a phase writes is read in the next one or two.
+// Each block hears of all others in each phase but the last, so none of them is more than one phase ahead. What is sent
+// in a phase goes to memory that no block reads in that phase or in the one before.
 // Rows of x are the right side of `mma`, up to 8 of them, so a run on 8 tokens has as many products as one on a token.
 
 constexpr int GROUP = HEADS / KV_HEADS, SPLITS = CLUSTER / KV_HEADS;
@@ -30,12 +30,16 @@ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int MOST_SUMS = larger(larger(larger(QKV::SUMS, O::SUMS), larger(GATE_UP::SUMS, DOWN::SUMS)),
                                  larger(LM_HEAD::SUMS, ATTENDING * (HEAD_DIM + 2)));
 
-struct Scale {
+struct alignas(8) Scale {
   float highest, total;
 };
 
+enum Phase { QKV_MADE, ATTENDED, O_ADDED, INNER_MADE, DOWN_ADDED, LOGITS_MADE, PHASES };
+
 // What a block has in shared memory. `merged` is written from phase to phase by other blocks.
 struct Memory {
+  Arrivals arrivals[PHASES];
+  u32 turns[CLUSTER];  // of blocks that have come to the end of the product qkv
   uint4 qkv_weights[QKV::PLACES], o_weights[O::PLACES], gate_up_weights[GATE_UP::PLACES];
   uint4 down_weights[DOWN::PLACES], lm_head_weights[LM_HEAD::PLACES];
   u16 norms[4][HIDDEN];  // of embeddings, of states, before gate and up, the last
@@ -68,6 +72,12 @@ struct Memory {
   int token_of_logit[VOCAB];
 };
 static_assert(sizeof(Memory) == CHAIN_SHARED);
+
+// Wait until all that other blocks send in a phase of a level has come.
+__device__ inline void receive(Memory& own, Phase phase, int bytes, int level) {
+  if (threadIdx.x == 0) own.arrivals[phase].expect((u32)bytes);
+  own.arrivals[phase].wait(level - 1);
+}
 
 // Begin a row: x is the norms of an embedding and of a state, the residual stream the state.
 __device__ inline void begin_embedding(Memory& own, int row, const u16* embedding) {
@@ -232,13 +242,10 @@ __device__ inline void give_attended(Memory& own, int rows, int warps, int kv_he
       for (int j = 0; j < 4; ++j) values[j] += factor * own.attending.values[first + warp][4 * at + j];
     }
     const int row = query / GROUP, head = kv_head * GROUP + query % GROUP;
-    const uint4 bits = {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
-                        __float_as_uint(values[3])};
-    store_to(block, &own.splits.values[split][row][head][at], bits);
-    if (at == 0) {
-      store_to(block, &own.splits.scales[split][row][head].highest, highest);
-      store_to(block, &own.splits.scales[split][row][head].total, total);
-    }
+    Arrivals& arrivals = own.arrivals[ATTENDED];
+    send(block, arrivals, &own.splits.values[split][row][head][at], bits_of(values));
+    const uint2 scale = {__float_as_uint(highest), __float_as_uint(total)};
+    if (at == 0) send(block, arrivals, &own.splits.scales[split][row][head], scale);
   }
 }
 
@@ -302,6 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   Memory& own = *reinterpret_cast<Memory*>(memory);
   const int rank = blockIdx.x, sequence = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int kv_head = rank / SPLITS, split = rank % SPLITS;
+  if (threadIdx.x < PHASES) own.arrivals[threadIdx.x].prepare();
   arrive_at_cluster();
   QKV::fetch(own.qkv_weights, qkv, rank);
   O::fetch(own.o_weights, o, rank);
@@ -365,16 +373,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     QKV::multiply(own.qkv_weights, own.rest.x[0], 2 * HIDDEN + X_GAP, own.sums, rank);
     __syncthreads();
-    QKV::deliver(own.sums, rows, rank, [&](int block, int row, int column, float sum, float) {
+    if (threadIdx.x < CLUSTER) send(threadIdx.x, own.arrivals[QKV_MADE], &own.turns[rank], 0u);  // x has been read
+    QKV::deliver(own.sums, qkv_bias, rows, rank, [&](int block, int row, int column, float(&sums)[4], float(&)[4]) {
       const int part = column < Q_SIZE ? 0 : column < Q_SIZE + KV_SIZE ? 1 : 2;  // queries, keys, values
       const int head = (column - (part ? Q_SIZE + (part - 1) * KV_SIZE : 0)) / HEAD_DIM;
       if (block / SPLITS != (part ? head : head / GROUP)) return;
       const int own_head = part ? GROUP + part - 1 : head % GROUP;
-      if (QKV_BIAS) sum += to_float(qkv_bias[column]);
-      store_to(block, &own.made[row][own_head * HEAD_DIM + column % HEAD_DIM], sum);
+      send(block, own.arrivals[QKV_MADE], &own.made[row][own_head * HEAD_DIM + column % HEAD_DIM], bits_of(sums));
     });
-    arrive_at_cluster();
-    wait_for_cluster();
+    receive(own, QKV_MADE, 4 * rows * OWN_SIZE + 4 * CLUSTER, level);
 
     const i64 slot = cache + (i64)(length + first) * HEAD_DIM;
     make_heads(own, q_norm, k_norm, rows, first, key_cache + slot, value_cache + slot, split == 0,
@@ -384,19 +391,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attend(own, share, rows, first, warps);
     __syncthreads();
     give_attended(own, rows, warps, kv_head, split);
-    arrive_at_cluster();
-    wait_for_cluster();
+    receive(own, ATTENDED, (int)(sizeof(uint4) * HEAD_DIM / 4 + sizeof(Scale)) * SPLITS * rows * HEADS, level);
 
     merge_splits(own, rows);
     __syncthreads();
     O::multiply(own.o_weights, own.attended[0], Q_SIZE + X_GAP, own.sums, rank);
     __syncthreads();
-    O::deliver(own.sums, rows, rank, [&](int block, int row, int column, float sum, float) {
-      if (o_bias) sum += to_float(o_bias[column]);
-      store_to(block, &own.residual[1][row][column], own.residual[0][row][column] + sum);
+    O::deliver(own.sums, o_bias, rows, rank, [&](int block, int row, int column, float(&sums)[4], float(&)[4]) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[j] += own.residual[0][row][column + j];
+      send(block, own.arrivals[O_ADDED], &own.residual[1][row][column], bits_of(sums));
     });
-    arrive_at_cluster();
-    wait_for_cluster();
+    receive(own, O_ADDED, 4 * rows * HIDDEN, level);
 
     if (warp < rows) {
       Row row;
@@ -407,22 +413,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     GATE_UP::multiply(own.gate_up_weights, own.rest.normed[0], HIDDEN + X_GAP, own.sums, rank);
     __syncthreads();
-    GATE_UP::deliver(own.sums, rows, rank, [&](int block, int row, int column, float gate, float up) {
-      if (gate_up_bias) gate += to_float(gate_up_bias[column]), up += to_float(gate_up_bias[INNER + column]);
-      const float value = gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
-      store_to(block, &own.rest.inner[row][column], from_float(value));
+    GATE_UP::deliver(own.sums, gate_up_bias, rows, rank, [&](int block, int row, int column, float(&gate)[4], float(&up)[4]) {
+      u32 values[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        values[j] = from_float(gate[j] * up[j] / (1.0f + exp2_fast(-1.4426950408889634f * gate[j])));
+      const uint2 bits = {values[0] | values[1] << 16, values[2] | values[3] << 16};
+      send(block, own.arrivals[INNER_MADE], &own.rest.inner[row][column], bits);
     });
-    arrive_at_cluster();
-    wait_for_cluster();
+    receive(own, INNER_MADE, 2 * rows * INNER, level);
 
     DOWN::multiply(own.down_weights, own.rest.inner[0], INNER + X_GAP, own.sums, rank);
     __syncthreads();
-    DOWN::deliver(own.sums, rows, rank, [&](int block, int row, int column, float sum, float) {
-      if (down_bias) sum += to_float(down_bias[column]);
-      store_to(block, &own.residual[0][row][column], own.residual[1][row][column] + sum);
+    DOWN::deliver(own.sums, down_bias, rows, rank, [&](int block, int row, int column, float(&sums)[4], float(&)[4]) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[j] += own.residual[1][row][column + j];
+      send(block, own.arrivals[DOWN_ADDED], &own.residual[0][row][column], bits_of(sums));
     });
-    arrive_at_cluster();
-    wait_for_cluster();
+    receive(own, DOWN_ADDED, 4 * rows * HIDDEN, level);
 
     const int last = rows - 1;  // the row of the newest token
     if (warp == 0) {
@@ -434,11 +442,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     LM_HEAD::multiply(own.lm_head_weights, own.rest.normed[0], HIDDEN + X_GAP, own.sums, rank);
     __syncthreads();
-    LM_HEAD::deliver(own.sums, 1, rank, [&](int block, int, int column, float sum, float) {
-      store_to(block, &own.rest.logits[column], sum);
+    LM_HEAD::deliver(own.sums, nullptr, 1, rank, [&](int block, int, int column, float(&sums)[4], float(&)[4]) {
+      send(block, own.arrivals[LOGITS_MADE], &own.rest.logits[column], bits_of(sums));
     });
-    arrive_at_cluster();
-    wait_for_cluster();
+    receive(own, LOGITS_MADE, 4 * VOCAB, level);
 
     const int best = most_likely(own);
     known = known && best >= 0;

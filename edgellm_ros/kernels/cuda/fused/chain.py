@@ -24,6 +24,7 @@ HEAD_DIMS = (64, 128)
 TILE = 16  # columns
 TILE_SUMS = 4 * MOST_ROWS * (TILE + 4)  # bytes
 GAP = 8  # values after each row of x
+PHASES = 6  # of a run, in which blocks wait for each other
 
 
 class ChainPlan:
@@ -91,7 +92,8 @@ class ChainPlan:
         widths = 2 * hidden + GAP, hidden + GAP, shape.inner + GAP
         rest = 2 * MOST_ROWS * sum(widths) + 4 * shape.vocab
         fields = [
-            *weights, 8 * hidden, _aligned(max(splits, rest)), 2 * MOST_ROWS * (shape.q_size + GAP),
+            8 * PHASES + 4 * cluster, *weights, 8 * hidden, _aligned(max(splits, rest)),
+            2 * MOST_ROWS * (shape.q_size + GAP),
             8 * rows * hidden, 4 * rows * (group + 2) * size, max(*sums, attending), 4 * rows * group * size,
             4 * self.new_rows * shape.rotary_dim,
         ]  # fmt: skip

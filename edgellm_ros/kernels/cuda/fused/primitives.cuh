@@ -124,8 +124,7 @@ __device__ inline void wait_for_kernel_before() {
 // Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
 __device__ inline void wait_for_lanes() { __syncwarp(); }
 
-// Blocks of a cluster, from compute capability 9.0 on. Between an arrival and the wait for all others' a thread may do
-// something else; what threads wrote before they arrived, to any block's shared memory too, can be read after the wait.
+// Blocks of a cluster, from compute capability 9.0 on. What threads did before they arrived is done after the wait.
 __device__ inline void arrive_at_cluster() {
 #if __CUDA_ARCH__ >= 900
   __syncwarp();
@@ -138,6 +137,38 @@ __device__ inline void wait_for_cluster() {
 #endif
 }
 
+// Counts the bytes that blocks of a cluster send to one of them, from phase to phase. A phase ends when `expect` was
+// called for it, by one thread, and as many bytes have come. Bytes of a phase may come before it is expected. The barrier
+// of the cluster takes some thousand cycles, because it flushes all writes; this takes some hundreds.
+struct Arrivals {
+  u64 state;
+
+  // By one thread, before a barrier of the cluster.
+  __device__ void prepare() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Words(this).address) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+  __device__ void expect(u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Words(this).address), "r"(bytes) : "memory");
+#endif
+  }
+  // Wait for the end of a phase; phases are counted from 0.
+  __device__ void wait(int phase) {
+#if __CUDA_ARCH__ >= 900
+    const u32 address = Words(this).address;
+    u32 done = 0;
+    while (!done)
+      asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
+                   : "=r"(done)
+                   : "r"(address), "r"(phase % 2)
+                   : "memory");
+#endif
+  }
+};
+
 // The address of the same place in the shared memory of a block of the cluster.
 __device__ inline u32 place_in(int block, const void* place) {
   u32 address = 0;
@@ -147,21 +178,27 @@ __device__ inline u32 place_in(int block, const void* place) {
   return address;
 }
 
-// Write to this place in the shared memory of a block of the cluster.
-__device__ inline void store_to(int block, float* place, float value) {
+// Write to the same place in the shared memory of a block of the cluster, which counts the bytes.
+__device__ inline void send(int block, Arrivals& arrivals, void* place, u32 value) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(place_in(block, place)), "f"(value) : "memory");
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(place_in(block, place)),
+               "r"(value), "r"(place_in(block, &arrivals))
+               : "memory");
 #endif
 }
-__device__ inline void store_to(int block, u16* place, u16 value) {
+__device__ inline void send(int block, Arrivals& arrivals, void* place, uint2 value) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(place_in(block, place)), "h"(value) : "memory");
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+                   place_in(block, place)),
+               "r"(value.x), "r"(value.y), "r"(place_in(block, &arrivals))
+               : "memory");
 #endif
 }
-__device__ inline void store_to(int block, uint4* place, uint4 value) {
+__device__ inline void send(int block, Arrivals& arrivals, void* place, uint4 value) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(place_in(block, place)), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   place_in(block, place)),
+               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(place_in(block, &arrivals))
                : "memory");
 #endif
 }

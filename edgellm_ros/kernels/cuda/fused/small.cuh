@@ -69,18 +69,36 @@ struct Product {
     return sum;
   }
 
-  // finish(block, row, column of a matrix, sum, sum of the other matrix) for each of the block's columns.
+  // The same of four columns beside each other, with a bias if there is one.
+  __device__ static void sums_of(float (&result)[4], const float* sums, int tile, int row, int at, const u16* bias) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) result[j] = bias ? to_float(bias[j]) : 0.0f;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const uint4 bits = *reinterpret_cast<const uint4*>(sums + (tile * PARTS + part) * TILE_SUMS + row * SUMS_STRIDE + at);
+      result[0] += __uint_as_float(bits.x), result[1] += __uint_as_float(bits.y);
+      result[2] += __uint_as_float(bits.z), result[3] += __uint_as_float(bits.w);
+    }
+  }
+
+  // finish(block, row, column of a matrix, four sums, those of the other matrix) for the block's columns, four at once.
   template <class Finish>
-  __device__ static void deliver(const float* sums, int rows, int rank, Finish finish) {
-    for (int i = threadIdx.x; i < 16 * SHARE * CLUSTER * rows; i += THREADS) {
-      const int at = i % 16, own = i / 16 % SHARE, block = i / 16 / SHARE % CLUSTER, row = i / 16 / SHARE / CLUSTER;
+  __device__ static void deliver(const float* sums, const u16* bias, int rows, int rank, Finish finish) {
+    for (int i = threadIdx.x; i < 4 * SHARE * CLUSTER * rows; i += THREADS) {
+      const int at = i % 4 * 4, own = i / 4 % SHARE, block = i / 4 / SHARE % CLUSTER, row = i / 4 / SHARE / CLUSTER;
       const int tile = own * MATRICES, column = first_column(rank, tile) + at;
       if (column >= COLUMNS) continue;
-      const float other = MATRICES > 1 ? sum_of(sums, tile + 1, row, at) : 0.0f;
-      finish(block, row, column, sum_of(sums, tile, row, at), other);
+      float result[4], other[4];
+      sums_of(result, sums, tile, row, at, bias ? bias + column : nullptr);
+      if (MATRICES > 1) sums_of(other, sums, tile + 1, row, at, bias ? bias + COLUMNS + column : nullptr);
+      finish(block, row, column, result, other);
     }
   }
 };
+
+__device__ inline uint4 bits_of(const float (&values)[4]) {
+  return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]), __float_as_uint(values[3])};
+}
 
 // One warp's share of a row of HIDDEN values: pairs of values, 32 pairs apart.
 struct Row {
