@@ -17,7 +17,8 @@ class ChainDraft:
     """Tensors of a draft of B sequences with W accepted tokens, by a head with states of size H.
 
     - tokens [B,W] int64, states [B,W,H] before them; counts [B] int64: so many of a row's tokens are accepted
-    - newest [B,1] int64: gets the index of the last accepted token, 0 if there is none
+      A row without any belongs to a sequence that has ended, and gets no draft.
+    - newest [B,1] int64: gets the index of the last accepted token
     - lengths [B] int64, deltas [B] f32: of the head's KV cache; the counts are added to the lengths
     - caches: keys and values of the head by binding name
     - embedding [V,H]; token_of_logit: see `TreeKernels.add_candidates`

@@ -142,7 +142,9 @@ class HostFusedChain:
         ids = arrays.get("token_of_logit", np.arange(self._shape.vocab))
         for row in range(len(arrays["tokens"])):
             count, length = int(arrays["counts"][row]), int(arrays["lengths"][row])
-            tokens = arrays["tokens"][row, : max(count, 1)]
+            if count < 1:
+                continue
+            tokens = arrays["tokens"][row, :count]
             states = arrays["states"].view(self._dtype)[row, : len(tokens)]
             table["tokens"][row, 0], table["scores"][row, 0], table["parents"][row, 0] = -1, 0, -1
             arrays["newest"][row, 0], above, first = len(tokens) - 1, 0.0, 0
@@ -164,7 +166,7 @@ class HostFusedChain:
                 above -= float(np.log(np.exp(logits[0, 0] - logits[0, 0, best]).sum()))
                 table["tokens"][row, level], table["scores"][row, level] = ids[best], above
                 table["parents"][row, level] = level - 1
-                first = first + 1 if level > 1 else count
+                first += len(tokens)
                 tokens, states = ids[best : best + 1], following[0, -1:].astype(self._dtype)
             size = tree["tokens"].shape[1]
             tree["tokens"][row] = [arrays["last_tokens"][row], *table["tokens"][row, 1:size]]

@@ -197,6 +197,17 @@ def test_a_chain_is_that_of_numpy(host, shape):
 
 
 @pytest.mark.slow
+def test_a_sequence_without_accepted_tokens_is_left_as_it_is(host):
+    draft = Draft(SMALL, [6, 9], [0, 2])
+    found = draft.run(host)
+    np.testing.assert_array_equal(found["lengths"], [6, 11])
+    assert not found["tree_tokens"][0].any()
+    assert found["tree_depths"][1].any()
+    for mine, before in zip(found["caches"], draft.caches, strict=True):
+        np.testing.assert_array_equal(mine[0].view(np.uint16), before[0].view(np.uint16))
+
+
+@pytest.mark.slow
 def test_a_smaller_tree_has_the_beginning_of_the_chain(host):
     draft = Draft(SMALL, [0], [4])
     whole, part = draft.run(host), draft.run(host, size=3)

@@ -83,10 +83,11 @@ def drafts(engine, device, drafting, batch, decode) -> list[dict[str, np.ndarray
         propose = eagle.propose
 
         def watched(tree):
+            batch, read = tree.tokens.shape[0], runtime.pipeline.device.download
+            live = read(eagle._pending.counts.rows(0, batch)) > 0  # others have ended
             propose(tree)
-            table = eagle._table.rows(0, tree.tokens.shape[0])
-            read = runtime.pipeline.device.download
-            found.append({name: read(getattr(table, name)) for name in ("tokens", "scores")})
+            table = eagle._table.rows(0, batch)
+            found.append({name: read(getattr(table, name))[live] for name in ("tokens", "scores")})
 
         eagle.propose = watched
         runtime.handle_request(batch)

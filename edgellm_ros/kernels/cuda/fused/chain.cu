@@ -295,7 +295,7 @@ __device__ inline float log_mass(const Memory& own, int best) {
 
 // Grid [CLUSTER,batch]. The pending tokens [batch,ROWS] with states [batch,ROWS,HIDDEN], of which counts[b] count; the
 // table of candidates and the tree as in kernels/tree_protocol.py, with one candidate of each node. Commits the rows of
-// the pending tokens: adds counts to lengths.
+// the pending tokens: adds counts to lengths. A sequence without such tokens has ended, and is left as it is.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     draft_chain(const u16* qkv, const u16* qkv_bias, const u16* q_norm, const u16* k_norm, const u16* o,
                 const u16* o_bias, const u16* gate_up, const u16* gate_up_bias, const u16* down, const u16* down_bias,
@@ -325,7 +325,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   const i64 count = load(counts + sequence), committed = load(lengths + sequence);
   const int length = committed < 0 ? 0 : committed > CAPACITY ? CAPACITY : (int)committed;
-  const int accepted = count < 1 ? 1 : count > ROWS ? ROWS : (int)count;
+  if (count < 1) {  // an ended sequence
+    commit_copies();
+    wait_for_copies<0>();
+    wait_for_cluster();
+    return;
+  }
+  const int accepted = count > ROWS ? ROWS : (int)count;
   const i64 cache = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
   const int even = (length + SPLITS - 1) / SPLITS, begin = split * even < length ? split * even : length;
   const int old = length - begin < even ? length - begin : even;
@@ -452,8 +458,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float score = __uint_as_float(0xff800000u);  // -inf
     if (rank == 0 && warp == WARPS - 1 && known) score = above - log_mass(own, best);
     const i64 token = known ? own.token_of_logit[best] : -1;
-    first = level > 1 ? first + 1 : count < 1 ? 0 : rows;
-    rows = 1;
+    first += rows, rows = 1;
     if (warp == 0) {
       begin_embedding(own, 0, embedding + clamp(token, 0, tokens_of_embedding - 1) * HIDDEN);
     } else if (warp == 1) {
