@@ -41,12 +41,12 @@ class ChainPlan:
         self.shape, self.rows, self.levels, self.cluster = shape, rows, levels, cluster
         problem = self._problem()
         if problem is None:
-            self.cached = 1
+            self.cached = 1  # rows of the KV cache in shared memory
             left = most_shared - self.shared_bytes
-            splits = cluster // shape.kv_heads
-            self.cached = min(1 + left // (4 * shape.head_dim), -(-shape.capacity // splits))
             if left < 0:
-                problem = f"a block needs {self.shared_bytes} of {most_shared} bytes of shared memory"
+                problem = f"a block needs {self.shared_bytes} bytes of shared memory, and has {most_shared}"
+            of_a_block = -(-shape.capacity // (cluster // shape.kv_heads))
+            self.cached = min(1 + left // (4 * shape.head_dim), of_a_block)
         if problem is not None:
             raise EngineError(f"no kernel for whole chains: {problem}")
 
