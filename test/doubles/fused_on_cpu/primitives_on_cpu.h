@@ -4,6 +4,8 @@
 #pragma once
 #include "cuda_on_cpu.h"
 
+#include <mutex>
+
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -117,6 +119,77 @@ void wait_for_copies() {
 
 inline void wait_for_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
+
+namespace fused_on_cpu {
+
+// Blocks that run at once and write to each other's shared memory.
+struct Cluster {
+  std::vector<uint4*> memory;  // of each block, once it has begun
+  unsigned threads = 0;        // of all blocks
+  std::atomic<unsigned> arrived{0};
+  std::atomic<unsigned long> held{0};
+};
+inline thread_local Cluster* cluster;
+inline thread_local std::vector<unsigned long> arrivals;  // meetings that had been held when a thread arrived
+
+}  // namespace fused_on_cpu
+
+inline void arrive_at_cluster() {
+  auto& own = *fused_on_cpu::cluster;
+  fused_on_cpu::arrivals.resize(std::max<size_t>(fused_on_cpu::arrivals.size(), threadIdx.x + 1));
+  fused_on_cpu::arrivals[threadIdx.x] = own.held;
+  if (++own.arrived == own.threads) own.arrived = 0, ++own.held;
+}
+inline void wait_for_cluster() {
+  while (fused_on_cpu::cluster->held == fused_on_cpu::arrivals[threadIdx.x]) {
+    if (threadIdx.x == 0) std::this_thread::yield();
+    cuda_on_cpu::yield();
+  }
+}
+
+inline std::mutex arrivals_mutex;
+
+struct Arrivals {
+  u64 state;  // phases that have ended, whether the next one is expected, bytes of it that are to come
+
+  struct Parts { int bytes; short expected; unsigned short ended; };
+  template <class Change>
+  void change(Change change) {
+    const std::lock_guard<std::mutex> lock(arrivals_mutex);
+    Parts parts = cuda_on_cpu::same_bits<Parts>(state);
+    change(parts);
+    if (parts.expected && parts.bytes == 0) parts = {0, 0, (unsigned short)(parts.ended + 1)};
+    __atomic_store_n(&state, cuda_on_cpu::same_bits<u64>(parts), __ATOMIC_SEQ_CST);
+  }
+
+  void prepare() { state = 0; }
+  void expect(u32 bytes) { change([&](Parts& parts) { parts.bytes += bytes, parts.expected = 1; }); }
+  void wait(int phase) {
+    while (cuda_on_cpu::same_bits<Parts>(__atomic_load_n(&state, __ATOMIC_SEQ_CST)).ended % 2 == phase % 2) {
+      if (threadIdx.x == 0) std::this_thread::yield();
+      cuda_on_cpu::yield();
+    }
+  }
+};
+
+namespace fused_on_cpu {
+
+template <class T>
+T* place_in(int block, T* place) {
+  const size_t offset = reinterpret_cast<char*>(place) - reinterpret_cast<char*>(shared_memory);
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(cluster->memory[block]) + offset);
+}
+
+}  // namespace fused_on_cpu
+
+template <class T>
+void send(int block, Arrivals& arrivals, void* place, T value) {
+  std::memcpy(fused_on_cpu::place_in(block, static_cast<char*>(place)), &value, sizeof value);
+  fused_on_cpu::place_in(block, &arrivals)->change([](Arrivals::Parts& parts) { parts.bytes -= sizeof value; });
+}
+
+inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
+
 inline void prefetch(const void* address, u32 bytes) {
   static thread_local volatile char read;
   if (bytes) read = static_cast<const char*>(address)[bytes - 1];

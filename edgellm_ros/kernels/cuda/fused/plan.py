@@ -207,7 +207,8 @@ class QuantizedProductPlan(ProductPlan):
 class Launch:
     """How a kernel is launched.
 
-    early: the kernel may start before the one before it has ended; it waits by itself.
+    - early: the kernel may start before the one before it has ended; it waits by itself
+    - cluster: blocks that share their shared memory, neighbours along the first axis of the grid
     """
 
     name: str
@@ -215,6 +216,7 @@ class Launch:
     threads: int
     shared: int = 0
     early: bool = False
+    cluster: int = 1
 
 
 class FusedPlan:
