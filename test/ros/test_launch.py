@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from edgellm_ros.ros.follower.parameters import SPECS as FOLLOWER_SPECS
 from edgellm_ros.ros.node.parameters import SPECS
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def entities(module: ModuleType, kind: str) -> list[Recorded]:
     return [entity for entity in listed if entity.kind == kind]
 
 
-@pytest.mark.parametrize("name", ["edgellm", "demo", "replay"])
+@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "replay"])
 def test_every_argument_of_a_launch_file_has_a_description(load, name):
     arguments = entities(load(name), "DeclareLaunchArgument")
     assert arguments
@@ -117,8 +118,9 @@ def test_every_launch_argument_is_described(path):
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.name)
 def test_parameter_files_name_parameters_of_the_node_with_values_of_their_type(path):
+    specs = FOLLOWER_SPECS if path.stem == "follower" else SPECS
     for node in yaml.safe_load(path.read_text()).values():
         for name, value in flat(node["ros__parameters"]).items():
             if name == "use_sim_time":
                 continue
-            assert type(value) is type(SPECS[name].default), name
+            assert type(value) is type(specs[name].default), name

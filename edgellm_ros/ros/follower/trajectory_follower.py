@@ -25,6 +25,20 @@ JUMP_S = 0.5  # a larger difference between clock and elapsed time is a jump of 
 REMEMBERED = 256  # chunks that are recognised when they come again
 LONGEST_STEP = 2.0  # periods: a command that is late makes no larger change of the speed
 MAX_POSES = 1000
+REASONS = (  # for which a chunk is refused: names in `counts`
+    "wrong_names",
+    "wrong_units",
+    "wrong_dt",
+    "wrong_size",
+    "not_finite",
+    "stopped",
+    "from_future",
+    "repeated",
+    "before_start",
+    "out_of_order",
+    "used_up",
+    "too_old",
+)
 
 
 class Mode(str, Enum):
@@ -116,6 +130,10 @@ class TrajectoryFollower:
     def stop(self) -> None:
         """Brake to a standstill and stay there until `resume`."""
         self.stopped = True
+        self.drop()
+
+    def drop(self) -> None:
+        """Brake until the next chunk."""
         self._course = None
 
     def resume(self, now: int) -> None:
@@ -177,7 +195,8 @@ class TrajectoryFollower:
             self._forget(now)
         self._last = now
         if self._course is not None and not self._is_live(now):
-            self._course = None
+            self.counts["watchdog_stops"] += self.motion.speed > 0
+            self.drop()
         period = self.settings.period
         elapsed = min(max(elapsed, 0.0), LONGEST_STEP * period)
         self._commanded.add(now, self.motion.speed)
