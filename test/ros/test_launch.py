@@ -47,9 +47,9 @@ class AnyModule(ModuleType):
 def load(monkeypatch):
     """`load("demo")`: the launch file as a module, on stand-ins for `launch` and `launch_ros`."""
     for name in (
-        "launch", "launch.actions", "launch.event_handlers", "launch.events", "launch.events.process",
-        "launch.launch_description_sources", "launch.substitutions", "launch_ros", "launch_ros.actions",
-        "launch_ros.parameter_descriptions", "launch_ros.substitutions",
+        "launch", "launch.actions", "launch.conditions", "launch.event_handlers", "launch.events",
+        "launch.events.process", "launch.launch_description_sources", "launch.substitutions", "launch_ros",
+        "launch_ros.actions", "launch_ros.parameter_descriptions", "launch_ros.substitutions",
     ):  # fmt: skip
         monkeypatch.setitem(sys.modules, name, AnyModule(name))
 
@@ -78,12 +78,17 @@ def test_every_argument_of_a_launch_file_has_a_description(load, name):
 
 def test_no_argument_reaches_the_node_past_the_demo(load):
     """`image_topic:=/camera` for the demo would reach the included file and disconnect the node."""
-    declared = {argument.args[0] for argument in entities(load("edgellm"), "DeclareLaunchArgument")}
-    (include,) = entities(load("demo"), "IncludeLaunchDescription")
-    given = dict(include.kwargs["launch_arguments"])
-    assert given.keys() == declared
+    edgellm, follower = (
+        dict(include.kwargs["launch_arguments"])
+        for include in entities(load("demo"), "IncludeLaunchDescription")
+    )
+    for name, given in (("edgellm", edgellm), ("follower", follower)):
+        declared = {argument.args[0] for argument in entities(load(name), "DeclareLaunchArgument")}
+        assert given.keys() == declared
     for name in ("image", "odom", "command", "audio"):
-        assert given[f"{name}_topic"] == f"~/{name}"
+        assert edgellm[f"{name}_topic"] == f"~/{name}"
+    assert follower["action_chunk_topic"] == "edgellm/action_chunk"  # what the node publishes to
+    assert follower["odom_topic"] == "edgellm/odom"
 
 
 @pytest.mark.parametrize("name", ["demo", "replay"])
