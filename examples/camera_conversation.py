@@ -36,3 +36,4 @@ with PlanClient(node) as client:
             continue
         said += [("user", question, frame), ("assistant", result.text)]
         print(result.text, flush=True)
+rclpy.try_shutdown()

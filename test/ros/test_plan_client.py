@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +26,7 @@ from sensor_msgs.msg import CompressedImage
 
 from edgellm_ros.client import PlanClient, PlanError
 from edgellm_ros.ros.client.goal import make_goal
+from edgellm_ros.ros.processes import ros_environment
 from fixtures.peer import image_message
 
 LONG = {"action_samples": 16, "denoise_steps": 1000}  # keeps the action head busy for seconds
@@ -164,6 +169,32 @@ class TestAsyncio:
         with pytest.raises(asyncio.TimeoutError):
             asyncio.run(timed_out())
         peer.wait(lambda: not peer.metrics()["jobs_pending"], "end of the plan")
+
+
+class TestEnd:
+    @pytest.mark.parametrize("user", ["", "rclpy.init(); node = rclpy.create_node('user')"])
+    def test_a_program_that_does_not_close_its_client_ends_cleanly(self, domain, user):
+        code = f"""
+            import rclpy
+            from edgellm_ros.client import PlanClient
+            node = None
+            {user}
+            client = PlanClient(node, name="/nobody")
+            call = client.stream("go")
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=ros_environment(domain), capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_a_client_without_a_reference_ends_its_thread(self, user):
+        before = set(threading.enumerate())
+        client = PlanClient(user, name="/nobody")
+        (thread,) = set(threading.enumerate()) - before
+        del client
+        gc.collect()
+        assert not thread.is_alive()
 
 
 class TestErrors:
