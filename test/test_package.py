@@ -208,3 +208,9 @@ def test_imports_between_rooms_of_the_runtime_point_down(room):
             parts = name.split(".")
             if parts[:2] == ["edgellm_ros", "runtime"]:
                 assert parts[2] in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_client_says_what_is_missing_where_ros_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rclpy", None)
+    with pytest.raises(ImportError, match="no Python module rclpy: PlanClient needs ROS 2"):
+        from edgellm_ros.client import PlanClient  # noqa: F401

@@ -19,12 +19,12 @@ import pytest
 import rclpy
 import soundfile
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import AudioChunk, ChatMessage
+from edgellm_ros.msg import AudioChunk, ChatMessage, Generation
 from rclpy.action import ActionServer, GoalResponse
 from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import CompressedImage
 
-from edgellm_ros.client import PlanClient, PlanError
+from edgellm_ros.client import PlanCall, PlanClient, PlanError
 from edgellm_ros.ros.client.goal import make_goal
 from edgellm_ros.ros.processes import ros_environment
 from fixtures.peer import image_message
@@ -82,9 +82,10 @@ class TestPlan:
         assert told.reply.generation.prompt_token_count > alone.reply.generation.prompt_token_count + 80
 
     def test_cancels_the_goal_after_its_timeout(self, peer, client, scene):
+        cancelled = peer.metrics()["plans_cancelled"]
         with pytest.raises(TimeoutError, match=r"^no result of /edgellm/plan within 0\.5 s$"):
             client.plan(scene.command, images=scene.pixels, timeout_s=0.5, **LONG)
-        peer.wait(lambda: not peer.metrics()["jobs_pending"], "end of the plan")
+        peer.wait(lambda: peer.metrics()["plans_cancelled"] == cancelled + 1, "cancelled plan")
 
     def test_raises_what_the_node_answers_with_the_result(self, client, scene):
         with pytest.raises(
@@ -126,6 +127,13 @@ class TestStream:
         assert len({one.text for one in progress}) > 2
         assert progress[-1].tokens == call.result().reply.generation.token_count
 
+    def test_gives_the_words_whose_feedback_is_lost(self):
+        call = PlanCall("/edgellm/plan", request_cancel=lambda call: None)
+        call.on_feedback(Plan.Feedback(text="a red", tokens=2, stage="decode"))
+        reply = Plan.Result(termination_reason="completed", generation=Generation(text="a red box"))
+        call.end(reply)
+        assert [progress.new_text for progress in call] == ["a red", " box"]
+
     def test_ends_with_the_words_so_far_when_it_is_cancelled(self, client, scene):
         call = client.stream(scene.command, images=scene.pixels, **LONG)
         for progress in call:
@@ -166,9 +174,10 @@ class TestAsyncio:
         async def timed_out():
             await asyncio.wait_for(client.plan_async(scene.command, images=scene.pixels, **LONG), 0.5)
 
+        cancelled = peer.metrics()["plans_cancelled"]
         with pytest.raises(asyncio.TimeoutError):
             asyncio.run(timed_out())
-        peer.wait(lambda: not peer.metrics()["jobs_pending"], "end of the plan")
+        peer.wait(lambda: peer.metrics()["plans_cancelled"] == cancelled + 1, "cancelled plan")
 
 
 class TestEnd:
