@@ -19,7 +19,7 @@ import pytest
 import rclpy
 import soundfile
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import AudioChunk, ChatMessage, Generation
+from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation
 from rclpy.action import ActionServer, GoalResponse
 from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import CompressedImage
@@ -170,6 +170,11 @@ class TestAsyncio:
         said, text = asyncio.run(words())
         assert said == text != ""
 
+    def test_waiting_without_an_asyncio_loop_is_refused(self):
+        call = PlanCall("/edgellm/plan", request_cancel=lambda call: None)
+        with pytest.raises(RuntimeError, match="no asyncio loop runs here"):
+            call.__await__().send(None)
+
     def test_cancelling_the_task_cancels_the_goal(self, peer, client, scene):
         async def timed_out():
             await asyncio.wait_for(client.plan_async(scene.command, images=scene.pixels, **LONG), 0.5)
@@ -242,6 +247,24 @@ class TestErrors:
         with (
             PlanClient(user, name="/other") as client,
             pytest.raises(PlanError, match=r"^/other/plan: the goal was rejected$"),
+        ):
+            client.plan("go")
+
+    def test_a_prompt_that_is_not_unicode_fails_alone(self, user, other_server):
+        other_server()
+        with PlanClient(user, name="/other") as client:
+            waiting = client.stream("go")
+            with pytest.raises(PlanError, match=r"^/other/plan: the goal cannot be sent: .*surrogates"):
+                client.plan("\ud800")
+            with pytest.raises(PlanError, match=r"^/other/plan: : $"):
+                waiting.result(timeout_s=10.0)
+
+    def test_a_result_that_cannot_be_used_is_one_line(self, user, other_server):
+        chunk = ActionChunk(horizon=3, names=["curvature"], values=[0.0])
+        other_server(lambda handle: handle.succeed() or Plan.Result(action_chunks=[chunk]))
+        with (
+            PlanClient(user, name="/other") as client,
+            pytest.raises(PlanError, match=r"^/other/plan: the result cannot be used: .*\(3,1\)$"),
         ):
             client.plan("go")
 

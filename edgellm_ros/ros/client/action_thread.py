@@ -170,11 +170,15 @@ class ActionThread:
     def _send(self, sent: _Sent, now: float) -> None:
         sent.resend = now + RESEND_S * 2**sent.times
         sent.times += 1
-        answer = self._client.send_goal_async(
-            sent.goal,
-            feedback_callback=lambda message: sent.call.on_feedback(message.feedback),
-            goal_uuid=sent.id,
-        )
+        try:
+            answer = self._client.send_goal_async(
+                sent.goal,
+                feedback_callback=lambda message: sent.call.on_feedback(message.feedback),
+                goal_uuid=sent.id,
+            )
+        except Exception as error:  # such as a prompt that is not Unicode
+            self._fail(sent.call, f"the goal cannot be sent: {error}")
+            return
         answer.add_done_callback(partial(self._on_answer, sent))
 
     def _on_answer(self, sent: _Sent, answer: Future) -> None:
@@ -194,9 +198,12 @@ class ActionThread:
         response = answer.result()
         if response.status == GoalStatus.STATUS_UNKNOWN:  # the server does not have the goal
             self._fail(call, "the goal was rejected")
-        else:
-            self._sent.pop(call, None)
+            return
+        try:
             call.end(response.result)
+        except ValueError as error:
+            self._fail(call, f"the result cannot be used: {error}")
+        self._sent.pop(call, None)
 
     def _cancel(self, call: PlanCall) -> None:
         sent = self._sent.get(call)

@@ -141,7 +141,10 @@ class PlanCall:
             self._advance(feedback.text, feedback.tokens, feedback.stage)
 
     def end(self, reply: Plan.Result) -> None:
-        """Give the result; without effect after the end."""
+        """Give the result; without effect after the end.
+
+        ValueError for actions or paths that are not arrays.
+        """
         if self.done():
             return
         result = PlanResult.from_reply(reply)
@@ -171,7 +174,10 @@ async def _result_of(future: futures.Future[T]) -> T:
 
     `asyncio.wrap_future` would cancel the future together with the task that waits.
     """
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("no asyncio loop runs here; a callback of rclpy waits with `plan`") from None
     woken = asyncio.Event()
 
     def wake(_: object) -> None:

@@ -21,7 +21,8 @@ class PlanClient:
 
     A thread of the client's own receives the answers, with a hidden node, in the ROS context of `node` or, if
     that is None, in one of its own. So no call depends on the caller's executor: calls may block in any
-    thread and in any callback, also in one of a SingleThreadedExecutor.
+    thread and in any callback, also in one of a SingleThreadedExecutor. Coroutines of rclpy call `plan` too:
+    only asyncio waits for `plan_async`.
 
     Arguments of `plan`, `plan_async` and `stream` have the names of the fields of Plan.Goal and of
     SamplingParams: `images` (RGB uint8 arrays [H, W, 3], files or messages; one or several), `audio` (one
