@@ -68,12 +68,17 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
     _, weights, model = read_model(checkpoint, read_section(checkpoint / "config.json"))
     has_expert = (checkpoint / EXPERT_FOLDER).is_dir()  # an action expert reads the values in the KV cache
     layers = decoder_layers(model.embedding)
-    groups = tuple(input_groups(weights, layers, model.llm, model.norm_shift, values=not has_expert))
+    layout = rounded_layout(options, model)
+    groups = list(input_groups(weights, layers, model.llm, model.norm_shift, values=not has_expert))
+    scaled = {layer for group in groups for layer in group.layers}
+    for name in weights:
+        layer = name.removesuffix(".weight")
+        if layer not in scaled and layout.group_of(weights.tensors, layer) is not None:
+            groups.append(InputGroup((layer,), None))
     llm = plan.graphs[graph_path("llm")]
     assert isinstance(llm, ModelBuilder)
     values = {group.layers[0]: str(llm.linear_inputs[group.layers[0]].name) for group in groups}
-    layout = rounded_layout(options, model)
-    return CalibrationPlan(plain, plan.config, weights, layout, groups, values)
+    return CalibrationPlan(plain, plan.config, weights, layout, tuple(groups), values)
 
 
 def find_scales(plan: CalibrationPlan, inputs: Mapping[str, LayerInputs]) -> list[GroupScales]:

@@ -290,7 +290,8 @@ def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weight
 def rounded_layout(options: ExportOptions, model: Model) -> RoundedLayout:
     """Make the layout of the weights that `quantize` asks for."""
     layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
-    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype)
+    kept = {layer: shares for each in options.scales for layer, shares in each.kept.items()}
+    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype, kept)
 
 
 def _size(checkpoint: Path) -> str:

@@ -12,6 +12,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.builder.calibration import find_scales, plan_calibration
 from edgellm_ros.builder.export_plan import ExportOptions
 from edgellm_ros.builder.quantization.folding import InputGroup
+from edgellm_ros.builder.quantization.rounding import RoundedLayout
 from edgellm_ros.builder.quantization.search import GroupScales
 from edgellm_ros.cli.calibration import layer_inputs
 from edgellm_ros.cli.quantization_cost import logits
@@ -50,7 +51,8 @@ def random_scales(checkpoint: Path, rng: np.random.Generator) -> list[GroupScale
     for group in plan.groups:
         size = plan.weights.shape(f"{group.layers[0]}.weight")[1]
         scales = np.exp(rng.uniform(-np.log(5), np.log(5), size)).astype(np.float32)
-        found.append(GroupScales(group, 0.5, group.share(scales), 1.0))
+        scales = group.share(scales) if group.source is not None else np.ones_like(scales)
+        found.append(GroupScales(group, 0.5, scales, 1.0))
     return found
 
 
@@ -69,15 +71,16 @@ def test_scales_of_inputs_leave_the_logits_of_weights_that_are_not_rounded(tmp_p
 
 
 @pytest.mark.slow
-def test_every_rounded_layer_but_the_outputs_of_recurrent_ones_is_in_one_group(tmp_path):
+def test_every_rounded_layer_is_in_one_group_and_those_behind_mixed_channels_are_not_scaled(tmp_path):
     for name, family in FAMILIES.items():
         plan = plan_calibration(family(tmp_path / name), ExportOptions(**OPTIONS))
         layers = [layer for group in plan.groups for layer in group.layers]
         modules = {tensor.removesuffix(".weight") for tensor in plan.weights}
         rounded = {module for module in modules if plan.layout.group_of(plan.weights.tensors, module)}
-        left = {module.rpartition(".")[2] for module in rounded - set(layers)}
-        assert left <= {"out_proj", *(["o_proj"] if "expert" in name else [])}, name
+        assert rounded <= set(layers)
         assert len(layers) == len(set(layers)) > 4
+        kept = {group.layers[0].rpartition(".")[2] for group in plan.groups if group.source is None}
+        assert kept <= {"out_proj", *(["o_proj"] if "expert" in name else [])}, name
 
 
 def test_query_heads_that_share_a_value_head_share_its_scales():
@@ -86,6 +89,16 @@ def test_query_heads_that_share_a_value_head_share_its_scales():
     shared = group.share(magnitudes).reshape(2, 3, 4)
     np.testing.assert_array_equal(shared[0], [[4, 5, 6, 7]] * 3)
     np.testing.assert_array_equal(shared[1], [[16, 17, 18, 19]] * 3)
+
+
+def test_weights_beyond_the_share_that_a_group_keeps_are_cut_off(tmp_path):
+    weight = np.array([[1.0, -8.0, 3.0, 0.2] * 4, [7.0, 1.0, 1.0, 1.0] * 4], np.float32)
+    layout = RoundedLayout("int4", 32, "model", np.dtype(np.float32))
+    found = layout.rounded(weight, 16, np.array([[0.875], [1.0]], np.float32))
+    np.testing.assert_allclose(found[0], [1, -8, 3, 0] * 4)  # steps of 1: from -8 to 7
+    found = layout.rounded(weight, 16, np.array([[0.4375], [1.0]], np.float32))
+    np.testing.assert_allclose(found[0], [1, -4, 3, 0] * 4)  # steps of 0.5
+    np.testing.assert_allclose(found[1], weight[1])
 
 
 def runs_over(engine: Path, rng: np.random.Generator, count: int) -> list[TokenRun]:

@@ -13,8 +13,9 @@ layer, whose outputs are divided: what is between that layer and x must be linea
     | down                         | up: x = silu(gate) up; relu(up)^2 takes the root of s     |
     | o                            | v: query heads that share a value head share its scales   |
 
-Layers behind the norm of a recurrent layer (out_proj) keep their inputs. Sources: llm-awq,
-awq/quantize/auto_scale.py; AutoAWQ, awq/quantize/scale.py.
+Layers behind the norm of a recurrent layer (out_proj) keep their inputs, as does o_proj where an action
+expert reads the values in the KV cache. Sources: llm-awq, awq/quantize/auto_scale.py; AutoAWQ,
+awq/quantize/scale.py.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SQUARED = "mixer.down_proj"  # its inputs are relu(up)^2
 
 @dataclass(frozen=True)
 class InputGroup:
-    """Linear layers that read the same inputs, and the module before them.
+    """Linear layers that read the same inputs, and the module before them, if that can divide these.
 
     - shift: the module is a norm that multiplies by shift + weight; None = a linear layer
     - power: inputs grow with this power of the module's results
@@ -52,7 +53,7 @@ class InputGroup:
     """
 
     layers: tuple[str, ...]
-    source: str
+    source: str | None
     shift: float | None = None
     power: float = 1.0
     heads: tuple[int, int, int] | None = None
@@ -66,6 +67,8 @@ class InputGroup:
 
     def fold(self, weights: Weights, scales: np.ndarray) -> None:
         """Divide the inputs of the layers by scales [K], which `share` leaves as they are."""
+        if self.source is None:
+            return
         for layer in self.layers:
             weights.multiply(f"{layer}.weight", scales[None])
         if self.heads is not None:
