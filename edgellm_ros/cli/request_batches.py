@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.generate import common_fields, file_readers, lora_dirs, sampling_params, to_json
+from edgellm_ros.cli.answer_output import to_json
 from edgellm_ros.cli.request_files import read_request_list, request_fields
+from edgellm_ros.cli.request_options import common_fields, file_readers, lora_dirs, sampling_params
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig

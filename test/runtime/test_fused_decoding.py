@@ -7,6 +7,7 @@ On a CPU the kernels are their double in NumPy.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import shutil
 from contextlib import nullcontext
@@ -206,6 +207,23 @@ def test_an_adapter_of_a_rank_that_the_kernels_do_not_take_is_run_by_the_engine(
     with LLMInferenceRuntime(omni, decode="fused") as runtime:
         assert runtime.handle_request(adapted).token_ids == answers(omni, [adapted], "engine")[0]
         assert steps(decoders) == 0
+
+
+@on_host
+@pytest.mark.slow
+def test_with_auto_the_engine_decodes_batches_with_an_adapter(decoders, omni, monkeypatch):
+    _every_shape(monkeypatch)
+    turns = itertools.count(1)  # a later measurement is a faster one: that of the kernels
+    monkeypatch.setattr(choice, "_time", lambda device, step: step() or 1 / next(turns))
+    plain, adapted = request("hello", max_tokens=6), request("hello", max_tokens=6, lora="a")
+    with LLMInferenceRuntime(omni, decode="auto") as runtime:
+        assert runtime.fused_rows >= 2
+        before = steps(decoders)
+        found = [answer.token_ids for answer in runtime.handle_request([plain, adapted])]
+        assert steps(decoders) == before
+        runtime.handle_request([plain, plain])
+        assert steps(decoders) == before + 5
+    assert found == answers(omni, [plain, adapted], "engine")
 
 
 @on_host
