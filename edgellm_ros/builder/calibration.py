@@ -47,7 +47,7 @@ class CalibrationPlan:
 def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> CalibrationPlan:
     """Read a checkpoint that `export` is to round with these options; no weight is read.
 
-    Raises the errors of `export`, and ValueError for adapters.
+    Raises the errors of `export`.
     """
     checkpoint = Path(checkpoint)
     # In fp32, as a CPU runs it, and without parts that have no share in an answer.
@@ -58,12 +58,7 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
         "max_lora_rank": 0,
         "with_draft": False,
     }
-    rounded = plan_export(checkpoint, options)  # refuses what `export` does
-    if rounded.config.builder.max_lora_rank:
-        raise ValueError(
-            f"{checkpoint}: scales of a layer's inputs would change its LoRA adapters: --max-lora-rank 0 "
-            "exports an engine without adapters"
-        )
+    plan_export(checkpoint, options)  # refuses what `export` does
     plan = plan_export(checkpoint, ExportOptions(**plain))
     _, weights, model = read_model(checkpoint, read_section(checkpoint / "config.json"))
     has_expert = (checkpoint / EXPERT_FOLDER).is_dir()  # an action expert reads the values in the KV cache

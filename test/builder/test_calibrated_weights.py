@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,13 @@ from edgellm_ros.builder.quantization.search import GroupScales
 from edgellm_ros.cli.calibration import layer_inputs
 from edgellm_ros.cli.quantization_cost import logits
 from edgellm_ros.cli.token_runs import TokenRun, text_inputs
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.outlier_checkpoint import write_outlier_checkpoint
+from fixtures.tiny_adapter import write_adapter
 from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
 OPTIONS = {"quantize": "int4", "group_size": 32, "max_lora_rank": 0}
@@ -142,7 +147,21 @@ def test_a_calibrated_engine_has_the_graphs_of_a_rounded_one(tmp_path, rng):
     assert sizes[0] == sizes[1]
 
 
-def test_adapters_of_the_checkpoint_are_refused(tmp_path):
-    checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="--max-lora-rank 0 exports an engine without adapters"):
-        plan_calibration(checkpoint, ExportOptions(**{**OPTIONS, "max_lora_rank": 4}))
+@pytest.mark.slow
+def test_an_adapter_changes_the_answers_of_a_scaled_engine_as_those_of_a_plain_one(tmp_path, rng):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint")
+    shutil.rmtree(checkpoint / "action_expert")  # so that o_proj is scaled too
+    write_adapter(tmp_path / "adapter", checkpoint)
+    request = LLMGenerationRequest("go to the red box", lora="adapter", logprobs=5)
+    found = {}
+    for name, scales in (("plain", []), ("scaled", random_scales(checkpoint, rng))):
+        export(checkpoint, tmp_path / name, max_lora_rank=8, with_draft=False, scales=scales)
+        with LLMInferenceRuntime(tmp_path / name, lora_dirs={"adapter": tmp_path / "adapter"}) as runtime:
+            found[name] = runtime.handle_request(request)
+            base = runtime.handle_request(dataclasses.replace(request, lora=""))
+        assert base.token_ids != found[name].token_ids
+    assert (tmp_path / "scaled" / "lora_scales.safetensors").is_file()
+    assert not (tmp_path / "plain" / "lora_scales.safetensors").exists()
+    assert found["scaled"].token_ids == found["plain"].token_ids
+    values = [[each[1] for entries in answer.logprobs for each in entries] for answer in found.values()]
+    np.testing.assert_allclose(values[1], values[0], atol=1e-4)

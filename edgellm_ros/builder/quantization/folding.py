@@ -65,15 +65,19 @@ class InputGroup:
         grouped = magnitudes.reshape(self.heads)
         return np.broadcast_to(grouped.mean(1, keepdims=True), self.heads).reshape(-1)
 
+    def source_factors(self, scales: np.ndarray) -> np.ndarray:
+        """Compute the factors [N] of the results of `source`, for scales of the inputs [K]."""
+        if self.heads is not None:
+            scales = scales.reshape(self.heads)[:, 0].reshape(-1)
+        return (1 / scales.astype(np.float64) ** (1 / self.power)).astype(np.float32)
+
     def fold(self, weights: Weights, scales: np.ndarray) -> None:
         """Divide the inputs of the layers by scales [K], which `share` leaves as they are."""
         if self.source is None:
             return
         for layer in self.layers:
             weights.multiply(f"{layer}.weight", scales[None])
-        if self.heads is not None:
-            scales = scales.reshape(self.heads)[:, 0].reshape(-1)
-        factors = (1 / scales.astype(np.float64) ** (1 / self.power)).astype(np.float32)
+        factors = self.source_factors(scales)
         if self.shift is not None:
             weights.multiply(f"{self.source}.weight", factors, self.shift)
             return
