@@ -16,6 +16,7 @@ from edgellm_ros.builder.export_plan import ExportOptions
 from edgellm_ros.builder.quantization.folding import InputGroup
 from edgellm_ros.builder.quantization.rounding import RoundedLayout
 from edgellm_ros.builder.quantization.search import GroupScales
+from edgellm_ros.cli import calibration
 from edgellm_ros.cli.calibration import layer_inputs
 from edgellm_ros.cli.quantization_cost import logits
 from edgellm_ros.cli.token_runs import TokenRun, text_inputs
@@ -109,6 +110,20 @@ def test_weights_beyond_the_share_that_a_group_keeps_are_cut_off(tmp_path):
 def runs_over(engine: Path, rng: np.random.Generator, count: int) -> list[TokenRun]:
     ids = [rng.integers(0, 200, 40).tolist() for _ in range(count)]
     return [TokenRun(text_inputs(engine, tokens), ()) for tokens in ids]
+
+
+def test_few_of_many_tokens_are_kept_and_magnitudes_are_those_of_all(tmp_path, rng, monkeypatch):
+    checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint")
+    plan = plan_calibration(checkpoint, ExportOptions(**OPTIONS))
+    export(checkpoint, tmp_path / "plain", **plan.arguments)
+    runs = runs_over(tmp_path / "plain", rng, 3)
+    every = layer_inputs(tmp_path / "plain", runs, plan)
+    monkeypatch.setattr(calibration, "MAX_ROWS", 13)
+    some = layer_inputs(tmp_path / "plain", runs, plan)
+    kept = np.linspace(0, 3 * 40 - 1, 13).round().astype(int)
+    for layer, inputs in every.items():
+        np.testing.assert_array_equal(some[layer].rows, inputs.rows[kept])
+        np.testing.assert_allclose(some[layer].magnitudes, np.abs(inputs.rows).mean(0), rtol=1e-5)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
