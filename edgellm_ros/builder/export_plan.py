@@ -90,6 +90,7 @@ class ExportOptions:
     group_size: int = 64  # inputs that share a scale, with `quantize`
     scales: tuple[GroupScales, ...] = ()  # of the inputs of the language model's layers, see `find_scales`
     cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
+    kv_cache: str | None = None  # "fp8": the type of the KV cache; None = the precision
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
@@ -104,6 +105,7 @@ class ExportOptions:
             self.max_lora_rank or 0,
             hidden_state_layers=self.hidden_state_layers,
             lm_head_input=self.lm_head_input,
+            kv_cache=self.kv_cache,
         )
 
 
@@ -188,6 +190,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         head,
         bool(folders or options.max_lora_rank),
         limits.hidden_state_layers,
+        kv_cache=options.kv_cache,
     )
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
@@ -204,7 +207,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     cpu = {"llm": model.build_llm(llm_options)}  # for a CPU
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
-        parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
+        build = partial(build_expert, *sources, kv_cache=options.kv_cache)
+        parts["action"], variants["action"] = build(), build(cuda=True)
         if options.precision != "fp32":
             described = describe_expert(expert, parts["action"], Path(graph_path("action")).name)
             texts[FUSED_EXPERT_FILE] = described.contents()
@@ -235,8 +239,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if options.cpu_int8:
         cpu |= {part: build(options.precision) for part, build in model.encoders.items()}
     cpu = {part: graph for part, graph in cpu.items() if _for_a_cpu(part, graph, options)}
-    for part, graph in parts.items():
-        check_operators(graph.graph, graph_path(part))
+    if options.kv_cache is None:  # TensorRT takes no FP8 cache (builder/tensorrt_plan.py)
+        for part, graph in parts.items():
+            check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     cuda_file = Path(variant_path(graph_path("llm"), "cuda")).name
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
@@ -337,6 +342,11 @@ def _read_draft(
         raise ValueError(
             f"{folder}: a draft head for a language model of a family of its own: supported are dense "
             "decoders and hybrids; --no-draft exports the model alone"
+        )
+    if options.kv_cache is not None:
+        raise ValueError(
+            f"{folder}: a draft head is not supported with a KV cache of type {options.kv_cache}; --no-draft "
+            "exports the model alone"
         )
     dtype = np.dtype(DTYPES[options.precision].numpy())
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)
