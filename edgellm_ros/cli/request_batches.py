@@ -82,12 +82,13 @@ def _make_request(
 ) -> LLMGenerationRequest:
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
-    fields = request_fields(data, index, args.requests, file_readers(args.engine_dir, config))
+    where = f"{args.requests}[{index}]"
+    fields = request_fields(data, where, args.requests, file_readers(args.engine_dir, config))
     try:
         sampling = sampling_params(args, config, fields.pop("sampling"))
         return LLMGenerationRequest(**{**common_fields(args, config), **fields, "sampling": sampling})
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{args.requests}[{index}]: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _answer(runtime: LLMInferenceRuntime, batch: Batch) -> dict[int, dict[str, Any]]:

@@ -230,6 +230,44 @@ inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float1
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
 
+#if FP8_CACHE
+using CacheValue = unsigned char;
+using CacheWord = uint2;
+
+inline CacheValue to_cache(float value) {
+  if (value != value) return 0x7f;
+  const float size = fminf(fabsf(value), 448);
+  const int exponent = size < 0x1p-6f ? -6 : ilogbf(size);
+  const int eighths = lrintf(ldexpf(size, 3 - exponent));  // to nearest even
+  return (value < 0 ? 0x80 : 0) | (exponent + 6) * 8 + eighths;
+}
+inline float from_cache(CacheValue bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  if ((bits & 0x7f) == 0x7f) return NAN;
+  const float size = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+  return bits & 0x80 ? -size : size;
+}
+inline float2 from_cache(u16 pair) { return {from_cache((CacheValue)pair), from_cache((CacheValue)(pair >> 8))}; }
+inline u32 widen(u16 pair) {
+  const float2 values = from_cache(pair);
+  return from_float(values.x) | (u32)from_float(values.y) << 16;
+}
+inline uint4 widen(CacheWord word) {
+  return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
+}
+inline CacheWord load_once(const CacheValue* address) {
+  CacheWord value;
+  std::memcpy(&value, address, sizeof value);
+  return value;
+}
+#else
+using CacheValue = u16;
+using CacheWord = uint4;
+
+inline CacheValue to_cache(float value) { return from_float(value); }
+inline uint4 widen(CacheWord word) { return word; }
+#endif
+
 inline u32 in_register(u32 value) { return value; }
 inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 

@@ -413,6 +413,7 @@ class FusedPlan:
         registers = 0 if tuning.slots < 2 or self.lora_rank else tuning.registers  # 0: no limit
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
+            "FP8_CACHE": int(shape.fp8_cache),
             "ROWS": self.rows,
             "TENSOR_CORES": int(self.mma),
             "LORA_RANK": self.lora_rank,

@@ -296,6 +296,56 @@ __device__ inline u16 from_float(float value) {
 }
 #endif
 
+// Eight values of a row of the KV cache: of the model's type, or E4M3.
+#if FP8_CACHE
+using CacheValue = unsigned char;
+using CacheWord = uint2;
+
+__device__ inline CacheValue to_cache(float value) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return (CacheValue)pair;
+}
+__device__ inline float2 from_cache(u16 pair) {
+  float2 values;
+  asm("{.reg .b32 halves; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 halves, %2; mov.b32 {low, high}, halves;"
+      " cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(values.x), "=f"(values.y)
+      : "h"(pair));
+  return values;
+}
+// Two values in the model's type.
+__device__ inline u32 widen(u16 pair) {
+  u32 values;
+#if BF16
+  const float2 both = from_cache(pair);
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(values) : "f"(both.y), "f"(both.x));
+#else
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(pair));
+#endif
+  return values;
+}
+__device__ inline uint4 widen(CacheWord word) {
+  return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
+}
+__device__ inline CacheWord load_once(const CacheValue* address) {
+  CacheWord value;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+__device__ inline CacheWord load(const CacheWord* address) {
+  CacheWord value;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+#else
+using CacheValue = u16;
+using CacheWord = uint4;
+
+__device__ inline CacheValue to_cache(float value) { return from_float(value); }
+__device__ inline uint4 widen(CacheWord word) { return word; }
+#endif
+
 // A constant that stays in a register.
 __device__ inline u32 in_register(u32 value) {
   u32 result;
