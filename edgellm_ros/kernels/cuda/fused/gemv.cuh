@@ -54,6 +54,7 @@ struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_>> {
   __device__ static constexpr int x_place(int k, int row) {
     return k / X_GROUP * X_STRIDE + row * X_GROUP + k % X_GROUP;
   }
+  __device__ static constexpr int x_values(int k) { return k / X_GROUP * X_STRIDE; }  // before this k
 };
 
 // Sum of a product [parts,ROWS,N] that its blocks left in parts, in the order of k. All parts are read at once.
@@ -352,8 +353,8 @@ __device__ inline void fill_x(u16* x, int first, int rows, Value value) {
 // Copy x from memory in the same order, where a kernel of its own has written it, from row `first` on.
 template <class P>
 __device__ inline void copy_x(u16* x, const u16* source, int first) {
-  constexpr int ALL = P::STEPS * P::K_LANES / X_GROUP * X_STRIDE / 8, INSIDE = P::K / X_GROUP * X_STRIDE / 8;
-  const int begin = P::x_place(first, 0) / 8;
+  constexpr int ALL = P::x_values(P::STEPS * P::K_LANES) / 8, INSIDE = P::x_values(P::K) / 8;
+  const int begin = P::x_values(first) / 8;
 #pragma unroll 8
   for (int place = threadIdx.x; place < P::X / 8; place += THREADS) {
     const int from = begin + place < ALL ? begin + place : begin + place - ALL;

@@ -39,6 +39,7 @@ class FusedTuning:
       up to 40K of a multiprocessor's 64K, has room beside it
     - quantized_threads, quantized_stages, quantized_slots: threads, stages and slots of kernels of up to
       three rows for a shape with quantised weights, without tensor cores for the others
+    - quantized_scales: reads of scales, each for four groups of a column, that a thread has on their way
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
@@ -53,7 +54,7 @@ class FusedTuning:
       multiprocessor and asks for so much shared memory that no other number fits, so that the blocks of a
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
       0: no limit.
-    - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
+    - prefetched_bytes: most bytes of a product's weights that the kernel two before reads into the L2 cache
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
       the kernel before
@@ -69,6 +70,9 @@ class FusedTuning:
     quantized_threads: int = 512
     quantized_stages: int = 13
     quantized_slots: int = 1
+    quantized_scales: int = 3
+    quantized_o_x: bool = True
+    quantized_repeated_bytes: int = 6 << 20
     registers: int = 24 << 10
     stages: int = 13
     mma_rows: int = 1
@@ -200,7 +204,16 @@ class QuantizedProductPlan(ProductPlan):
         steps = max(FEWEST_STEPS, self.ring // step)
         steps = min(steps, -(-self.units // self.blocks) + 1)
         sums = self.threads // WARP * COLUMNS * self.rows
-        return step * steps + 2 * self.width * self.rows + 4 * sums + self.lora
+        return step * steps + 2 * self.width * self.rows + 4 * sums + self._of_x + self.lora
+
+    @property
+    def _of_x(self) -> int:
+        """Bytes of the digits of x, or of its sums over groups; `QuantizedPlan::NOTES`."""
+        half = PIECES // 2 * 8 * COPY // self.form.bits
+        halves, intervals = self.width // half, half // min(self.form.group, half)
+        if self.rows == 1 and intervals <= 2:
+            return COPY * (halves * (36 if self.form.bits == 4 else 12) + 4) + 8 * halves * intervals
+        return 4 * halves * intervals * -(-self.rows // 8) * 8
 
 
 @dataclass(frozen=True)
@@ -257,7 +270,7 @@ class FusedPlan:
         threads = min(128 if self.mma else 256, tuning.threads)
         smaller = replace(tuning, threads=threads, narrow_tile=min(64, tuning.narrow_tile))
         # Blocks that do not make x themselves need only their share of x.
-        smallest = replace(smaller, repeated_bytes=0)
+        smallest = replace(smaller, repeated_bytes=0, quantized_repeated_bytes=0)
         if not any(self._fit(multiprocessors, most_shared, each) for each in (tuning, smaller, smallest)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
@@ -297,7 +310,9 @@ class FusedPlan:
 
         def apart(nbytes: int, name: str) -> bool:
             """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
-            return self.mma and nbytes > tuning.repeated_bytes and shape.form(name) is None
+            form = shape.form(name)
+            most = tuning.repeated_bytes if form is None else tuning.quantized_repeated_bytes
+            return (self.mma or form is not None) and nbytes > most
 
         def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
             form = shape.form(name)
@@ -324,7 +339,7 @@ class FusedPlan:
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
         # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma and shape.form("o") is None
+        self.apart["o"] = self.mma or (shape.form("o") is not None and tuning.quantized_o_x)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -416,6 +431,7 @@ class FusedPlan:
             "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
+            "SCALE_BATCHES": tuning.quantized_scales,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
             "ATTENTION_THREADS": tuning.attention_threads,

@@ -32,7 +32,6 @@ struct QuantizedPlan
   static constexpr int DEPTH = MOST_UNITS + 1 < RING_STEPS ? MOST_UNITS + 1 : RING_STEPS;
   static constexpr int RING = COPIES_EACH * DEPTH * THREADS;  // places
   static constexpr int X = POSITIONS * K_LANES * ROWS;
-  static constexpr int SHARED = 16 * RING + 2 * X + 4 * WARPS * 16 * ROWS;
   static_assert(COLUMN_WARPS * K_WARPS == WARPS && TILE % 16 == 0);
   static_assert((BITS == 4 || BITS == 8) && GROUP % 32 == 0 && K % GROUP == 0 && N % 16 == 0);
 
@@ -43,6 +42,18 @@ struct QuantizedPlan
 
   // A lane reads the scales of four intervals at once, which are those of BATCH halves.
   static constexpr int INTERVAL = GROUP < HALF ? GROUP : HALF, INTERVALS = HALF / INTERVAL, BATCH = 4 / INTERVALS;
+  static constexpr int MOST_BATCHES = (2 * MOST_UNITS + BATCH - 1) / BATCH + 1;
+  static constexpr int BATCHES = MOST_BATCHES < SCALE_BATCHES ? MOST_BATCHES : SCALE_BATCHES;  // on their way
+
+  // What is made of x in shared memory, behind the sums of the warps: digits of one row, or sums over the intervals.
+  static constexpr bool DIGITS = ROWS == 1 && INTERVALS <= 2;
+  static constexpr int HALVES = POSITIONS * K_LANES / HALF, DIGIT_PLACES = BITS == 4 ? 36 : 12;  // of a half
+  static constexpr int NOTES = DIGITS ? 16 * (HALVES * DIGIT_PLACES + 4) + 8 * HALVES * INTERVALS
+                                      : 4 * HALVES * INTERVALS * ((ROWS + 7) / 8 * 8);  // bytes
+  static constexpr int SHARED = 16 * RING + 2 * X + 4 * WARPS * 16 * ROWS + NOTES;
+  __device__ static uint4* notes(const Shared<QuantizedPlan>& shared) {
+    return reinterpret_cast<uint4*>(shared.sums + WARPS * 16 * ROWS);
+  }
 
   // x lies in blocks of 8 k, the rows of a block in an order in which lanes read without conflicts.
   __device__ static constexpr int row_place(int block, int row) {
@@ -50,10 +61,12 @@ struct QuantizedPlan
     return row ^ (ROWS >= 8 ? block % 4 * 2 : ROWS == 4 ? block & 2 : 0);
   }
   __device__ static constexpr int x_place(int k, int row) {
+    if (DIGITS) return k;
     // of 4 bits: 0 4 2 6 1 5 3 7
     const int at = k % 8, place = BITS == 8 ? at : at % 2 * 4 + at / 2 % 2 * 2 + at / 4;
     return (k / 8 * ROWS + row_place(k / 8, row)) * 8 + place;
   }
+  __device__ static constexpr int x_values(int k) { return k * ROWS; }  // before this k
 };
 
 // The weights of a warp on their way to shared memory, and scales of its columns on their way to registers.
@@ -72,10 +85,10 @@ struct Stream<QuantizedPlan<SIZES...>> {
   int left, step, slot, k, column;
   const u16* scale_row;           // scales of column g
   const unsigned char* zero_row;  // its zero points
-  int half;                       // scales are read next from this half of a step of the tile on
-  // The next BATCH halves have these scales of columns g and g + 8, and zero points in these bytes; they may be on their way.
-  u32 scales[2], zeros[2];
-  int shift;
+  int scale_tile, half;           // scales are read next from this half of a step of this tile on
+  // Scales of columns g and g + 8 and zero points in bytes, for BATCH halves each; they may be on their way.
+  u32 scales[P::BATCHES][2], zeros[P::BATCHES][2];
+  int shift[P::BATCHES];
 
   __device__ Stream(const u16* weights, uint4* ring, int first, int count)
       : weights(reinterpret_cast<const unsigned char*>(weights)),
@@ -87,8 +100,10 @@ struct Stream<QuantizedPlan<SIZES...>> {
     k = k_warp() * P::WARP_K + lane % 8 * P::PIECE;
     column = first / P::STEPS * P::TILE + first_column() + lane / 8;
     source = this->weights + column * COLUMN_BYTES + k * P::BITS / 8 + step * STEP_BYTES;
-    aim_scales(first / P::STEPS, step);
-    read_scales();
+    scale_tile = first / P::STEPS;
+    aim_scales(step);
+#pragma unroll
+    for (int i = 0; i < P::BATCHES; ++i) read_scales(i);
 #pragma unroll
     for (int i = 0; i < P::DEPTH - 1; ++i) next();
   }
@@ -128,36 +143,42 @@ struct Stream<QuantizedPlan<SIZES...>> {
       copy_async(target, source + COLUMNS * COLUMN_BYTES, inside);
   }
 
-  // The next scales are those from a step of a tile on.
-  __device__ void aim_scales(int tile, int step) {
-    const int column = tile * P::TILE + first_column() + threadIdx.x % 32 / 4;
+  // The next scales are those from a step of the tile on.
+  __device__ void aim_scales(int step) {
+    const int column = scale_tile * P::TILE + first_column() + threadIdx.x % 32 / 4;
     const i64 row = column < P::N ? column : 0;
     scale_row = reinterpret_cast<const u16*>(weights + P::SCALES) + row * P::GROUPS;
     zero_row = weights + P::ZEROS + row * P::ZERO_BYTES;
     half = 2 * step;
   }
 
-  // Return scales, with zero points in their upper halves, and start to read those that follow.
-  __device__ void take_scales(u32 (&taken)[2], int tile) {
+  // Return the oldest scales, with zero points in their upper halves, and start to read others.
+  __device__ void take_scales(u32 (&taken)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      taken[i] = P::ZERO_POINTS ? scales[i] | (zeros[i] >> shift & (1 << P::BITS) - 1) << 16 : scales[i];
-    if (half >= 2 * P::STEPS) aim_scales(tile + 1, 0);
-    read_scales();
+      taken[i] = P::ZERO_POINTS ? scales[0][i] | (zeros[0][i] >> shift[0] & (1 << P::BITS) - 1) << 16 : scales[0][i];
+#pragma unroll
+    for (int batch = 1; batch < P::BATCHES; ++batch) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scales[batch - 1][i] = scales[batch][i], zeros[batch - 1][i] = zeros[batch][i];
+      shift[batch - 1] = shift[batch];
+    }
+    read_scales(P::BATCHES - 1);
   }
 
   // Start to read scales; lane t of a column reads those of interval t. Intervals behind the last one, which are
   // multiplied by zeros, have the last one's.
-  __device__ void read_scales() {
+  __device__ void read_scales(int batch) {
+    if (half >= 2 * P::STEPS) ++scale_tile, aim_scales(0);
     const int interval = threadIdx.x % 4, own = half + interval / P::INTERVALS;
     const int k = (own / 2 * P::K_WARPS + k_warp()) * P::WARP_K + own % 2 * P::HALF + interval % P::INTERVALS * P::INTERVAL;
     const int at = k < P::K ? k / P::GROUP : P::GROUPS - 1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      scales[i] = read_once(scale_row + at + i * 8 * P::GROUPS);
-      if constexpr (P::ZERO_POINTS) zeros[i] = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
+      scales[batch][i] = read_once(scale_row + at + i * 8 * P::GROUPS);
+      if constexpr (P::ZERO_POINTS) zeros[batch][i] = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
     }
-    shift = P::BITS == 4 ? at % 2 * 4 : 0, half += P::BATCH;
+    shift[batch] = P::BITS == 4 ? at % 2 * 4 : 0, half += P::BATCH;
   }
 };
 
@@ -200,23 +221,21 @@ struct Unpacked {
 template <int BITS>
 struct IntervalSums {
   using Numbers = Unpacked<BITS>;
-  float low[4] = {}, high[4] = {}, of_x[4] = {};
+  float low[4] = {}, high[4] = {};
 
-  // Add a piece; x: its values of row g; ones: A of ones.
-  __device__ void add(const Numbers& one, const Numbers& other, uint4 x, const u32 (&ones)[4]) {
+  // Add a piece; x: its values of row g.
+  __device__ void add(const Numbers& one, const Numbers& other, uint4 x) {
     const u32 first[4] = {one.pairs[0], other.pairs[0], one.pairs[1], other.pairs[1]};
     mma(low, first, x.x, x.y);
-    mma(of_x, ones, x.x, x.y);
     if constexpr (BITS == 4) {
       const u32 second[4] = {one.pairs[2], other.pairs[2], one.pairs[3], other.pairs[3]};
       mma(Numbers::HIGH == 1.0f ? low : high, second, x.z, x.w);
-      mma(of_x, ones, x.z, x.w);
     }
   }
 
-  __device__ float total(int i, float zero) const {
+  __device__ float total(int i, float zero, float of_x) const {
     const float sum = Numbers::HIGH == 1.0f ? low[i] : low[i] + high[i] * (1.0f / Numbers::HIGH);
-    return Numbers::FACTOR * sum - zero * of_x[i];
+    return Numbers::FACTOR * sum - zero * of_x;
   }
 };
 
@@ -227,9 +246,15 @@ struct QuantizedHalf {
   u32 low[4], high[4];  // words of columns g and g + 8, by piece
   uint4 x[ROW_TILES][4];
 
+  static constexpr int X_PLACES = P::HALF * ROWS / 8;  // of a half
+
   // pieces: as `read_matrices` takes them; first: this lane's first values of x in the half.
   __device__ void read(Place pieces, Words first) {
     read_matrices(low, pieces), read_matrices(high, pieces.plus(64));
+    read_x(first);
+  }
+
+  __device__ void read_x(Words first) {
 #pragma unroll
     for (int piece = 0; piece < 4; ++piece)
 #pragma unroll
@@ -245,15 +270,56 @@ struct QuantizedHalf {
   }
 };
 
-// A warp's sums over some steps.
+// Add the sums of the warps that have the same columns, which are in shared memory.
+template <class P, class Finish>
+__device__ inline void add_warps(const Shared<P>& shared, int tile, bool from_start, Finish finish) {
+  __syncthreads();
+  for (int place = threadIdx.x; place < P::TILE * ROWS; place += THREADS) {
+    const int at = place % P::TILE, row = place / P::TILE;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < P::K_WARPS; ++w)
+      sum += shared.sums[((w * P::COLUMN_WARPS + at / 16) * ROWS + row) * 16 + at % 16];
+    finish(tile, at, row, sum, from_start);
+  }
+  __syncthreads();
+}
+
+// A warp's sums over some steps, and the sums of x by which zero points are multiplied: [intervals,ROWS] in shared memory.
 template <class P>
 struct QuantizedSums {
   static constexpr int ROW_TILES = QuantizedHalf<P>::ROW_TILES, PER_INTERVAL = 4 / P::INTERVALS;
-  const u32 ones[4] = {in_register(ONES), in_register(ONES), in_register(ONES), in_register(ONES)};
   float sums[ROW_TILES][4] = {};
 
-  // Add half a step. scales: of its intervals, in the lanes from `source` on.
-  __device__ void add(const QuantizedHalf<P>& half, const u32 (&scales)[2], int source) {
+  // Sum x over each interval, by tensor cores too. x_begin: this lane's first values of x.
+  __device__ static void prepare(const Shared<P>& shared, Words x_begin) {
+    const u32 ones[4] = {in_register(ONES), in_register(ONES), in_register(ONES), in_register(ONES)};
+    float* const out = reinterpret_cast<float*>(P::notes(shared));
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int half = threadIdx.x / 32; half < P::HALVES; half += P::WARPS) {
+      QuantizedHalf<P> values;
+      values.read_x(x_begin.plus(half * QuantizedHalf<P>::X_PLACES));
+#pragma unroll
+      for (int interval = 0; interval < P::INTERVALS; ++interval)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) {
+          float of_x[4] = {};
+#pragma unroll
+          for (int piece = interval * PER_INTERVAL; piece < (interval + 1) * PER_INTERVAL; ++piece) {
+            mma(of_x, ones, values.x[tile][piece].x, values.x[tile][piece].y);
+            if constexpr (P::BITS == 4) mma(of_x, ones, values.x[tile][piece].z, values.x[tile][piece].w);
+          }
+          if (lane >= 4) continue;
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            out[((half * P::INTERVALS + interval) * ROW_TILES + tile) * 8 + 2 * lane + i] = of_x[i];
+        }
+    }
+  }
+
+  // Add half a step. scales: of its intervals, in the lanes from `source` on; of_x: sums of x over its intervals.
+  __device__ void add(const QuantizedHalf<P>& half, const u32 (&scales)[2], int source, const float* of_x) {
 #pragma unroll
     for (int interval = 0; interval < P::INTERVALS; ++interval) {
       IntervalSums<P::BITS> parts[ROW_TILES];
@@ -261,7 +327,7 @@ struct QuantizedSums {
       for (int piece = interval * PER_INTERVAL; piece < (interval + 1) * PER_INTERVAL; ++piece) {
         const Unpacked<P::BITS> one(half.low[piece]), other(half.high[piece]);
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, half.x[tile][piece], ones);
+        for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, half.x[tile][piece]);
       }
       float factors[2], zeros[2];
 #pragma unroll
@@ -273,7 +339,10 @@ struct QuantizedSums {
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[tile][i] += factors[i / 2] * parts[tile].total(i, zeros[i / 2]);
+        for (int i = 0; i < 4; ++i) {
+          const float x = of_x[(interval * ROW_TILES + tile) * 8 + threadIdx.x % 4 * 2 + i % 2];
+          sums[tile][i] += factors[i / 2] * parts[tile].total(i, zeros[i / 2], x);
+        }
     }
   }
 
@@ -292,53 +361,217 @@ struct QuantizedSums {
         else
           shared.sums[(warp * ROWS + row) * 16 + at] = sums[row_tile][i];
       }
-    if constexpr (P::K_WARPS > 1) {
-      __syncthreads();
-      for (int place = threadIdx.x; place < P::TILE * ROWS; place += THREADS) {
-        const int at = place % P::TILE, row = place / P::TILE;
-        float sum = 0;
+    if constexpr (P::K_WARPS > 1) add_warps(shared, tile, from_start, finish);
+  }
+};
+
+// One row: x as digits, so that tensor cores multiply the bytes of the weights as they are.
+//
+// Each interval of x is in units of a power of two, integers of three digits to base 128. A byte w has one weight, or
+// l + 16 h of two, of which w & 0xf0 is 16 h. So the sum of l * x + h * x' is that of w * x - 16 h * x + 16 h * x' / 16.
+// Columns of B are the digits: of x three for w and, negative, for 16 h; of x' three others for 16 h.
+template <class P>
+struct DigitSums {
+  static constexpr int PLANES = P::DIGIT_PLACES / 4, EACH = 16 / P::BITS;  // values of a lane in half a step
+  float sums[2] = {};                                                      // of columns g and g + 8
+
+  __device__ static uint4* zeros(const Shared<P>& shared) { return P::notes(shared) + P::HALVES * P::DIGIT_PLACES; }
+  // A power of two and the sum of x in such units, of each interval.
+  __device__ static float2* intervals(const Shared<P>& shared) { return reinterpret_cast<float2*>(zeros(shared) + 4); }
+
+  __device__ static void prepare(const Shared<P>& shared) {
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x < 4) zeros(shared)[threadIdx.x] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int half = threadIdx.x / 32; half < P::HALVES; half += P::WARPS) {
+      const u32* const pairs = reinterpret_cast<const u32*>(shared.x + half * P::HALF) + lane * (EACH / 2);
+      u16 values[EACH];
+      u32 highest = 0;
 #pragma unroll
-        for (int w = 0; w < P::K_WARPS; ++w)
-          sum += shared.sums[((w * P::COLUMN_WARPS + at / 16) * ROWS + row) * 16 + at % 16];
-        finish(tile, at, row, sum, from_start);
+      for (int i = 0; i < EACH; ++i) {
+        values[i] = pairs[i / 2] >> i % 2 * 16;
+        highest = (values[i] & 0x7fffu) > highest ? values[i] & 0x7fffu : highest;
       }
-      __syncthreads();
+      highest = highest_of_lanes<32 / P::INTERVALS>(highest);
+      const u32 found = __float_as_uint(to_float((u16)highest)) >> 23, exponent = found > 20 ? found : 20;
+      const float units = __uint_as_float(273 - exponent << 23);  // of 1: the largest value has 20 bits
+      int total = 0;
+      u32 digits[2][3] = {};  // of the first and the second weights of two bytes
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        const int value = round_to_int(to_float(values[i]) * units);
+        total += value;
+        const int low = (value + 64 & 127) - 64, rest = value - low >> 7, middle = (rest + 64 & 127) - 64;
+        const int own[3] = {low, middle, rest - middle >> 7};
+        const int second = P::BITS == 4 ? i % 2 : 0, shift = (P::BITS == 4 ? i / 2 : i) * 8;
+#pragma unroll
+        for (int digit = 0; digit < 3; ++digit) digits[second][digit] |= (own[digit] & 255) << shift;
+      }
+      // Bytes 4t to 4t + 3 and 16 + 4t to 16 + 4t + 3 of each 32, as lane t takes them.
+      const int byte = 2 * lane, place = byte % 16 / 4 * 16 + byte / 32 * 8 + byte / 16 % 2 * 4 + byte % 4;
+      u16* const out = reinterpret_cast<u16*>(P::notes(shared) + half * P::DIGIT_PLACES) + place / 2;
+#pragma unroll
+      for (int digit = 0; digit < 3; ++digit) {
+        out[digit * 32] = (u16)digits[0][digit];
+        if constexpr (P::BITS == 4) {
+          const u32 low = digits[0][digit] & 255, high = digits[0][digit] >> 8;
+          out[(3 + digit) * 32] = (u16)((0 - low & 255) | (0 - high & 255) << 8);
+          out[(6 + digit) * 32] = (u16)digits[1][digit];
+        }
+      }
+      total = sum_of_lanes<32 / P::INTERVALS>(total);
+      if (lane % (32 / P::INTERVALS) != 0) continue;
+      const float unit = __uint_as_float(highest < (BF16 ? 0x7f80u : 0x7c00u) ? exponent - 19 << 23 : 0x7fffffffu);
+      intervals(shared)[half * P::INTERVALS + lane / (32 / P::INTERVALS)] = {unit, (float)total};
+    }
+  }
+
+  // Where a lane finds the digits of its column of B, those for bytes and those for 16 h, and their distance from half to
+  // half; what its two columns of the product count, and a zero point.
+  struct Lane {
+    Words bytes, upper;
+    int next_bytes, next_upper;
+    float counts[2], zero;
+
+    __device__ explicit Lane(const Shared<P>& shared)
+        : bytes(at(shared, column() < 3, column())),
+          upper(at(shared, P::BITS == 4 && column() < 6, 3 + column())),
+          next_bytes(column() < 3 ? P::DIGIT_PLACES : 0),
+          next_upper(column() < 6 ? P::DIGIT_PLACES : 0) {
+      const int t = threadIdx.x % 4;
+      constexpr bool BOTH = P::BITS == 4;
+      counts[0] = t == 0 ? 1.0f : t == 1 ? 16384.0f : BOTH && t == 2 ? 8.0f : 0.0f;
+      counts[1] = t == 0 ? 128.0f : BOTH && t == 1 ? 0.0625f : BOTH && t == 2 ? 1024.0f : 0.0f;
+      zero = t == 0 ? 1.0f : 0.0f;
+    }
+    __device__ static int column() { return threadIdx.x % 32 / 4; }
+    __device__ static Words at(const Shared<P>& shared, bool used, int plane) {
+      return Words((used ? P::notes(shared) + plane * 4 : zeros(shared)) + threadIdx.x % 4);
+    }
+  };
+
+  // Add half a step, which is that many halves behind the first in shared memory.
+  __device__ void add(const Lane& lane, Place pieces, int half, const float2* intervals, const u32 (&scales)[2], int source) {
+    u32 low[4], high[4];
+    read_matrices(low, pieces), read_matrices(high, pieces.plus(64));
+    const uint4 bytes = lane.bytes.plus(half * lane.next_bytes).read_quad();
+    uint4 upper = {0, 0, 0, 0};
+    if constexpr (P::BITS == 4) upper = lane.upper.plus(half * lane.next_upper).read_quad();
+    int parts[P::INTERVALS][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int(&part)[4] = parts[i * P::INTERVALS / 2];
+      const u32 a[4] = {low[2 * i], high[2 * i], low[2 * i + 1], high[2 * i + 1]};
+      mma_bytes(part, a, i ? bytes.z : bytes.x, i ? bytes.w : bytes.y);
+      if constexpr (P::BITS == 4) {
+        constexpr u32 MASK = 0xf0f0f0f0u;
+        const u32 masked[4] = {a[0] & MASK, a[1] & MASK, a[2] & MASK, a[3] & MASK};
+        mma_bytes(part, masked, i ? upper.z : upper.x, i ? upper.w : upper.y);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < P::INTERVALS; ++i) {
+      const float2 x = intervals[half * P::INTERVALS + i];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const u32 both = __shfl_sync(~0u, scales[j], source + i);
+        const float zero = P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1);
+        const float part = (float)parts[i][2 * j] * lane.counts[0] + (float)parts[i][2 * j + 1] * lane.counts[1];
+        sums[j] += to_float((u16)both) * x.x * (part - lane.zero * zero * x.y);
+      }
+    }
+  }
+
+  // As that of `QuantizedSums`.
+  template <class Finish>
+  __device__ void end(const Shared<P>& shared, int tile, bool from_start, Finish finish) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      sums[j] += __shfl_xor_sync(~0u, sums[j], 1);
+      sums[j] += __shfl_xor_sync(~0u, sums[j], 2);
+    }
+    const int at = lane / 4 + lane % 4 * 8;
+    const float sum = lane % 4 ? sums[1] : sums[0];
+    if constexpr (P::K_WARPS == 1) {
+      if (lane % 4 < 2) finish(tile, warp % P::COLUMN_WARPS * 16 + at, 0, sum, from_start);
+    } else {
+      if (lane % 4 < 2) shared.sums[warp * 16 + at] = sum;
+      add_warps(shared, tile, from_start, finish);
     }
   }
 };
 
+// Call share(tile, step, steps) for the steps of each tile that a block has.
+template <class P, class Function>
+__device__ inline void each_tile(int first, int count, Function share) {
+  int step = first % P::STEPS, tile = first / P::STEPS;
+  for (; count > 0; ++tile, step = 0) {
+    const int steps = P::STEPS - step < count ? P::STEPS - step : count;
+    count -= steps;
+    share(tile, step, steps);
+  }
+}
+
 // Multiply this block's share; `multiply` of gemv.cuh tells what `finish` gets.
 template <class P, class Finish>
 __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
-  constexpr int X_PLACES = P::K_LANES * ROWS / 8, X_HALF = P::HALF * ROWS / 8;  // of a step, of its first half
-  const int lane = threadIdx.x % 32, row = lane / 4 % (ROWS < 8 ? ROWS : 8);
-  const int k = Stream<P>::k_warp() * P::WARP_K + lane % 4 * (32 / P::BITS);
-  const int swap = (lane % 8 & 4 ? -4 : 4);  // from a place of pieces 0 to 3 to that of pieces 4 to 7
-  const Words x_begin(shared.x + P::x_place(k, row));
-  int step = first % P::STEPS, tile = first / P::STEPS;
-  Words x = x_begin.plus(P::POSITIONS == P::STEPS ? step * X_PLACES : 0);
-  for (; count > 0; ++tile, step = 0) {
-    const bool from_start = step == 0;
-    int steps = P::STEPS - step < count ? P::STEPS - step : count;
-    count -= steps;
-    QuantizedSums<P> sums;
-    while (steps > 0) {
-      u32 scales[2];
-      if constexpr (P::BATCH > 1) stream.take_scales(scales, tile);
+  constexpr bool ALL = P::POSITIONS == P::STEPS;
+  const int lane = threadIdx.x % 32, swap = lane % 8 & 4 ? -4 : 4;  // from a place of pieces 0 to 3 to that of 4 to 7
+  int half = 2 * Stream<P>::k_warp();  // of x in shared memory
+  if constexpr (ALL) half += first % P::STEPS * 2 * P::K_WARPS;
+  const int first_half = 2 * Stream<P>::k_warp();
+  if constexpr (P::DIGITS) {
+    DigitSums<P>::prepare(shared);
+    __syncthreads();
+    const typename DigitSums<P>::Lane own(shared);
+    const float2* const intervals = DigitSums<P>::intervals(shared);
+    each_tile<P>(first, count, [&](int tile, int step, int steps) {
+      DigitSums<P> sums;
+      while (steps > 0) {
+        u32 scales[2];
+        stream.take_scales(scales);
 #pragma unroll 1
-      for (int i = 0; i < P::BATCH && steps > 0; i += 2, --steps, x = x.plus(X_PLACES)) {
-        const Place pieces = stream.take();
-#pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
-          if constexpr (P::BATCH == 1) stream.take_scales(scales, tile);
-          QuantizedHalf<P> values;
-          values.read(half ? pieces.plus(swap) : pieces, half ? x.plus(X_HALF) : x);
-          sums.add(values, scales, (lane & ~3) + (P::BATCH == 1 ? 0 : (i + half) * P::INTERVALS));
+        for (int i = 0; i < P::BATCH && steps > 0; i += 2, --steps, half += 2 * P::K_WARPS) {
+          const Place pieces = stream.take();
+#pragma unroll
+          for (int second = 0; second < 2; ++second)
+            sums.add(own, second ? pieces.plus(swap) : pieces, half + second, intervals, scales,
+                     (lane & ~3) + (i + second) * P::INTERVALS);
         }
       }
-    }
-    sums.end(shared, tile, from_start, finish);
-    if constexpr (P::POSITIONS == P::STEPS) x = x_begin;
+      sums.end(shared, tile, step == 0, finish);
+      if constexpr (ALL) half = first_half;
+    });
+  } else {
+    using Half = QuantizedHalf<P>;
+    constexpr int NOTE = P::INTERVALS * Half::ROW_TILES * 8;  // sums of x over a half's intervals
+    const int row = lane / 4 % (ROWS < 8 ? ROWS : 8);
+    const Words x(shared.x + P::x_place(lane % 4 * (32 / P::BITS), row));
+    const float* const of_x = reinterpret_cast<const float*>(P::notes(shared));
+    QuantizedSums<P>::prepare(shared, x);
+    __syncthreads();
+    each_tile<P>(first, count, [&](int tile, int step, int steps) {
+      QuantizedSums<P> sums;
+      while (steps > 0) {
+        u32 scales[2];
+        if constexpr (P::BATCH > 1) stream.take_scales(scales);
+#pragma unroll 1
+        for (int i = 0; i < P::BATCH && steps > 0; i += 2, --steps, half += 2 * P::K_WARPS) {
+          const Place pieces = stream.take();
+#pragma unroll 1
+          for (int second = 0; second < 2; ++second) {
+            if constexpr (P::BATCH == 1) stream.take_scales(scales);
+            Half values;
+            values.read(second ? pieces.plus(swap) : pieces, x.plus((half + second) * Half::X_PLACES));
+            sums.add(values, scales, (lane & ~3) + (P::BATCH == 1 ? 0 : (i + second) * P::INTERVALS),
+                     of_x + (half + second) * NOTE);
+          }
+        }
+      }
+      sums.end(shared, tile, step == 0, finish);
+      if constexpr (ALL) half = first_half;
+    });
   }
 }
 
