@@ -265,7 +265,8 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
     "shape, lengths, tuning",
     [
         pytest.param(
-            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40], {}, id="1 row"
+            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40],
+            {"quantized_repeated_bytes": 0}, id="1 row",
         ),
         pytest.param(
             changed(max_rows=2, o_bias=True, mlp_bias=True, hidden=576, inner=320,
@@ -275,7 +276,8 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
         pytest.param(
             changed(dtype="bf16", max_rows=8, hidden=576, inner=320,
                     quantized=quantized((4, 64, True), (8, 128), (4, 32, True), (8, 64, True))),
-            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16}, id="bf16, zero points, 7 rows",
+            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16, "quantized_repeated_bytes": 0},
+            id="bf16, zero points, 7 rows",
         ),
     ],
 )  # fmt: skip
@@ -405,6 +407,17 @@ def test_values_that_overflow_half_precision_give_nan(fused):
     model.layers[0].gate_up[...] *= 1000
     weights, tensors = model.on_device(device)
     make(SMALL, weights).run(tensors)
+    assert np.isnan(device.download(tensors["logits"])).all()
+
+
+@pytest.mark.slow
+def test_values_that_overflow_before_a_quantised_product_give_nan(fused):
+    device, make = fused
+    shape = changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32)))
+    model = Model(shape, [40])
+    model.layers[0].input_norm[...] = 60000
+    weights, tensors = model.on_device(device)
+    make(shape, weights, tuning=dataclasses.replace(CPU_TUNING, quantized_repeated_bytes=0)).run(tensors)
     assert np.isnan(device.download(tensors["logits"])).all()
 
 
