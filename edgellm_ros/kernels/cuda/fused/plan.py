@@ -71,6 +71,7 @@ class FusedTuning:
     quantized_stages: int = 13
     quantized_slots: int = 1
     quantized_scales: int = 3
+    quantized_registers: int = 36 << 10
     quantized_o_x: bool = True
     quantized_repeated_bytes: int = 6 << 20
     registers: int = 24 << 10
@@ -423,7 +424,9 @@ class FusedPlan:
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernels are compiled with."""
         shape, tuning = self.shape, self.tuning
-        registers = 0 if tuning.slots < 2 or self.lora_rank else tuning.registers  # 0: no limit
+        registers = tuning.registers
+        if tuning.slots < 2 or self.lora_rank:
+            registers = tuning.quantized_registers if shape.quantized and not self.lora_rank else 0  # 0: no limit
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,
@@ -433,7 +436,7 @@ class FusedPlan:
             "STAGES": self.stages,
             "SCALE_BATCHES": tuning.quantized_scales,
             "TRIGGER_FIRST": int(tuning.trigger_first),
-            "MOST_REGISTERS": registers // tuning.threads,
+            "MOST_REGISTERS": min(255, registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
