@@ -22,9 +22,10 @@ constexpr int SUMS_ROWS = TENSOR_CORES && ROWS > 8 ? 8 : ROWS, SUMS_STRIDE = WAR
 template <class P>
 struct Shares {
   __device__ static constexpr int first_unit(int block) {
-    return P::WHOLE ? (int)((i64)block * P::TILES / P::BLOCKS) * P::STEPS : (int)((i64)block * P::UNITS / P::BLOCKS);
+    static_assert((u64)P::UNITS * (P::BLOCKS + 1) >> 32 == 0);
+    return P::WHOLE ? (u32)block * P::TILES / P::BLOCKS * P::STEPS : (u32)block * P::UNITS / P::BLOCKS;
   }
-  __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * P::BLOCKS - 1) / P::UNITS); }
+  __device__ static constexpr int block_of(int unit) { return ((u32)(unit + 1) * P::BLOCKS - 1) / P::UNITS; }
   __device__ static constexpr int first_block(int tile) { return block_of(tile * P::STEPS); }
   __device__ static constexpr int parts(int tile) { return block_of((tile + 1) * P::STEPS - 1) - first_block(tile) + 1; }
   __device__ static constexpr int most_parts() {

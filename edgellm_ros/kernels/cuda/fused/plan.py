@@ -426,7 +426,8 @@ class FusedPlan:
         shape, tuning = self.shape, self.tuning
         registers = tuning.registers
         if tuning.slots < 2 or self.lora_rank:
-            registers = tuning.quantized_registers if shape.quantized and not self.lora_rank else 0  # 0: no limit
+            limited = shape.quantized and not self.lora_rank
+            registers = tuning.quantized_registers if limited else 0  # 0: no limit
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,

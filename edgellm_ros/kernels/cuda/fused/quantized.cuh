@@ -80,7 +80,8 @@ struct Stream<QuantizedPlan<SIZES...>> {
   static constexpr i64 COLUMN_BYTES = (i64)P::K * P::BITS / 8, STEP_BYTES = P::K_LANES * P::BITS / 8;
   static constexpr int STEP_PLACES = P::COPIES_EACH * THREADS;
   const unsigned char *weights, *source;
-  const Place pieces;  // as `read_matrices` takes it: pieces 0 to 3 of columns 0 to 7 of the first step
+  // As `read_matrices` takes it, of the first step: pieces 0 to 3 of columns 0 to 7, for digits 0 and 1 of all 16.
+  const Place pieces;
   Place even, odd;     // of this lane's copies of columns 0 to 3 and 8 to 11, and of the others
   int left, step, slot, k, column;
   const u16* scale_row;           // scales of column g
@@ -92,7 +93,7 @@ struct Stream<QuantizedPlan<SIZES...>> {
 
   __device__ Stream(const u16* weights, uint4* ring, int first, int count)
       : weights(reinterpret_cast<const unsigned char*>(weights)),
-        pieces(ring + threadIdx.x / 32 * 128 + threadIdx.x % 8 * 8 + (threadIdx.x % 32 / 8 ^ threadIdx.x % 8)),
+        pieces(ring + threadIdx.x / 32 * 128 + read_column() * 8 + (read_piece() ^ threadIdx.x % 8)),
         even(ring + threadIdx.x / 32 * 128 + threadIdx.x % 32 / 8 * 8 + (threadIdx.x % 8 ^ threadIdx.x % 32 / 8)),
         odd(ring + threadIdx.x / 32 * 128 + (threadIdx.x % 32 / 8 + 4) * 8 + (threadIdx.x % 8 ^ threadIdx.x % 32 / 8 + 4)),
         left(count), step(first % P::STEPS), slot(0) {
@@ -101,15 +102,20 @@ struct Stream<QuantizedPlan<SIZES...>> {
     column = first / P::STEPS * P::TILE + first_column() + lane / 8;
     source = this->weights + column * COLUMN_BYTES + k * P::BITS / 8 + step * STEP_BYTES;
     scale_tile = first / P::STEPS;
-    aim_scales(step);
-#pragma unroll
-    for (int i = 0; i < P::BATCHES; ++i) read_scales(i);
+    const int first_step = step;
 #pragma unroll
     for (int i = 0; i < P::DEPTH - 1; ++i) next();
+    aim_scales(first_step);
+#pragma unroll
+    for (int i = 0; i < P::BATCHES; ++i) read_scales(i);
   }
 
   __device__ static int first_column() { return threadIdx.x / 32 % P::COLUMN_WARPS * 16; }
   __device__ static int k_warp() { return threadIdx.x / 32 / P::COLUMN_WARPS; }
+  __device__ static int read_column() { return threadIdx.x % 8 + (P::DIGITS ? threadIdx.x % 16 / 8 * 8 : 0); }
+  __device__ static int read_piece() { return P::DIGITS ? threadIdx.x % 32 / 16 : threadIdx.x % 32 / 8; }
+  // From the place of a piece to that of the piece whose number differs in this bit.
+  __device__ static int other_piece(int bit) { return threadIdx.x & bit ? -bit : bit; }
 
   // Wait for the oldest step's copies of all lanes, start others, and return the place of the step's pieces.
   __device__ Place take() {
@@ -452,8 +458,8 @@ struct DigitSums {
 
   // Add half a step, which is that many halves behind the first in shared memory.
   __device__ void add(const Lane& lane, Place pieces, int half, const float2* intervals, const u32 (&scales)[2], int source) {
-    u32 low[4], high[4];
-    read_matrices(low, pieces), read_matrices(high, pieces.plus(64));
+    u32 a[2][4];  // as `mma_bytes` takes them
+    read_matrices(a[0], pieces), read_matrices(a[1], pieces.plus(Stream<P>::other_piece(2)));
     const uint4 bytes = lane.bytes.plus(half * lane.next_bytes).read_quad();
     uint4 upper = {0, 0, 0, 0};
     if constexpr (P::BITS == 4) upper = lane.upper.plus(half * lane.next_upper).read_quad();
@@ -461,11 +467,10 @@ struct DigitSums {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       int(&part)[4] = parts[i * P::INTERVALS / 2];
-      const u32 a[4] = {low[2 * i], high[2 * i], low[2 * i + 1], high[2 * i + 1]};
-      mma_bytes(part, a, i ? bytes.z : bytes.x, i ? bytes.w : bytes.y);
+      mma_bytes(part, a[i], i ? bytes.z : bytes.x, i ? bytes.w : bytes.y);
       if constexpr (P::BITS == 4) {
         constexpr u32 MASK = 0xf0f0f0f0u;
-        const u32 masked[4] = {a[0] & MASK, a[1] & MASK, a[2] & MASK, a[3] & MASK};
+        const u32 masked[4] = {a[i][0] & MASK, a[i][1] & MASK, a[i][2] & MASK, a[i][3] & MASK};
         mma_bytes(part, masked, i ? upper.z : upper.x, i ? upper.w : upper.y);
       }
     }
@@ -517,7 +522,7 @@ __device__ inline void each_tile(int first, int count, Function share) {
 template <class P, class Finish>
 __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
   constexpr bool ALL = P::POSITIONS == P::STEPS;
-  const int lane = threadIdx.x % 32, swap = lane % 8 & 4 ? -4 : 4;  // from a place of pieces 0 to 3 to that of 4 to 7
+  const int lane = threadIdx.x % 32, swap = Stream<P>::other_piece(4);
   int half = 2 * Stream<P>::k_warp();  // of x in shared memory
   if constexpr (ALL) half += first % P::STEPS * 2 * P::K_WARPS;
   const int first_half = 2 * Stream<P>::k_warp();
