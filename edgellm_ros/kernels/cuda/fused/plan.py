@@ -71,8 +71,9 @@ class FusedTuning:
     quantized_stages: int = 13
     quantized_slots: int = 1
     quantized_scales: int = 3
+    quantized_early: int = 2
     quantized_registers: int = 36 << 10
-    quantized_o_x: bool = True
+    quantized_o_x: int = 2
     quantized_repeated_bytes: int = 6 << 20
     registers: int = 24 << 10
     stages: int = 13
@@ -252,9 +253,8 @@ class FusedPlan:
         if self.mma:
             slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
-            tuning = replace(
-                tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
-            )
+            threads = tuning.quantized_threads if shape.quantized else tuning.mma_threads
+            tuning = replace(tuning, threads=threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile)
         elif shape.quantized:
             tuning = replace(
                 tuning,
@@ -340,7 +340,7 @@ class FusedPlan:
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
         # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma or (shape.form("o") is not None and tuning.quantized_o_x)
+        self.apart["o"] = self.mma or (shape.form("o") is not None and rows >= tuning.quantized_o_x)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -436,6 +436,7 @@ class FusedPlan:
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "SCALE_BATCHES": tuning.quantized_scales,
+            "QUANTIZED_EARLY": tuning.quantized_early,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": min(255, registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,

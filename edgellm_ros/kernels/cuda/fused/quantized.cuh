@@ -30,6 +30,7 @@ struct QuantizedPlan
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
   static constexpr int RING_STEPS = STAGES * COPIES < 3 * COPIES_EACH ? 3 : STAGES * COPIES / COPIES_EACH;
   static constexpr int DEPTH = MOST_UNITS + 1 < RING_STEPS ? MOST_UNITS + 1 : RING_STEPS;
+  static constexpr int EARLY = QUANTIZED_EARLY < DEPTH - 1 ? QUANTIZED_EARLY : DEPTH - 1;  // steps before x is there
   static constexpr int RING = COPIES_EACH * DEPTH * THREADS;  // places
   static constexpr int X = POSITIONS * K_LANES * ROWS;
   static_assert(COLUMN_WARPS * K_WARPS == WARPS && TILE % 16 == 0);
@@ -42,7 +43,7 @@ struct QuantizedPlan
 
   // A lane reads the scales of four intervals at once, which are those of BATCH halves.
   static constexpr int INTERVAL = GROUP < HALF ? GROUP : HALF, INTERVALS = HALF / INTERVAL, BATCH = 4 / INTERVALS;
-  static constexpr int MOST_BATCHES = (2 * MOST_UNITS + BATCH - 1) / BATCH + 1;
+  static constexpr int MOST_BATCHES = (2 * MOST_UNITS + BATCH - 1) / BATCH + (MOST_UNITS > 1);
   static constexpr int BATCHES = MOST_BATCHES < SCALE_BATCHES ? MOST_BATCHES : SCALE_BATCHES;  // on their way
 
   // What is made of x in shared memory, behind the sums of the warps: digits of one row, or sums over the intervals.
@@ -87,6 +88,7 @@ struct Stream<QuantizedPlan<SIZES...>> {
   const u16* scale_row;           // scales of column g
   const unsigned char* zero_row;  // its zero points
   int scale_tile, half;           // scales are read next from this half of a step of this tile on
+  int scales_left;                // steps whose scales are not on their way
   // Scales of columns g and g + 8 and zero points in bytes, for BATCH halves each; they may be on their way.
   u32 scales[P::BATCHES][2], zeros[P::BATCHES][2];
   int shift[P::BATCHES];
@@ -104,10 +106,17 @@ struct Stream<QuantizedPlan<SIZES...>> {
     scale_tile = first / P::STEPS;
     const int first_step = step;
 #pragma unroll
-    for (int i = 0; i < P::DEPTH - 1; ++i) next();
+    for (int i = 0; i < P::EARLY; ++i) next();
+    scales_left = count;
     aim_scales(first_step);
 #pragma unroll
     for (int i = 0; i < P::BATCHES; ++i) read_scales(i);
+  }
+
+  // Start the other copies for which there is room.
+  __device__ void fill() {
+#pragma unroll
+    for (int i = P::EARLY; i < P::DEPTH - 1; ++i) next();
   }
 
   __device__ static int first_column() { return threadIdx.x / 32 % P::COLUMN_WARPS * 16; }
@@ -175,7 +184,10 @@ struct Stream<QuantizedPlan<SIZES...>> {
   // Start to read scales; lane t of a column reads those of interval t. Intervals behind the last one, which are
   // multiplied by zeros, have the last one's.
   __device__ void read_scales(int batch) {
+    if (scales_left <= 0) return;
     if (half >= 2 * P::STEPS) ++scale_tile, aim_scales(0);
+    const int tile_left = P::STEPS - half / 2, steps = P::BATCH > 2 ? P::BATCH / 2 : 1;
+    if (P::BATCH > 1 || half % 2) scales_left -= steps < tile_left ? steps : tile_left;
     const int interval = threadIdx.x % 4, own = half + interval / P::INTERVALS;
     const int k = (own / 2 * P::K_WARPS + k_warp()) * P::WARP_K + own % 2 * P::HALF + interval % P::INTERVALS * P::INTERVAL;
     const int at = k < P::K ? k / P::GROUP : P::GROUPS - 1;
@@ -456,35 +468,51 @@ struct DigitSums {
     }
   };
 
-  // Add half a step, which is that many halves behind the first in shared memory.
+  // Add a step, whose halves are that many behind the first in shared memory. Products are in an order in which few wait
+  // for each other.
   __device__ void add(const Lane& lane, Place pieces, int half, const float2* intervals, const u32 (&scales)[2], int source) {
-    u32 a[2][4];  // as `mma_bytes` takes them
-    read_matrices(a[0], pieces), read_matrices(a[1], pieces.plus(Stream<P>::other_piece(2)));
-    const uint4 bytes = lane.bytes.plus(half * lane.next_bytes).read_quad();
-    uint4 upper = {0, 0, 0, 0};
-    if constexpr (P::BITS == 4) upper = lane.upper.plus(half * lane.next_upper).read_quad();
-    int parts[P::INTERVALS][4] = {};
+    u32 a[2][2][4];  // of both halves, as `mma_bytes` takes them
+    uint4 bytes[2], upper[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      int(&part)[4] = parts[i * P::INTERVALS / 2];
-      mma_bytes(part, a[i], i ? bytes.z : bytes.x, i ? bytes.w : bytes.y);
-      if constexpr (P::BITS == 4) {
-        constexpr u32 MASK = 0xf0f0f0f0u;
-        const u32 masked[4] = {a[i][0] & MASK, a[i][1] & MASK, a[i][2] & MASK, a[i][3] & MASK};
-        mma_bytes(part, masked, i ? upper.z : upper.x, i ? upper.w : upper.y);
-      }
+      const Place place = i ? pieces.plus(Stream<P>::other_piece(4)) : pieces;
+      read_matrices(a[i][0], place), read_matrices(a[i][1], place.plus(Stream<P>::other_piece(2)));
+      bytes[i] = lane.bytes.plus((half + i) * lane.next_bytes).read_quad();
+      if constexpr (P::BITS == 4) upper[i] = lane.upper.plus((half + i) * lane.next_upper).read_quad();
     }
+    int parts[2][2][4] = {};  // of both halves: sums of the first and of the second 32 bytes
 #pragma unroll
-    for (int i = 0; i < P::INTERVALS; ++i) {
-      const float2 x = intervals[half * P::INTERVALS + i];
+    for (int j = 0; j < 2; ++j)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const u32 both = __shfl_sync(~0u, scales[j], source + i);
-        const float zero = P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1);
-        const float part = (float)parts[i][2 * j] * lane.counts[0] + (float)parts[i][2 * j + 1] * lane.counts[1];
-        sums[j] += to_float((u16)both) * x.x * (part - lane.zero * zero * x.y);
+      for (int i = 0; i < 2; ++i) mma_bytes(parts[i][j], a[i][j], j ? bytes[i].z : bytes[i].x, j ? bytes[i].w : bytes[i].y);
+    if constexpr (P::BITS == 4)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          constexpr u32 MASK = 0xf0f0f0f0u;
+          const u32 masked[4] = {a[i][j][0] & MASK, a[i][j][1] & MASK, a[i][j][2] & MASK, a[i][j][3] & MASK};
+          mma_bytes(parts[i][j], masked, j ? upper[i].z : upper[i].x, j ? upper[i].w : upper[i].y);
+        }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int interval = 0; interval < P::INTERVALS; ++interval) {
+        const float2 x = intervals[(half + i) * P::INTERVALS + interval];
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          const u32 both = __shfl_sync(~0u, scales[column], source + i * P::INTERVALS + interval);
+          const float zero = P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1);
+          float part = -lane.zero * zero * x.y;
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            int sum = parts[i][interval][2 * column + k];
+            if (P::INTERVALS == 1) sum += parts[i][1][2 * column + k];
+            part += (float)sum * lane.counts[k];
+          }
+          sums[column] += to_float((u16)both) * x.x * part;
+        }
       }
-    }
   }
 
   // As that of `QuantizedSums`.
@@ -522,10 +550,11 @@ __device__ inline void each_tile(int first, int count, Function share) {
 template <class P, class Finish>
 __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
   constexpr bool ALL = P::POSITIONS == P::STEPS;
-  const int lane = threadIdx.x % 32, swap = Stream<P>::other_piece(4);
+  const int lane = threadIdx.x % 32;
   int half = 2 * Stream<P>::k_warp();  // of x in shared memory
   if constexpr (ALL) half += first % P::STEPS * 2 * P::K_WARPS;
   const int first_half = 2 * Stream<P>::k_warp();
+  stream.fill();
   if constexpr (P::DIGITS) {
     DigitSums<P>::prepare(shared);
     __syncthreads();
@@ -538,11 +567,7 @@ __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& st
         stream.take_scales(scales);
 #pragma unroll 1
         for (int i = 0; i < P::BATCH && steps > 0; i += 2, --steps, half += 2 * P::K_WARPS) {
-          const Place pieces = stream.take();
-#pragma unroll
-          for (int second = 0; second < 2; ++second)
-            sums.add(own, second ? pieces.plus(swap) : pieces, half + second, intervals, scales,
-                     (lane & ~3) + (i + second) * P::INTERVALS);
+          sums.add(own, stream.take(), half, intervals, scales, (lane & ~3) + i * P::INTERVALS);
         }
       }
       sums.end(shared, tile, step == 0, finish);
@@ -568,7 +593,7 @@ __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& st
           for (int second = 0; second < 2; ++second) {
             if constexpr (P::BATCH == 1) stream.take_scales(scales);
             Half values;
-            values.read(second ? pieces.plus(swap) : pieces, x.plus((half + second) * Half::X_PLACES));
+            values.read(second ? pieces.plus(Stream<P>::other_piece(4)) : pieces, x.plus((half + second) * Half::X_PLACES));
             sums.add(values, scales, (lane & ~3) + (P::BATCH == 1 ? 0 : (i + second) * P::INTERVALS),
                      of_x + (half + second) * NOTE);
           }
