@@ -28,19 +28,6 @@ struct Splits {
   }
 };
 
-// Weights of a kernel that follows, of which the blocks of this one read a part into the L2 cache.
-struct Following {
-  const u16* weights;
-  u32 bytes;
-
-  __device__ void prefetch_share() const {
-    if (bytes == 0 || threadIdx.x != 0) return;
-    const u32 blocks = gridDim.x * gridDim.y, share = (bytes / blocks + 127) / 128 * 128;
-    const u32 start = (blockIdx.y * gridDim.x + blockIdx.x) * share;
-    if (start < bytes) prefetch(weights + start / 2, bytes - start < share ? bytes - start : share);
-  }
-};
-
 // What one warp makes of a head of the new row: queries of the group, then keys and values. Lanes take every 32nd value.
 struct NewHead {
   static constexpr int ELEMENTS = HEAD_DIM / 32;
@@ -99,11 +86,10 @@ struct AttentionShared {
 __device__ inline void attend(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
                               const float* cos_table, const float* sin_table, const i64* position_ids,
                               const i64* kv_length, u16* key_cache, u16* value_cache, float* sums, float* scales,
-                              int window, const Following& following) {
+                              int window) {
   static_assert(ATTENTION_WARPS >= GROUP + 2);
   STATIC_SHARED(AttentionShared, own);
   if (blockIdx.x >= KV_HEADS * GROUPS * SPLITS) {  // fills a multiprocessor that would have no block
-    following.prefetch_share();
     wait_for_kernel_before();
     return;
   }
@@ -141,7 +127,6 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
     fresh_head.prepare(is_query ? q_norm : is_key ? k_norm : nullptr, bias + from, cos_table + position,
                        sin_table + position, !is_value);
   }
-  following.prefetch_share();
   wait_for_kernel_before();
   if (split >= splits.used) return;
 

@@ -26,21 +26,19 @@ __device__ inline void multiply_adapted(const Shared<P>& shared, Stream<P>& stre
 }
 
 // The next kernel's x is the norm of the residual stream, or of the embeddings before the first layer. ready: x of a
-// kernel of its own; following: of a product after the next kernel.
+// kernel of its own.
 template <class P, bool READY, class Finish>
 __device__ inline void multiply_normed(const u16* weights, const u16* norm, const u16* embeds, i64* residual,
                                        u16* hidden, bool hidden_is_normed, const u16* ready, int rows,
-                                       const Adapters& adapters, const Following& following, Finish finish) {
+                                       const Adapters& adapters, Finish finish) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
-    following.prefetch_share();
     wait_for_kernel_before();
     return;
   }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  following.prefetch_share();
   if constexpr (READY) {
     wait_for_kernel_before();
     copy_x<P>(shared.x, ready, P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES);
@@ -57,21 +55,18 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
 }
 
 // The product with a matrix whose result is added to the residual stream. prepare(): before the kernel waits; fill(k, x):
-// write x, of which row k is the first. following: weights of a product after the next kernel.
+// write x, of which row k is the first.
 template <class P, class Prepare, class Fill>
 __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, int rows,
-                                        const Adapters& adapters, const Following& following, Prepare prepare,
-                                        Fill fill) {
+                                        const Adapters& adapters, Prepare prepare, Fill fill) {
   DYNAMIC_SHARED(memory);
   const Shared<P> shared(memory);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
-    following.prefetch_share();
     wait_for_kernel_before();
     return;
   }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  following.prefetch_share();
   prepare();
   wait_for_kernel_before();
   fill(P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES, shared.x);
@@ -92,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void PRODUCT_LIMITS
     qkv(const u16* weights, const u16* norm, const u16* embeds, i64* residual, float* parts, u16* hidden, const u16* x,
-        i64 rows, const Adapter* adapters, i64 tokens, const u16* next_weights, i64 next_bytes) {
+        i64 rows, const Adapter* adapters, i64 tokens) {
   constexpr int KEYS = HEADS * HEAD_DIM, VALUES = KEYS + KV_HEADS * HEAD_DIM;
   multiply_normed<QKV, QKV_X>(
-      weights, norm, embeds, residual, hidden, false, x, (int)rows, {adapters, (int)tokens, KEYS, VALUES}, {next_weights, (u32)next_bytes},
+      weights, norm, embeds, residual, hidden, false, x, (int)rows, {adapters, (int)tokens, KEYS, VALUES},
       [&](int tile, int at, int row, float sum, bool) { leave_part<QKV>(parts, tile, at, row, sum); });
 }
 #endif
@@ -104,9 +99,9 @@ extern "C" __global__ void PRODUCT_LIMITS
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
-              float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes) {
+              float* sums, float* scales, i64 window) {
   attend(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache, sums,
-         scales, (int)window, {next_weights, (u32)next_bytes});
+         scales, (int)window);
 }
 #endif
 
@@ -121,10 +116,8 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     tree_attention(const u16* queries, const i64* kv_length, const u16* key_cache, const u16* value_cache, float* sums,
-                   float* scales, i64 window, const u16* next_weights, i64 next_bytes, const unsigned char* mask,
-                   i64 tokens, i64 splits) {
-  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, {next_weights, (u32)next_bytes},
-                   mask, (int)tokens, (int)splits);
+                   float* scales, i64 window, const unsigned char* mask, i64 tokens, i64 splits) {
+  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, mask, (int)tokens, (int)splits);
 }
 #endif
 
@@ -163,8 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void PRODUCT_LIMITS
     o(const u16* weights, const u16* bias, const float* sums, const float* scales, const i64* kv_length, i64* residual,
-      const u16* ready, i64 window, i64 rows, i64 tokens, i64 splits, const Adapter* adapters,
-      const u16* next_weights, i64 next_bytes) {
+      const u16* ready, i64 window, i64 rows, i64 tokens, i64 splits, const Adapter* adapters) {
   constexpr int WIDTH = O::POSITIONS * O::K_LANES, SPAN = WIDTH / HEAD_DIM + 3, LOCAL = SPAN < HEADS ? SPAN : HEADS;
   constexpr int AT_ONCE = 8;
   struct Merge {
@@ -173,7 +165,7 @@ extern "C" __global__ void PRODUCT_LIMITS
   };
   STATIC_SHARED(Merge, merge);
   multiply_and_add<O>(
-      weights, bias, residual, (int)rows, {adapters, (int)tokens, O::N, O::N}, {next_weights, (u32)next_bytes},
+      weights, bias, residual, (int)rows, {adapters, (int)tokens, O::N, O::N},
       [&] {
         const int row = threadIdx.x;
         if (row < rows)
@@ -240,9 +232,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void PRODUCT_LIMITS
     gate_up(const u16* weights, const u16* norm, i64* residual, float* parts, const u16* x, i64 rows,
-            const Adapter* adapters, i64 tokens, const u16* next_weights, i64 next_bytes) {
+            const Adapter* adapters, i64 tokens) {
   multiply_normed<GATE_UP, GATE_UP_X>(
-      weights, norm, nullptr, residual, nullptr, false, x, (int)rows, {adapters, (int)tokens, INNER, GATE_UP::N}, {next_weights, (u32)next_bytes},
+      weights, norm, nullptr, residual, nullptr, false, x, (int)rows, {adapters, (int)tokens, INNER, GATE_UP::N},
       [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
 }
 
@@ -264,7 +256,7 @@ extern "C" __global__ void PRODUCT_LIMITS
     down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, const u16* ready,
          i64 rows, const Adapter* adapters, i64 tokens) {
   multiply_and_add<DOWN>(
-      weights, bias, residual, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, {}, [] {},
+      weights, bias, residual, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, [] {},
       [&](int first, u16* x) {
         if constexpr (DOWN_X)
           copy_x<DOWN>(x, ready, first);
@@ -288,7 +280,7 @@ extern "C" __global__ void PRODUCT_LIMITS
 #if TIED
   multiply_table(weights, norm, residual, logits, hidden, x, (int)rows);
 #else
-  multiply_normed<LM_HEAD, LM_HEAD_X>(weights, norm, nullptr, residual, hidden, true, x, (int)rows, {}, {},
+  multiply_normed<LM_HEAD, LM_HEAD_X>(weights, norm, nullptr, residual, hidden, true, x, (int)rows, {},
                                       [&](int tile, int at, int row, float sum, bool) {
                                         const int column = tile * LM_HEAD::TILE + at;
                                         if (row < rows && column < VOCAB) logits[(i64)row * VOCAB + column] = sum;

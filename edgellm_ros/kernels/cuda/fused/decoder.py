@@ -210,16 +210,15 @@ class FusedDecoder:
         rope = [tensors[name].pointer for name in ("rope_cos", "rope_sin", "position_ids")]
         caches = [tensors[f"{name}_cache_{layer}"].pointer for name in ("key", "value")]
         window = self._shape.window(layer) or 0
-        to_o, to_gate_up, to_down, to_qkv = self._prefetched(layer)
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
         hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
         made = qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches
-        attention: dict[str, tuple[int, ...]] = {"attention": (*made, *splits, window, *to_gate_up)}
+        attention: dict[str, tuple[int, ...]] = {"attention": (*made, *splits, window)}
         most_splits = 0
         if plan.makes_new_rows(tokens):
             queries, most_splits = scratch["queries"], plan.tree_splits(rows, tokens)
             mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
-            seen = queries, length, *caches, *splits, window, *to_gate_up, mask, tokens, most_splits
+            seen = queries, length, *caches, *splits, window, mask, tokens, most_splits
             attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
         merge = window, tokens, most_splits
         qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
@@ -227,17 +226,16 @@ class FusedDecoder:
             "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
             "qkv": (
                 weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows, qkv_lora, tokens,
-                *to_o,
             ),
             **attention,
             "o_x": (*splits, length, x, *merge),
             "o": (
                 weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, most_splits,
-                o_lora, *to_down,
+                o_lora,
             ),
             "gate_up_x": (weights.post_norm, residual, x, rows),
             "gate_up": (
-                weights.gate_up, weights.post_norm, residual, gate_up, x, rows, gate_up_lora, tokens, *to_qkv,
+                weights.gate_up, weights.post_norm, residual, gate_up, x, rows, gate_up_lora, tokens,
             ),
             "down_x": (weights.gate_up_bias, gate_up, x),
             "down": (
@@ -245,20 +243,6 @@ class FusedDecoder:
                 tokens,
             ),
         }  # fmt: skip
-
-    def _prefetched(self, layer: int) -> tuple[tuple[int, int], ...]:
-        """Return addresses and bytes of weights that the L2 cache shall have.
-
-        They are those of o, gate_up, down and the next layer's qkv; the kernel two before reads them.
-        """
-        layers, most = self._weights.layers, self._tuning.prefetched_bytes
-        following = layers[layer + 1].qkv if layer + 1 < len(layers) else 0
-        weights = layers[layer]
-        places = {"o": weights.o, "gate_up": weights.gate_up, "down": weights.down, "qkv": following}
-        return tuple(
-            (place, min(most, self._shape.matrix_bytes(name)) // 16 * 16 if place else 0)
-            for name, place in places.items()
-        )
 
     def _hidden_states(self, tensors: Mapping[str, Tensor], layer: int) -> int:
         """Return the address of an output of hidden states; 0 if the model has no such output."""

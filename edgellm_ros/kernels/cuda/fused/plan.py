@@ -54,7 +54,6 @@ class FusedTuning:
       multiprocessor and asks for so much shared memory that no other number fits, so that the blocks of a
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
       0: no limit.
-    - prefetched_bytes: most bytes of a product's weights that the kernel two before reads into the L2 cache
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
       the kernel before
@@ -90,7 +89,6 @@ class FusedTuning:
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
-    prefetched_bytes: int = 0
     trigger_first: bool = True
 
 

@@ -82,18 +82,6 @@ class FusedShape:
         window = self.windows[layer] if self.windows else None
         return window if window is not None and window < self.capacity else None
 
-    def matrix_bytes(self, kernel: str) -> int:
-        """Return the bytes of a kernel's weights."""
-        sizes = {
-            "qkv": (self.hidden, self.qkv_size),
-            "o": (self.q_size, self.hidden),
-            "gate_up": (self.hidden, 2 * self.inner),
-            "down": (self.inner, self.hidden),
-        }
-        k, n = sizes[kernel]
-        form = self.form(kernel)
-        return 2 * k * n if form is None else sum(form.parts(k, n))
-
     def form(self, kernel: str) -> Quantized | None:
         """Return the form of a kernel's weights; None if they are of the model's type."""
         return dict(self.quantized).get(kernel)

@@ -75,7 +75,7 @@ __device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 |
 
 __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const u16* key_cache,
                                         const u16* value_cache, float* sums, float* scales, int window,
-                                        const Following& following, const unsigned char* mask, int tokens,
+                                        const unsigned char* mask, int tokens,
                                         int most_splits) {
   STATIC_SHARED(TreeShared, own);
   const int tiles = (tokens * HEADS_PER_KV + QUERIES - 1) / QUERIES;
@@ -167,7 +167,6 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
 
   if (split < splits.used && threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
   wait_for_kernel_before();
-  following.prefetch_share();
   if (split >= splits.used) return;
   fetch_new_keys(begin + warp * CACHE_ROWS);
   if constexpr (EARLY_VALUES) fetch_new_values(begin + warp * CACHE_ROWS);
