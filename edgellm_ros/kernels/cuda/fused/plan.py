@@ -90,6 +90,7 @@ class FusedTuning:
     slots: int = 2
     early_start: bool = True
     trigger_first: bool = True
+    trigger_with_x: bool = False
 
 
 @dataclass(frozen=True)
@@ -436,6 +437,7 @@ class FusedPlan:
             "SCALE_BATCHES": tuning.quantized_scales,
             "QUANTIZED_EARLY": tuning.quantized_early,
             "TRIGGER_FIRST": int(tuning.trigger_first),
+            "TRIGGER_WITH_X": int(tuning.trigger_with_x),
             "MOST_REGISTERS": min(255, registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,

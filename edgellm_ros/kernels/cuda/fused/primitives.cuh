@@ -121,6 +121,18 @@ __device__ inline void wait_for_kernel_before() {
 #endif
 }
 
+// The two halves of this on their own.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_end_of_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
 __device__ inline void wait_for_lanes() { __syncwarp(); }
 
