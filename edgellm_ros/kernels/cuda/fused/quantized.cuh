@@ -11,9 +11,10 @@
 // Per step it reads 128 bytes of each column: two halves of four pieces of 16 bytes. All k of one product of matrices are
 // in one piece, and so in one group. Which k a slot of the product has is up to the order of x in shared memory.
 //
-// Unpacking is one instruction for two values (`Unpacked`): the bits of a value become a number of the model's type that
-// is linear in the value, in fp16 a subnormal one. Sums are in fp32; those of x over each group, by which zero points are
-// multiplied, are computed by tensor cores too.
+// One row of x becomes integers, and tensor cores multiply the bytes of the weights as they are (`DigitSums`). For several
+// rows, and in groups of 32 values of 4 bits, weights are unpacked by one instruction for two values (`Unpacked`): the bits
+// of a value become a number of the model's type that is linear in the value, in fp16 a subnormal one. Sums over a group
+// are multiplied by its scale in fp32. Each block sums x over each group once, for the zero points.
 
 template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int GROUP_, bool ZERO_POINTS_>
 struct QuantizedPlan
@@ -390,8 +391,8 @@ struct QuantizedSums {
 // Columns of B are the digits: of x three for w and, negative, for 16 h; of x' three others for 16 h.
 template <class P>
 struct DigitSums {
-  static constexpr int PLANES = P::DIGIT_PLACES / 4, EACH = 16 / P::BITS;  // values of a lane in half a step
-  float sums[2] = {};                                                      // of columns g and g + 8
+  static constexpr int EACH = 16 / P::BITS;  // values of a lane in half a step
+  float sums[2] = {};                        // of columns g and g + 8
 
   __device__ static uint4* zeros(const Shared<P>& shared) { return P::notes(shared) + P::HALVES * P::DIGIT_PLACES; }
   // A power of two and the sum of x in such units, of each interval.
