@@ -59,7 +59,7 @@ struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_>> {
   // x of so many steps is in shared memory: of all, or of those of one block that have different k.
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
   static constexpr int RING = STAGES * COPIES * THREADS;             // places
-  static constexpr int X = POSITIONS * K_LANES / X_GROUP * X_STRIDE;  // values
+  static constexpr int X = POSITIONS * K_LANES / X_GROUP * X_STRIDE, X_ROOM = X;  // values
   static constexpr int SUMS = THREADS / 32 * SUMS_ROWS * (TENSOR_CORES ? SUMS_STRIDE : TILE);
   static constexpr int SHARED = 16 * RING + 2 * X + 4 * SUMS;
   static_assert(!TENSOR_CORES || TILE % WARP_COLUMNS == 0 && THREADS / 32 % (TILE / WARP_COLUMNS) == 0);
@@ -215,7 +215,7 @@ struct Shared {
   __device__ explicit Shared(uint4* memory)
       : ring(memory),
         x(reinterpret_cast<u16*>(memory + P::RING)),
-        sums(reinterpret_cast<float*>(x + P::X)) {}
+        sums(reinterpret_cast<float*>(x + P::X_ROOM)) {}
 };
 
 // A thread's sums of some steps of a tile, without tensor cores. write(out, first row): the warp's sums of SUMS_ROWS rows;

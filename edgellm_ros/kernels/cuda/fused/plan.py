@@ -24,6 +24,7 @@ COLUMNS = 16  # of a warp that multiplies quantised weights
 PIECES = 8  # copies of one such column in a step of a warp
 OTHER_MMA_ROWS = 4  # as `mma_rows`, with quantised weights and with adapters
 FEWEST_STEPS = 3  # of quantised weights on their way
+REGISTERS = 64 << 10  # of a multiprocessor
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -204,16 +205,27 @@ class QuantizedProductPlan(ProductPlan):
         step = COPY * PIECES * COLUMNS * self.threads // WARP
         steps = max(FEWEST_STEPS, self.ring // step)
         steps = min(steps, -(-self.units // self.blocks) + 1)
-        sums = self.threads // WARP * COLUMNS * self.rows
-        return step * steps + 2 * self.width * self.rows + 4 * sums + self._of_x + self.lora
+        sums = 4 * self.threads // WARP * COLUMNS * self.rows
+        x = 2 * self.width * self.rows
+        if self._digits:
+            steps, x = steps - 1, max(x, step)
+        return step * steps + x + sums + self._of_x + self.lora
+
+    @property
+    def _half(self) -> int:
+        return PIECES // 2 * 8 * COPY // self.form.bits
+
+    @property
+    def _digits(self) -> bool:
+        """Whether x becomes digits, in shared memory."""
+        return self.rows == 1 and self._half <= 2 * self.form.group
 
     @property
     def _of_x(self) -> int:
         """Bytes of the digits of x, or of its sums over groups; `QuantizedPlan::NOTES`."""
-        half = PIECES // 2 * 8 * COPY // self.form.bits
-        halves, intervals = self.width // half, half // min(self.form.group, half)
-        if self.rows == 1 and intervals <= 2:
-            return COPY * (halves * (36 if self.form.bits == 4 else 12) + 4) + 8 * halves * intervals
+        halves, intervals = self.width // self._half, self._half // min(self.form.group, self._half)
+        if self._digits:
+            return COPY * halves * (24 if self.form.bits == 4 else 12) + 8 * halves * intervals
         return 4 * halves * intervals * -(-self.rows // 8) * 8
 
 
@@ -252,7 +264,7 @@ class FusedPlan:
         if self.mma:
             slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
-            threads = tuning.quantized_threads if shape.quantized else tuning.mma_threads
+            threads = tuning.quantized_threads if shape.quantized and rows <= 8 else tuning.mma_threads
             tuning = replace(tuning, threads=threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile)
         elif shape.quantized:
             tuning = replace(
@@ -426,7 +438,8 @@ class FusedPlan:
         registers = tuning.registers
         if tuning.slots < 2 or self.lora_rank:
             limited = shape.quantized and not self.lora_rank
-            registers = tuning.quantized_registers if limited else 0  # 0: no limit
+            most = REGISTERS if self.rows > 1 else tuning.quantized_registers
+            registers = most if limited else 0  # 0: no limit
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,

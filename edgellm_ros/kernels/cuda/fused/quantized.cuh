@@ -32,8 +32,6 @@ struct QuantizedPlan
   static constexpr int RING_STEPS = STAGES * COPIES < 3 * COPIES_EACH ? 3 : STAGES * COPIES / COPIES_EACH;
   static constexpr int DEPTH = MOST_UNITS + 1 < RING_STEPS ? MOST_UNITS + 1 : RING_STEPS;
   static constexpr int EARLY = QUANTIZED_EARLY < DEPTH - 1 ? QUANTIZED_EARLY : DEPTH - 1;  // steps before x is there
-  static constexpr int RING = COPIES_EACH * DEPTH * THREADS;  // places
-  static constexpr int X = POSITIONS * K_LANES * ROWS;
   static_assert(COLUMN_WARPS * K_WARPS == WARPS && TILE % 16 == 0);
   static_assert((BITS == 4 || BITS == 8) && GROUP % 32 == 0 && K % GROUP == 0 && N % 16 == 0);
 
@@ -49,10 +47,15 @@ struct QuantizedPlan
 
   // What is made of x in shared memory, behind the sums of the warps: digits of one row, or sums over the intervals.
   static constexpr bool DIGITS = ROWS == 1 && INTERVALS <= 2;
-  static constexpr int HALVES = POSITIONS * K_LANES / HALF, DIGIT_PLACES = BITS == 4 ? 36 : 12;  // of a half
-  static constexpr int NOTES = DIGITS ? 16 * (HALVES * DIGIT_PLACES + 4) + 8 * HALVES * INTERVALS
+  static constexpr int HALVES = POSITIONS * K_LANES / HALF, DIGIT_PLACES = BITS == 4 ? 24 : 12;  // of a half
+  static constexpr int NOTES = DIGITS ? 16 * HALVES * DIGIT_PLACES + 8 * HALVES * INTERVALS
                                       : 4 * HALVES * INTERVALS * ((ROWS + 7) / 8 * 8);  // bytes
-  static constexpr int SHARED = 16 * RING + 2 * X + 4 * WARPS * 16 * ROWS + NOTES;
+
+  // x that digits are made of lies in the last step of the ring, which is not used before.
+  static constexpr int STEP_PLACES = COPIES_EACH * THREADS, RING = (DIGITS ? DEPTH - 1 : DEPTH) * STEP_PLACES;
+  static constexpr int X = POSITIONS * K_LANES * ROWS, LEAST_ROOM = DIGITS ? 8 * STEP_PLACES : 0;  // values
+  static constexpr int X_ROOM = X > LEAST_ROOM ? X : LEAST_ROOM;
+  static constexpr int SHARED = 16 * RING + 2 * X_ROOM + 4 * WARPS * 16 * ROWS + NOTES;
   __device__ static uint4* notes(const Shared<QuantizedPlan>& shared) {
     return reinterpret_cast<uint4*>(shared.sums + WARPS * 16 * ROWS);
   }
@@ -80,7 +83,7 @@ struct Stream<QuantizedPlan<SIZES...>> {
   using P = QuantizedPlan<SIZES...>;
   static constexpr bool ALIGNED = P::K % P::K_LANES == 0 && P::N % P::TILE == 0;
   static constexpr i64 COLUMN_BYTES = (i64)P::K * P::BITS / 8, STEP_BYTES = P::K_LANES * P::BITS / 8;
-  static constexpr int STEP_PLACES = P::COPIES_EACH * THREADS;
+  static constexpr int STEP_PLACES = P::STEP_PLACES;
   const unsigned char *weights, *source;
   // As `read_matrices` takes it, of the first step: pieces 0 to 3 of columns 0 to 7, for digits 0 and 1 of all 16.
   const Place pieces;
@@ -386,21 +389,20 @@ struct QuantizedSums {
 
 // One row: x as digits, so that tensor cores multiply the bytes of the weights as they are.
 //
-// Each interval of x is in units of a power of two, integers of three digits to base 128. A byte w has one weight, or
-// l + 16 h of two, of which w & 0xf0 is 16 h. So the sum of l * x + h * x' is that of w * x - 16 h * x + 16 h * x' / 16.
-// Columns of B are the digits: of x three for w and, negative, for 16 h; of x' three others for 16 h.
+// Each interval of x is in units of a power of two, integers of three digits to base 128: three columns of B. Of two
+// weights in a byte, tensor cores take the lower one and 16 times the upper one.
 template <class P>
 struct DigitSums {
   static constexpr int EACH = 16 / P::BITS;  // values of a lane in half a step
   float sums[2] = {};                        // of columns g and g + 8
 
-  __device__ static uint4* zeros(const Shared<P>& shared) { return P::notes(shared) + P::HALVES * P::DIGIT_PLACES; }
   // A power of two and the sum of x in such units, of each interval.
-  __device__ static float2* intervals(const Shared<P>& shared) { return reinterpret_cast<float2*>(zeros(shared) + 4); }
+  __device__ static float2* intervals(const Shared<P>& shared) {
+    return reinterpret_cast<float2*>(P::notes(shared) + P::HALVES * P::DIGIT_PLACES);
+  }
 
   __device__ static void prepare(const Shared<P>& shared) {
     const int lane = threadIdx.x % 32;
-    if (threadIdx.x < 4) zeros(shared)[threadIdx.x] = {0, 0, 0, 0};
 #pragma unroll 1
     for (int half = threadIdx.x / 32; half < P::HALVES; half += P::WARPS) {
       const u32* const pairs = reinterpret_cast<const u32*>(shared.x + half * P::HALF) + lane * (EACH / 2);
@@ -432,11 +434,7 @@ struct DigitSums {
 #pragma unroll
       for (int digit = 0; digit < 3; ++digit) {
         out[digit * 32] = (u16)digits[0][digit];
-        if constexpr (P::BITS == 4) {
-          const u32 low = digits[0][digit] & 255, high = digits[0][digit] >> 8;
-          out[(3 + digit) * 32] = (u16)((0 - low & 255) | (0 - high & 255) << 8);
-          out[(6 + digit) * 32] = (u16)digits[1][digit];
-        }
+        if constexpr (P::BITS == 4) out[(3 + digit) * 32] = (u16)digits[1][digit];
       }
       total = sum_of_lanes<32 / P::INTERVALS>(total);
       if (lane % (32 / P::INTERVALS) != 0) continue;
@@ -445,27 +443,21 @@ struct DigitSums {
     }
   }
 
-  // Where a lane finds the digits of its column of B, those for bytes and those for 16 h, and their distance from half to
-  // half; what its two columns of the product count, and a zero point.
+  // Where a lane finds the digits of its column of B, and what its two columns of the product count. Columns 3 to 7, which
+  // count nothing, have digits that no lane waits for.
   struct Lane {
-    Words bytes, upper;
-    int next_bytes, next_upper;
+    Words digits;
     float counts[2], zero;
 
-    __device__ explicit Lane(const Shared<P>& shared)
-        : bytes(at(shared, column() < 3, column())),
-          upper(at(shared, P::BITS == 4 && column() < 6, 3 + column())),
-          next_bytes(column() < 3 ? P::DIGIT_PLACES : 0),
-          next_upper(column() < 6 ? P::DIGIT_PLACES : 0) {
+    __device__ explicit Lane(const Shared<P>& shared) : digits(P::notes(shared) + plane() * 4 + threadIdx.x % 4) {
       const int t = threadIdx.x % 4;
-      constexpr bool BOTH = P::BITS == 4;
-      counts[0] = t == 0 ? 1.0f : t == 1 ? 16384.0f : BOTH && t == 2 ? 8.0f : 0.0f;
-      counts[1] = t == 0 ? 128.0f : BOTH && t == 1 ? 0.0625f : BOTH && t == 2 ? 1024.0f : 0.0f;
+      constexpr float UNIT = P::BITS == 4 ? 0.0625f : 1.0f;
+      counts[0] = t == 0 ? UNIT : t == 1 ? 16384.0f * UNIT : 0.0f, counts[1] = t == 0 ? 128.0f * UNIT : 0.0f;
       zero = t == 0 ? 1.0f : 0.0f;
     }
-    __device__ static int column() { return threadIdx.x % 32 / 4; }
-    __device__ static Words at(const Shared<P>& shared, bool used, int plane) {
-      return Words((used ? P::notes(shared) + plane * 4 : zeros(shared)) + threadIdx.x % 4);
+    __device__ static int plane() {
+      const int column = threadIdx.x % 32 / 4;
+      return column < 3 ? column : column % 2;
     }
   };
 
@@ -473,28 +465,31 @@ struct DigitSums {
   // for each other.
   __device__ void add(const Lane& lane, Place pieces, int half, const float2* intervals, const u32 (&scales)[2], int source) {
     u32 a[2][2][4];  // of both halves, as `mma_bytes` takes them
-    uint4 bytes[2], upper[2] = {};
+    uint4 lower[2], upper[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Place place = i ? pieces.plus(Stream<P>::other_piece(4)) : pieces;
       read_matrices(a[i][0], place), read_matrices(a[i][1], place.plus(Stream<P>::other_piece(2)));
-      bytes[i] = lane.bytes.plus((half + i) * lane.next_bytes).read_quad();
-      if constexpr (P::BITS == 4) upper[i] = lane.upper.plus((half + i) * lane.next_upper).read_quad();
+      const Words digits = lane.digits.plus((half + i) * P::DIGIT_PLACES);
+      lower[i] = digits.read_quad();
+      if constexpr (P::BITS == 4) upper[i] = digits.plus(12).read_quad();
     }
-    int parts[2][2][4] = {};  // of both halves: sums of the first and of the second 32 bytes
+    int low[2][P::INTERVALS][4] = {}, high[2][P::INTERVALS][4] = {};
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) mma_bytes(parts[i][j], a[i][j], j ? bytes[i].z : bytes[i].x, j ? bytes[i].w : bytes[i].y);
-    if constexpr (P::BITS == 4)
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          constexpr u32 MASK = 0xf0f0f0f0u;
-          const u32 masked[4] = {a[i][j][0] & MASK, a[i][j][1] & MASK, a[i][j][2] & MASK, a[i][j][3] & MASK};
-          mma_bytes(parts[i][j], masked, j ? upper[i].z : upper[i].x, j ? upper[i].w : upper[i].y);
+      for (int i = 0; i < 2; ++i) {
+        const int interval = j * P::INTERVALS / 2;
+        if constexpr (P::BITS == 4) {
+          constexpr u32 LOW = 0x0f0f0f0fu;
+          const u32 first[4] = {a[i][j][0] & LOW, a[i][j][1] & LOW, a[i][j][2] & LOW, a[i][j][3] & LOW};
+          const u32 second[4] = {a[i][j][0] & ~LOW, a[i][j][1] & ~LOW, a[i][j][2] & ~LOW, a[i][j][3] & ~LOW};
+          mma_bytes(low[i][interval], first, j ? lower[i].z : lower[i].x, j ? lower[i].w : lower[i].y);
+          mma_bytes(high[i][interval], second, j ? upper[i].z : upper[i].x, j ? upper[i].w : upper[i].y);
+        } else {
+          mma_bytes(low[i][interval], a[i][j], j ? lower[i].z : lower[i].x, j ? lower[i].w : lower[i].y);
         }
+      }
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -507,9 +502,8 @@ struct DigitSums {
           float part = -lane.zero * zero * x.y;
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
-            int sum = parts[i][interval][2 * column + k];
-            if (P::INTERVALS == 1) sum += parts[i][1][2 * column + k];
-            part += (float)sum * lane.counts[k];
+            const int sum = low[i][interval][2 * column + k];
+            part += (float)(P::BITS == 4 ? 16 * sum + high[i][interval][2 * column + k] : sum) * lane.counts[k];
           }
           sums[column] += to_float((u16)both) * x.x * part;
         }
