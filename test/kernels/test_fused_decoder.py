@@ -474,7 +474,7 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
         ("sm_80", 128, 16, (), 0),
         ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0),
         ("sm_90", 256, 16, (), 0),
-        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True)), 0),
+        ("sm_110", 64, 1, quantized((4, 128), (8, 64), None, (4, 64, True)), 0),
         ("sm_90", 128, 1, (), 64),
     ],
 )

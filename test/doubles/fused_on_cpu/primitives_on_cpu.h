@@ -116,8 +116,6 @@ void wait_for_copies() {
 }
 
 inline void wait_for_kernel_before() {}
-inline void let_next_kernel_start() {}
-inline void wait_for_end_of_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 inline void prefetch(const void* address, u32 bytes) {
   static thread_local volatile char read;

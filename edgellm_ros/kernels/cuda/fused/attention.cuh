@@ -127,7 +127,7 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
     fresh_head.prepare(is_query ? q_norm : is_key ? k_norm : nullptr, bias + from, cos_table + position,
                        sin_table + position, !is_value);
   }
-  wait_for_x();
+  wait_for_kernel_before();
   if (split >= splits.used) return;
 
   if (is_query || is_key || is_value) {
@@ -147,7 +147,6 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
     }
   }
   __syncthreads();
-  x_is_there();
 
   float q[GROUP][8], result[GROUP][8] = {}, highest[GROUP], total[GROUP];
 #pragma unroll

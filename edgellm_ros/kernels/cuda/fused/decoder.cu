@@ -40,18 +40,17 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
   if constexpr (READY) {
-    wait_for_x();
+    wait_for_kernel_before();
     copy_x<P>(shared.x, ready, P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES);
   } else {
     Normed x;
     x.read_scales(norm);
-    wait_for_x();
+    wait_for_kernel_before();
     norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
               [&](int row) { share_x<P>(shared.x, x, 0, row); });
     for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   }
   __syncthreads();
-  x_is_there();
   multiply_adapted<P>(shared, stream, first, count, LoraSums<P>(memory), adapters, rows, finish);
 }
 
@@ -69,10 +68,9 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
   prepare();
-  wait_for_x();
+  wait_for_kernel_before();
   fill(P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES, shared.x);
   __syncthreads();
-  x_is_there();
   const auto add = [&](int tile, int at, int row, float sum, bool from_start) {
     const int column = tile * P::TILE + at;
     if (row >= rows || column >= P::N) return;

@@ -106,7 +106,6 @@ class FusionPlan:
             "THREADS": product.threads,
             "STAGES": product.stages,
             "TRIGGER_FIRST": 1,
-            "TRIGGER_WITH_X": 0,
             "STATE_SIZE": shape.state_size,
             "FUSED_SIZE": shape.fused_size,
             "STATE_NORMS": int(shape.state_norms),

@@ -18,18 +18,6 @@ constexpr int X_GROUP = TENSOR_CORES ? WARP_K : 1, X_STRIDE = X_GROUP * (TENSOR_
 // Sums of a warp in shared memory: [SUMS_ROWS,TILE], with tensor cores [SUMS_ROWS,64 and a gap], 8 rows after 8.
 constexpr int SUMS_ROWS = TENSOR_CORES && ROWS > 8 ? 8 : ROWS, SUMS_STRIDE = WARP_COLUMNS + 4;
 
-// Wait for the kernel before, which makes x. With TRIGGER_WITH_X the next kernel starts when x is there: before, its
-// weights would be on their way in front of x.
-__device__ inline void wait_for_x() {
-  if (TRIGGER_WITH_X)
-    wait_for_end_of_kernel_before();
-  else
-    wait_for_kernel_before();
-}
-__device__ inline void x_is_there() {
-  if (TRIGGER_WITH_X) let_next_kernel_start();
-}
-
 // Which units of a plan, the steps of all tiles in one order, a block has.
 template <class P>
 struct Shares {

@@ -23,8 +23,9 @@ MOST_SPLITS = 32
 COLUMNS = 16  # of a warp that multiplies quantised weights
 PIECES = 8  # copies of one such column in a step of a warp
 OTHER_MMA_ROWS = 4  # as `mma_rows`, with quantised weights and with adapters
+MOST_WIDE_ROWS = 8  # with quantised weights, of blocks with as many threads as those of one row
 FEWEST_STEPS = 3  # of quantised weights on their way
-REGISTERS = 64 << 10  # of a multiprocessor
+REGISTERS, MORE_REGISTERS = 64 << 10, 48 << 10  # of a multiprocessor, of blocks that need more than others
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -38,9 +39,16 @@ class FusedTuning:
       up, and of the others, with quantised weights
     - registers: those of a block of a product if two have room at once; a block of the attention, which has
       up to 40K of a multiprocessor's 64K, has room beside it
-    - quantized_threads, quantized_stages, quantized_slots: threads, stages and slots of kernels of up to
-      three rows for a shape with quantised weights, without tensor cores for the others
-    - quantized_scales: reads of scales, each for four groups of a column, that a thread has on their way
+    - quantized_threads, quantized_stages: threads and stages of kernels of up to eight rows for a shape with
+      quantised weights
+    - quantized_slots: slots of those of up to three rows, without tensor cores for other weights
+    - quantized_early: steps of quantised weights that are on their way before x is there. Others would be in
+      front of x, which all blocks wait for.
+    - quantized_registers: those of a block of one row with such weights where kernels start early; one of the
+      attention with two query heads per KV head has room beside it
+    - quantized_o_x: the fewest rows for which a kernel of its own merges the attention's splits, for a
+      quantised `o`
+    - quantized_repeated_bytes: as repeated_bytes, for quantised weights
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
@@ -70,9 +78,8 @@ class FusedTuning:
     quantized_threads: int = 512
     quantized_stages: int = 13
     quantized_slots: int = 1
-    quantized_scales: int = 3
-    quantized_early: int = 2
-    quantized_registers: int = 36 << 10
+    quantized_early: int = 1
+    quantized_registers: int = 32 << 10
     quantized_o_x: int = 2
     quantized_repeated_bytes: int = 6 << 20
     registers: int = 24 << 10
@@ -91,7 +98,6 @@ class FusedTuning:
     slots: int = 2
     early_start: bool = True
     trigger_first: bool = True
-    trigger_with_x: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,8 +270,12 @@ class FusedPlan:
         if self.mma:
             slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
-            threads = tuning.quantized_threads if shape.quantized and rows <= 8 else tuning.mma_threads
-            tuning = replace(tuning, threads=threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile)
+            tuning = replace(
+                tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
+            )
+            if shape.quantized and rows <= MOST_WIDE_ROWS:
+                stages = max(1, tuning.quantized_stages // COPIES)
+                tuning = replace(tuning, threads=tuning.quantized_threads, stages=stages)
         elif shape.quantized:
             tuning = replace(
                 tuning,
@@ -435,11 +445,12 @@ class FusedPlan:
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernels are compiled with."""
         shape, tuning = self.shape, self.tuning
-        registers = tuning.registers
-        if tuning.slots < 2 or self.lora_rank:
-            limited = shape.quantized and not self.lora_rank
-            most = REGISTERS if self.rows > 1 else tuning.quantized_registers
-            registers = most if limited else 0  # 0: no limit
+        registers = 0 if tuning.slots < 2 or self.lora_rank else tuning.registers  # 0: no limit
+        early_registers = tuning.quantized_registers if self.rows == 1 else REGISTERS
+        if any(not form.plain for _, form in shape.quantized):
+            early_registers = max(early_registers, MORE_REGISTERS)
+        if not shape.quantized or self.lora_rank:
+            early_registers = 0
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "ROWS": self.rows,
@@ -447,11 +458,10 @@ class FusedPlan:
             "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
-            "SCALE_BATCHES": tuning.quantized_scales,
             "QUANTIZED_EARLY": tuning.quantized_early,
             "TRIGGER_FIRST": int(tuning.trigger_first),
-            "TRIGGER_WITH_X": int(tuning.trigger_with_x),
-            "MOST_REGISTERS": min(255, registers // tuning.threads),
+            "MOST_REGISTERS": registers // tuning.threads,
+            "EARLY_REGISTERS": min(255, early_registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,

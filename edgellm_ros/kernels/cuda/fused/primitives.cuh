@@ -13,6 +13,10 @@ constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the mod
 #define STATIC_SHARED(type, name) __shared__ type name
 #if MOST_REGISTERS
 #define PRODUCT_LIMITS __maxnreg__(MOST_REGISTERS)
+#elif EARLY_REGISTERS && __CUDA_ARCH__ >= 900
+#define PRODUCT_LIMITS __maxnreg__(EARLY_REGISTERS)
+#elif EARLY_REGISTERS
+#define PRODUCT_LIMITS __launch_bounds__(THREADS, 1)
 #else
 #define PRODUCT_LIMITS __launch_bounds__(THREADS)
 #endif
@@ -118,18 +122,6 @@ __device__ inline void wait_for_kernel_before() {
   if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
   if (!TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// The two halves of this on their own.
-__device__ inline void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_end_of_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 

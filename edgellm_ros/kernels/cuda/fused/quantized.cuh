@@ -42,8 +42,6 @@ struct QuantizedPlan
 
   // A lane reads the scales of four intervals at once, which are those of BATCH halves.
   static constexpr int INTERVAL = GROUP < HALF ? GROUP : HALF, INTERVALS = HALF / INTERVAL, BATCH = 4 / INTERVALS;
-  static constexpr int MOST_BATCHES = (2 * MOST_UNITS + BATCH - 1) / BATCH + (MOST_UNITS > 1);
-  static constexpr int BATCHES = MOST_BATCHES < SCALE_BATCHES ? MOST_BATCHES : SCALE_BATCHES;  // on their way
 
   // What is made of x in shared memory, behind the sums of the warps: digits of one row, or sums over the intervals.
   static constexpr bool DIGITS = ROWS == 1 && INTERVALS <= 2;
@@ -93,9 +91,9 @@ struct Stream<QuantizedPlan<SIZES...>> {
   const unsigned char* zero_row;  // its zero points
   int scale_tile, half;           // scales are read next from this half of a step of this tile on
   int scales_left;                // steps whose scales are not on their way
-  // Scales of columns g and g + 8 and zero points in bytes, for BATCH halves each; they may be on their way.
-  u32 scales[P::BATCHES][2], zeros[P::BATCHES][2];
-  int shift[P::BATCHES];
+  // The next BATCH halves have these scales of columns g and g + 8, and zero points in these bytes; they may be on their way.
+  u32 scales[2], zeros[2];
+  int shift;
 
   __device__ Stream(const u16* weights, uint4* ring, int first, int count)
       : weights(reinterpret_cast<const unsigned char*>(weights)),
@@ -113,8 +111,7 @@ struct Stream<QuantizedPlan<SIZES...>> {
     for (int i = 0; i < P::EARLY; ++i) next();
     scales_left = count;
     aim_scales(first_step);
-#pragma unroll
-    for (int i = 0; i < P::BATCHES; ++i) read_scales(i);
+    read_scales();
   }
 
   // Start the other copies for which there is room.
@@ -171,23 +168,17 @@ struct Stream<QuantizedPlan<SIZES...>> {
     half = 2 * step;
   }
 
-  // Return the oldest scales, with zero points in their upper halves, and start to read others.
+  // Return scales, with zero points in their upper halves, and start to read those that follow.
   __device__ void take_scales(u32 (&taken)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      taken[i] = P::ZERO_POINTS ? scales[0][i] | (zeros[0][i] >> shift[0] & (1 << P::BITS) - 1) << 16 : scales[0][i];
-#pragma unroll
-    for (int batch = 1; batch < P::BATCHES; ++batch) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) scales[batch - 1][i] = scales[batch][i], zeros[batch - 1][i] = zeros[batch][i];
-      shift[batch - 1] = shift[batch];
-    }
-    read_scales(P::BATCHES - 1);
+      taken[i] = P::ZERO_POINTS ? scales[i] | (zeros[i] >> shift & (1 << P::BITS) - 1) << 16 : scales[i];
+    read_scales();
   }
 
-  // Start to read scales; lane t of a column reads those of interval t. Intervals behind the last one, which are
-  // multiplied by zeros, have the last one's.
-  __device__ void read_scales(int batch) {
+  // Start to read scales, if the block needs others; lane t of a column reads those of interval t. Intervals behind the
+  // last one, which are multiplied by zeros, have the last one's.
+  __device__ void read_scales() {
     if (scales_left <= 0) return;
     if (half >= 2 * P::STEPS) ++scale_tile, aim_scales(0);
     const int tile_left = P::STEPS - half / 2, steps = P::BATCH > 2 ? P::BATCH / 2 : 1;
@@ -197,10 +188,10 @@ struct Stream<QuantizedPlan<SIZES...>> {
     const int at = k < P::K ? k / P::GROUP : P::GROUPS - 1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      scales[batch][i] = read_once(scale_row + at + i * 8 * P::GROUPS);
-      if constexpr (P::ZERO_POINTS) zeros[batch][i] = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
+      scales[i] = read_once(scale_row + at + i * 8 * P::GROUPS);
+      if constexpr (P::ZERO_POINTS) zeros[i] = read_once(zero_row + at * P::BITS / 8 + i * 8 * P::ZERO_BYTES);
     }
-    shift[batch] = P::BITS == 4 ? at % 2 * 4 : 0, half += P::BATCH;
+    shift = P::BITS == 4 ? at % 2 * 4 : 0, half += P::BATCH;
   }
 };
 
