@@ -32,6 +32,7 @@ from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
 from edgellm_ros.builder.quantization.layouts import find_layout
 from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_layers
+from edgellm_ros.builder.quantization.search import GroupScales
 from edgellm_ros.builder.safetensors_file import TensorFile
 from edgellm_ros.builder.strips import strips
 from edgellm_ros.builder.tensorrt_operators import check_operators
@@ -85,7 +86,9 @@ class ExportOptions:
     max_verify_tree_size: int = 64
     quantize: str | None = None  # "int4" or "int8": round the layers of the language model
     group_size: int = 64  # inputs that share a scale, with `quantize`
+    scales: tuple[GroupScales, ...] = ()  # of the inputs of the language model's layers, see `find_scales`
     cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
+    kv_cache: str | None = None  # "fp8": the type of the KV cache; None = the precision
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
@@ -100,6 +103,7 @@ class ExportOptions:
             self.max_lora_rank or 0,
             hidden_state_layers=self.hidden_state_layers,
             lm_head_input=self.lm_head_input,
+            kv_cache=self.kv_cache,
         )
 
 
@@ -129,9 +133,11 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
 
     # 2. Parts of the checkpoint.
     section = read_section(checkpoint / "config.json")
-    family, weights, model = _read_model(checkpoint, section)
+    family, weights, model = read_model(checkpoint, section)
+    for each in options.scales:
+        each.group.fold(weights, each.scales)
     if options.quantize is not None:
-        weights.quantize(_rounded(options, model))
+        weights.quantize(rounded_layout(options, model))
     limit = model.llm.max_position_embeddings
     if limits.max_kv_cache_capacity > limit:
         raise ValueError(
@@ -182,6 +188,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         head,
         bool(folders or options.max_lora_rank),
         limits.hidden_state_layers,
+        kv_cache=options.kv_cache,
     )
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
@@ -196,7 +203,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     cpu = {"llm": model.build_llm(llm_options)}  # for a CPU
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
-        parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
+        build = partial(build_expert, *sources, kv_cache=options.kv_cache)
+        parts["action"], variants["action"] = build(), build(cuda=True)
         if options.precision != "fp32":
             described = describe_expert(expert, parts["action"], Path(graph_path("action")).name)
             texts[FUSED_EXPERT_FILE] = described.contents()
@@ -227,8 +235,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if options.cpu_int8:
         cpu |= {part: build(options.precision) for part, build in model.encoders.items()}
     cpu = {part: graph for part, graph in cpu.items() if _for_a_cpu(part, graph, options)}
-    for part, graph in parts.items():
-        check_operators(graph.graph, graph_path(part))
+    if options.kv_cache is None:  # TensorRT takes no FP8 cache (builder/tensorrt_plan.py)
+        for part, graph in parts.items():
+            check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     cuda_file = Path(variant_path(graph_path("llm"), "cuda")).name
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
@@ -270,7 +279,8 @@ def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:
     return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISION, DRAFT)) or cut
 
 
-def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
+def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
+    """Read the model of a checkpoint by its family."""
     layout = find_layout(section)
     try:
         family = find_family(section)
@@ -282,7 +292,8 @@ def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weigh
         raise ValueError(f"{error}{_size(checkpoint)}") from None
 
 
-def _rounded(options: ExportOptions, model: Model) -> RoundedLayout:
+def rounded_layout(options: ExportOptions, model: Model) -> RoundedLayout:
+    """Make the layout of the weights that `quantize` asks for."""
     layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
     return RoundedLayout(str(options.quantize), options.group_size, layers, dtype)
 
@@ -312,6 +323,11 @@ def _read_draft(
         raise ValueError(
             f"{folder}: a draft head for a language model of a family of its own: supported are dense "
             "decoders and hybrids; --no-draft exports the model alone"
+        )
+    if options.kv_cache is not None:
+        raise ValueError(
+            f"{folder}: a draft head is not supported with a KV cache of type {options.kv_cache}; --no-draft "
+            "exports the model alone"
         )
     dtype = np.dtype(DTYPES[options.precision].numpy())
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)

@@ -18,6 +18,7 @@ from edgellm_ros.builder.export_plan import (
     ExportPlan,
     plan_export,
 )
+from edgellm_ros.builder.quantization.search import GroupScales
 from edgellm_ros.builder.vocabulary import VOCAB_MAP
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, list_files
@@ -44,16 +45,18 @@ def export(
     quantize: str | None = None,
     group_size: int = 64,
     cpu_int8: bool = False,
+    scales: Sequence[GroupScales] = (),
+    kv_cache: str | None = None,
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
     The checkpoint's `model_type` chooses the family (`builder/families`). Encoders and the action expert are
     optional: the parts that the checkpoint has weights for are exported.
 
-    `precision` is the type of weights, activations and KV cache. In every precision norms are computed in
-    fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and outputs. fp32 and fp16 run
-    everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for GPUs only. Lengths are in
-    tokens.
+    `precision` is the type of weights, activations and, without `kv_cache`, KV cache. In every precision
+    norms are computed in fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and
+    outputs. fp32 and fp16 run everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for
+    GPUs only. Lengths are in tokens.
 
     max_lora_rank: largest rank of adapters; 0 = no LoRA inputs, None = the largest rank among the adapters in
     the checkpoint's folder `lora`, which are copied unless max_lora_rank is 0.
@@ -70,8 +73,14 @@ def export(
     `group_size` inputs (32, 64 or 128) that share a scale. Embeddings, LM head, encoders, action expert and
     draft head keep `precision`. The weights of a checkpoint that is quantised stay as they are.
 
+    scales: of the inputs of the language model's layers, moved into the weights before and after
+    (`builder/calibration.py` finds those with which rounding changes least).
+
     cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/int8_products.py`), those of encoders and
     draft head too; the other graphs do not change. Needs precision fp32.
+
+    kv_cache: "fp8" stores keys and values as FP8 (E4M3) without scales: values beyond 448 become 448. None =
+    in `precision`. TensorRT and draft heads do not support FP8 (docs/engine_directory.md).
 
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming
@@ -92,7 +101,9 @@ def export(
         max_verify_tree_size,
         quantize,
         group_size,
+        tuple(scales),
         cpu_int8,
+        kv_cache,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))
 

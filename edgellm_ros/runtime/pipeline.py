@@ -180,6 +180,8 @@ class Pipeline:
                 self.sampling,
                 head.executor if head else None,
                 head.most_rows if head else 0,
+                head.chain if head else None,
+                head.prompts if head else None,
             )
             self.drafter = GuardedDrafter(drafter, self.device)
             metrics.spec_decode.strategy = drafter.name

@@ -239,7 +239,8 @@ class QuantizedProductPlan(ProductPlan):
 class Launch:
     """How a kernel is launched.
 
-    early: the kernel may start before the one before it has ended; it waits by itself.
+    - early: the kernel may start before the one before it has ended; it waits by itself
+    - cluster: blocks that share their shared memory, neighbours along the first axis of the grid
     """
 
     name: str
@@ -247,6 +248,7 @@ class Launch:
     threads: int
     shared: int = 0
     early: bool = False
+    cluster: int = 1
 
 
 class FusedPlan:
@@ -453,6 +455,7 @@ class FusedPlan:
             early_registers = 0
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
+            "FP8_CACHE": int(shape.fp8_cache),
             "ROWS": self.rows,
             "TENSOR_CORES": int(self.mma),
             "LORA_RANK": self.lora_rank,
