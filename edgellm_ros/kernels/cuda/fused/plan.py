@@ -62,7 +62,7 @@ class FusedTuning:
     - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
       multiprocessor and asks for so much shared memory that no other number fits, so that the blocks of a
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
-      0: no limit.
+      Where shared memory is too small for that, there is no limit.
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
       the kernel before
