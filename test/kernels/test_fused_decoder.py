@@ -35,7 +35,7 @@ SMALL = FusedShape(
 )  # fmt: skip
 CPU_TUNING = FusedTuning(
     threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
-    prefetched_bytes=1 << 14, quantized_threads=64, quantized_stages=4,
+    quantized_threads=64, quantized_stages=4,
     quantized_tile=32, quantized_wide_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
 FLOAT8, BITS = np.dtype(ml_dtypes.float8_e4m3fn), {1: np.uint8, 2: np.uint16}
@@ -303,7 +303,8 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
     "shape, lengths, tuning",
     [
         pytest.param(
-            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40], {}, id="1 row"
+            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40],
+            {"quantized_repeated_bytes": 0}, id="1 row",
         ),
         pytest.param(
             changed(max_rows=2, o_bias=True, mlp_bias=True, hidden=576, inner=320,
@@ -313,7 +314,8 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
         pytest.param(
             changed(dtype="bf16", max_rows=8, hidden=576, inner=320,
                     quantized=quantized((4, 64, True), (8, 128), (4, 32, True), (8, 64, True))),
-            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16}, id="bf16, zero points, 7 rows",
+            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16, "quantized_repeated_bytes": 0},
+            id="bf16, zero points, 7 rows",
         ),
     ],
 )  # fmt: skip
@@ -446,6 +448,17 @@ def test_values_that_overflow_half_precision_give_nan(fused):
     assert np.isnan(device.download(tensors["logits"])).all()
 
 
+@pytest.mark.slow
+def test_values_that_overflow_before_a_quantised_product_give_nan(fused):
+    device, make = fused
+    shape = changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32)))
+    model = Model(shape, [40])
+    model.layers[0].input_norm[...] = 60000
+    weights, tensors = model.on_device(device)
+    make(shape, weights, tuning=dataclasses.replace(CPU_TUNING, quantized_repeated_bytes=0)).run(tensors)
+    assert np.isnan(device.download(tensors["logits"])).all()
+
+
 class Recorder:
     """A program that keeps the launches of all plans."""
 
@@ -500,7 +513,7 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
         ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0, False),
         ("sm_90", 256, 16, (), 0, False),
         ("sm_89", 256, 8, (), 0, True),
-        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True)), 0, True),
+        ("sm_110", 64, 1, quantized((4, 128), (8, 64), None, (4, 64, True)), 0, True),
         ("sm_90", 128, 1, (), 64, False),
     ],
 )

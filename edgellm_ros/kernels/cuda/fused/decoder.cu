@@ -99,9 +99,9 @@ extern "C" __global__ void PRODUCT_LIMITS
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache,
-              float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes) {
+              float* sums, float* scales, i64 window) {
   attend(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache, sums,
-         scales, (int)window, next_weights, (int)next_bytes);
+         scales, (int)window);
 }
 #endif
 
@@ -116,10 +116,8 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     tree_attention(const u16* queries, const i64* kv_length, const CacheValue* key_cache, const CacheValue* value_cache, float* sums,
-                   float* scales, i64 window, const u16* next_weights, i64 next_bytes, const unsigned char* mask,
-                   i64 tokens, i64 splits) {
-  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, next_weights, (int)next_bytes,
-                   mask, (int)tokens, (int)splits);
+                   float* scales, i64 window, const unsigned char* mask, i64 tokens, i64 splits) {
+  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, mask, (int)tokens, (int)splits);
 }
 #endif
 

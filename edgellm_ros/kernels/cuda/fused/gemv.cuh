@@ -22,9 +22,10 @@ constexpr int SUMS_ROWS = TENSOR_CORES && ROWS > 8 ? 8 : ROWS, SUMS_STRIDE = WAR
 template <class P>
 struct Shares {
   __device__ static constexpr int first_unit(int block) {
-    return P::WHOLE ? (int)((i64)block * P::TILES / P::BLOCKS) * P::STEPS : (int)((i64)block * P::UNITS / P::BLOCKS);
+    static_assert((u64)P::UNITS * (P::BLOCKS + 1) >> 32 == 0);
+    return P::WHOLE ? (u32)block * P::TILES / P::BLOCKS * P::STEPS : (u32)block * P::UNITS / P::BLOCKS;
   }
-  __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * P::BLOCKS - 1) / P::UNITS); }
+  __device__ static constexpr int block_of(int unit) { return ((u32)(unit + 1) * P::BLOCKS - 1) / P::UNITS; }
   __device__ static constexpr int first_block(int tile) { return block_of(tile * P::STEPS); }
   __device__ static constexpr int parts(int tile) { return block_of((tile + 1) * P::STEPS - 1) - first_block(tile) + 1; }
   __device__ static constexpr int most_parts() {
@@ -46,7 +47,7 @@ struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_>> {
   // x of so many steps is in shared memory: of all, or of those of one block that have different k.
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
   static constexpr int RING = STAGES * COPIES * THREADS;             // places
-  static constexpr int X = POSITIONS * K_LANES / X_GROUP * X_STRIDE;  // values
+  static constexpr int X = POSITIONS * K_LANES / X_GROUP * X_STRIDE, X_ROOM = X;  // values
   static constexpr int SUMS = THREADS / 32 * SUMS_ROWS * (TENSOR_CORES ? SUMS_STRIDE : TILE);
   static constexpr int SHARED = 16 * RING + 2 * X + 4 * SUMS;
   static_assert(!TENSOR_CORES || TILE % WARP_COLUMNS == 0 && THREADS / 32 % (TILE / WARP_COLUMNS) == 0);
@@ -54,6 +55,7 @@ struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_>> {
   __device__ static constexpr int x_place(int k, int row) {
     return k / X_GROUP * X_STRIDE + row * X_GROUP + k % X_GROUP;
   }
+  __device__ static constexpr int x_values(int k) { return k / X_GROUP * X_STRIDE; }  // before this k
 };
 
 // Sum of a product [parts,ROWS,N] that its blocks left in parts, in the order of k. All parts are read at once.
@@ -201,7 +203,7 @@ struct Shared {
   __device__ explicit Shared(uint4* memory)
       : ring(memory),
         x(reinterpret_cast<u16*>(memory + P::RING)),
-        sums(reinterpret_cast<float*>(x + P::X)) {}
+        sums(reinterpret_cast<float*>(x + P::X_ROOM)) {}
 };
 
 // A thread's sums of some steps of a tile, without tensor cores. write(out, first row): the warp's sums of SUMS_ROWS rows;
@@ -352,8 +354,8 @@ __device__ inline void fill_x(u16* x, int first, int rows, Value value) {
 // Copy x from memory in the same order, where a kernel of its own has written it, from row `first` on.
 template <class P>
 __device__ inline void copy_x(u16* x, const u16* source, int first) {
-  constexpr int ALL = P::STEPS * P::K_LANES / X_GROUP * X_STRIDE / 8, INSIDE = P::K / X_GROUP * X_STRIDE / 8;
-  const int begin = P::x_place(first, 0) / 8;
+  constexpr int ALL = P::x_values(P::STEPS * P::K_LANES) / 8, INSIDE = P::x_values(P::K) / 8;
+  const int begin = P::x_values(first) / 8;
 #pragma unroll 8
   for (int place = threadIdx.x; place < P::X / 8; place += THREADS) {
     const int from = begin + place < ALL ? begin + place : begin + place - ALL;

@@ -23,7 +23,9 @@ MOST_SPLITS = 32
 COLUMNS = 16  # of a warp that multiplies quantised weights
 PIECES = 8  # copies of one such column in a step of a warp
 OTHER_MMA_ROWS = 4  # as `mma_rows`, with quantised weights and with adapters
+MOST_WIDE_ROWS = 8  # with quantised weights, of blocks with as many threads as those of one row
 FEWEST_STEPS = 3  # of quantised weights on their way
+REGISTERS, MORE_REGISTERS = 64 << 10, 48 << 10  # of a multiprocessor, of blocks that need more than others
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -37,8 +39,16 @@ class FusedTuning:
       up, and of the others, with quantised weights
     - registers: those of a block of a product if two have room at once; a block of the attention, which has
       up to 40K of a multiprocessor's 64K, has room beside it
-    - quantized_threads, quantized_stages, quantized_slots: threads, stages and slots of kernels of up to
-      three rows for a shape with quantised weights, without tensor cores for the others
+    - quantized_threads, quantized_stages: threads and stages of kernels of up to eight rows for a shape with
+      quantised weights
+    - quantized_slots: slots of those of up to three rows, without tensor cores for other weights
+    - quantized_early: steps of quantised weights that are on their way before x is there. Others would be in
+      front of x, which all blocks wait for.
+    - quantized_registers: those of a block of one row with such weights where kernels start early; one of the
+      attention with two query heads per KV head has room beside it
+    - quantized_o_x: the fewest rows for which a kernel of its own merges the attention's splits, for a
+      quantised `o`
+    - quantized_repeated_bytes: as repeated_bytes, for quantised weights
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
@@ -52,8 +62,7 @@ class FusedTuning:
     - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
       multiprocessor and asks for so much shared memory that no other number fits, so that the blocks of a
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
-      0: no limit.
-    - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
+      Where shared memory is too small for that, there is no limit.
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
       the kernel before
@@ -69,6 +78,10 @@ class FusedTuning:
     quantized_threads: int = 512
     quantized_stages: int = 13
     quantized_slots: int = 1
+    quantized_early: int = 1
+    quantized_registers: int = 32 << 10
+    quantized_o_x: int = 2
+    quantized_repeated_bytes: int = 6 << 20
     registers: int = 24 << 10
     stages: int = 13
     mma_rows: int = 1
@@ -84,7 +97,6 @@ class FusedTuning:
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
-    prefetched_bytes: int = 0
     trigger_first: bool = True
 
 
@@ -199,8 +211,28 @@ class QuantizedProductPlan(ProductPlan):
         step = COPY * PIECES * COLUMNS * self.threads // WARP
         steps = max(FEWEST_STEPS, self.ring // step)
         steps = min(steps, -(-self.units // self.blocks) + 1)
-        sums = self.threads // WARP * COLUMNS * self.rows
-        return step * steps + 2 * self.width * self.rows + 4 * sums + self.lora
+        sums = 4 * self.threads // WARP * COLUMNS * self.rows
+        x = 2 * self.width * self.rows
+        if self._digits:
+            steps, x = steps - 1, max(x, step)
+        return step * steps + x + sums + self._of_x + self.lora
+
+    @property
+    def _half(self) -> int:
+        return PIECES // 2 * 8 * COPY // self.form.bits
+
+    @property
+    def _digits(self) -> bool:
+        """Whether x becomes digits, in shared memory."""
+        return self.rows == 1 and self._half <= 2 * self.form.group
+
+    @property
+    def _of_x(self) -> int:
+        """Bytes of the digits of x, or of its sums over groups; `QuantizedPlan::NOTES`."""
+        halves, intervals = self.width // self._half, self._half // min(self.form.group, self._half)
+        if self._digits:
+            return COPY * halves * (24 if self.form.bits == 4 else 12) + 8 * halves * intervals
+        return 4 * halves * intervals * -(-self.rows // 8) * 8
 
 
 @dataclass(frozen=True)
@@ -243,6 +275,9 @@ class FusedPlan:
             tuning = replace(
                 tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
             )
+            if shape.quantized and rows <= MOST_WIDE_ROWS:
+                stages = max(1, tuning.quantized_stages // COPIES)
+                tuning = replace(tuning, threads=tuning.quantized_threads, stages=stages)
         elif shape.quantized:
             tuning = replace(
                 tuning,
@@ -259,7 +294,7 @@ class FusedPlan:
         threads = min(128 if self.mma else 256, tuning.threads)
         smaller = replace(tuning, threads=threads, narrow_tile=min(64, tuning.narrow_tile))
         # Blocks that do not make x themselves need only their share of x.
-        smallest = replace(smaller, repeated_bytes=0)
+        smallest = replace(smaller, repeated_bytes=0, quantized_repeated_bytes=0)
         if not any(self._fit(multiprocessors, most_shared, each) for each in (tuning, smaller, smallest)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
@@ -299,7 +334,9 @@ class FusedPlan:
 
         def apart(nbytes: int, name: str) -> bool:
             """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
-            return self.mma and nbytes > tuning.repeated_bytes and shape.form(name) is None
+            form = shape.form(name)
+            most = tuning.repeated_bytes if form is None else tuning.quantized_repeated_bytes
+            return (self.mma or form is not None) and nbytes > most
 
         def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
             form = shape.form(name)
@@ -326,7 +363,7 @@ class FusedPlan:
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
         # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma and shape.form("o") is None
+        self.apart["o"] = self.mma or (shape.form("o") is not None and rows >= tuning.quantized_o_x)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -411,6 +448,11 @@ class FusedPlan:
         """Return names and values of the macros that the kernels are compiled with."""
         shape, tuning = self.shape, self.tuning
         registers = 0 if tuning.slots < 2 or self.lora_rank else tuning.registers  # 0: no limit
+        early_registers = tuning.quantized_registers if self.rows == 1 else REGISTERS
+        if any(not form.plain for _, form in shape.quantized):
+            early_registers = max(early_registers, MORE_REGISTERS)
+        if not shape.quantized or self.lora_rank:
+            early_registers = 0
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "FP8_CACHE": int(shape.fp8_cache),
@@ -419,8 +461,10 @@ class FusedPlan:
             "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
+            "QUANTIZED_EARLY": tuning.quantized_early,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
+            "EARLY_REGISTERS": min(255, early_registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,

@@ -13,6 +13,10 @@ constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the mod
 #define STATIC_SHARED(type, name) __shared__ type name
 #if MOST_REGISTERS
 #define PRODUCT_LIMITS __maxnreg__(MOST_REGISTERS)
+#elif EARLY_REGISTERS && __CUDA_ARCH__ >= 900
+#define PRODUCT_LIMITS __maxnreg__(EARLY_REGISTERS)
+#elif EARLY_REGISTERS
+#define PRODUCT_LIMITS __launch_bounds__(THREADS, 1)
 #else
 #define PRODUCT_LIMITS __launch_bounds__(THREADS)
 #endif
@@ -375,6 +379,34 @@ __device__ inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) 
 #undef MMA
 }
 
+// The same of bytes, a 16 x 32 matrix without and a 32 x 8 matrix with signs. Lane 4 * g + t has
+// a: A[g][4t to 4t+3], A[g+8][4t ..], A[g][16+4t ..], A[g+8][16+4t ..]; b0: B[4t to 4t+3][g]; b1: B[16+4t ..][g].
+__device__ inline void mma_bytes(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The highest value, or the sum, of 16 lanes or of the warp.
+template <int LANES>
+__device__ inline u32 highest_of_lanes(u32 value) {
+  if (LANES == 32) return __reduce_max_sync(~0u, value);
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) {
+    const u32 its = __shfl_xor_sync(~0u, value, other);
+    value = its > value ? its : value;
+  }
+  return value;
+}
+template <int LANES>
+__device__ inline int sum_of_lanes(int value) {
+  if (LANES == 32) return __reduce_add_sync(~0u, value);
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
+  return value;
+}
+
 __device__ inline float exp2_fast(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
@@ -388,3 +420,4 @@ __device__ inline float rsqrt_fast(float value) {
 }
 
 __device__ inline i64 round_to_integer(float value) { return __float2ll_rn(value); }
+__device__ inline int round_to_int(float value) { return __float2int_rn(value); }

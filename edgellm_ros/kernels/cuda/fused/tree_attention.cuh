@@ -86,7 +86,7 @@ __device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 |
 
 __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const CacheValue* key_cache,
                                         const CacheValue* value_cache, float* sums, float* scales, int window,
-                                        const u16* next_weights, int next_bytes, const unsigned char* mask, int tokens,
+                                        const unsigned char* mask, int tokens,
                                         int most_splits) {
   STATIC_SHARED(TreeShared, own);
   const int tiles = (tokens * HEADS_PER_KV + QUERIES - 1) / QUERIES;
@@ -178,7 +178,6 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
 
   if (split < splits.used && threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
   wait_for_kernel_before();
-  prefetch_share(next_weights, next_bytes);
   if (split >= splits.used) return;
   fetch_new_keys(begin + warp * CACHE_ROWS);
   if constexpr (EARLY_VALUES) fetch_new_values(begin + warp * CACHE_ROWS);
