@@ -81,6 +81,10 @@ class FusedTuning:
     blocks: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
+    tree_threads: int = 256
+    tree_blocks: int = 1
+    direct_rows: int = 2
+    x_ahead: int = 3
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
@@ -103,6 +107,7 @@ class ProductPlan:
     whole_tiles: bool = False
     mma: bool = False
     lora_rank: int = 0  # largest rank of adapters
+    direct: bool = False  # x stays in global memory
 
     @property
     def lanes(self) -> int:
@@ -148,7 +153,8 @@ class ProductPlan:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block: copies on their way, x, sums of the warps, sums of adapters."""
-        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums + self.lora
+        x = 0 if self.direct else x_bytes(self.width, self.rows, self.mma)
+        return self.ring + x + self.sums + self.lora
 
     @property
     def lora(self) -> int:
@@ -250,6 +256,10 @@ class FusedPlan:
             )
         elif rows > 1:
             tuning = replace(tuning, slots=min(tuning.slots, 1))
+        if self.mma and rows > 1:
+            tuning = replace(
+                tuning, attention_threads=tuning.tree_threads, attention_blocks=tuning.tree_blocks
+            )
         self.shape, self.rows, self.tuning = shape, rows, tuning
         self._multiprocessors = multiprocessors * tuning.attention_blocks
         self.shared: dict[str, int] = {}  # bytes of a block, by kernel
@@ -280,7 +290,12 @@ class FusedPlan:
                 for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
                     static = {"o": 0 if self.apart["o"] else self._shares_of_splits()}
-                    if all(nbytes + static.get(name, 0) <= limit for name, nbytes in self.shared.items()):
+                    # The table's product takes x into shared memory; nothing follows it.
+                    most = {"lm_head": most_shared} if self.direct and self.shape.tied else {}
+                    if all(
+                        nbytes + static.get(name, 0) <= most.get(name, limit)
+                        for name, nbytes in self.shared.items()
+                    ):
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
                         self.shared["attention"] = least if count > 1 else 0
@@ -291,9 +306,14 @@ class FusedPlan:
         shape, tuning, rows = self.shape, self.tuning, self.rows
         blocks = multiprocessors * blocks_each
 
-        def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
+        directly = self.direct = self.mma and rows >= tuning.direct_rows and not self.lora_rank
+
+        def product(
+            k: int, n: int, tile: int, all_of_x: bool, whole: bool = False, ready: bool = False
+        ) -> ProductPlan:
             sizes = tuning.threads, stages, rows, blocks, all_of_x
-            return ProductPlan(k, n, tile, *sizes, whole, self.mma, 0 if whole else self.lora_rank)
+            rank = 0 if whole else self.lora_rank
+            return ProductPlan(k, n, tile, *sizes, whole, self.mma, rank, ready and directly)
 
         def apart(nbytes: int, name: str) -> bool:
             """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
@@ -302,7 +322,8 @@ class FusedPlan:
         def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
             form = shape.form(name)
             if form is None:
-                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
+                ready = self.apart.get(name, False)
+                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x, ready=ready)
             tile = tuning.quantized_tile if name == "qkv" else tuning.quantized_wide_tile
             tile = min(tuning.quantized_narrow_tile if narrow else tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
@@ -315,6 +336,8 @@ class FusedPlan:
         self.apart = {name: apart(norms, name) for name in ("qkv", "gate_up", "lm_head")}
         if shape.joined:
             self.apart |= {"qkv": False, "lm_head": False}
+        # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
+        self.apart["o"] = self.mma and shape.form("o") is None
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
@@ -323,8 +346,8 @@ class FusedPlan:
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
-        # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma and shape.form("o") is None
+        if self.apart["down"]:
+            self.products["down"] = replace(self.products["down"], direct=directly)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -334,7 +357,8 @@ class FusedPlan:
             sums = 4 * tuning.threads // WARP * rows
             self._head_bytes = ring_bytes(stages, tuning.threads, self.mma) + x + sums
         else:
-            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not self.apart["lm_head"], True)
+            ready = self.apart["lm_head"]
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not ready, True, ready)
             self.products["lm_head"] = plan
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
@@ -380,7 +404,7 @@ class FusedPlan:
             blocks = -(-rows * shape.hidden // (2 * tuning.threads))
             return Launch(name, (blocks, 1), tuning.threads, 0, early)
         if name.endswith("_x"):
-            of_a_block = {"down_x": tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
+            of_a_block = {"down_x": 4 * tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
             size = {"down_x": shape.inner, "o_x": shape.q_size}
             grid = (-(-size[name] // of_a_block[name]), rows) if name in size else (rows, 1)
             return Launch(name, grid, tuning.threads, 0, early)
@@ -416,6 +440,7 @@ class FusedPlan:
             "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
+            "X_AHEAD": tuning.x_ahead,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
             "ATTENTION_THREADS": tuning.attention_threads,
@@ -443,6 +468,7 @@ class FusedPlan:
         for name, plan in self.products.items():
             prefix = name.upper()
             values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
+            values[f"{prefix}_DIRECT"] = int(plan.direct)
             values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
             form = shape.form(name)
             values[f"{prefix}_BITS"] = 16 if form is None else form.bits

@@ -152,6 +152,11 @@ __device__ inline longlong2 load(const longlong2* address) {
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
   return value;
 }
+__device__ inline uint2 load(const uint2* address) {
+  uint2 value;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
 __device__ inline uint4 load(const uint4* address) {
   uint4 value;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
