@@ -85,6 +85,7 @@ class FusedTuning:
     tree_blocks: int = 1
     direct_rows: int = 2
     x_ahead: int = 3
+    cache_ahead: int = 2
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
@@ -441,6 +442,7 @@ class FusedPlan:
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "X_AHEAD": tuning.x_ahead,
+            "CACHE_AHEAD": tuning.cache_ahead,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
             "ATTENTION_THREADS": tuning.attention_threads,

@@ -14,6 +14,7 @@ constexpr int KEY_CHUNKS = HEAD_DIM / 32;           // a lane reads 8 dimensions
 constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;  // and here too, of four rows
 constexpr bool EARLY_VALUES = HEAD_DIM <= 128;      // whether values are on their way while scores are computed
 constexpr int MERGED = QUERIES / 2;                 // queries that warps merge at once
+constexpr int BLOCK_ROWS = ATTENTION_WARPS * CACHE_ROWS;
 constexpr float SCORE_SCALE = 1.4426950408889634f;  // scores are in powers of two
 
 struct TreeShared {
@@ -161,6 +162,13 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
           marks[half][i] = masks[half][row] | (row + 1 < end ? masks[half][row + 1] << 8 : 0);
       }
   };
+  // Rows of the cache that are CACHE_AHEAD rounds away come to the L2 cache.
+  auto fetch_ahead = [&](int first, int count) {
+    const int rows = first + count < old_end ? count : old_end - first;
+    if (CACHE_AHEAD == 0 || rows <= 0 || lane >= 2) return;
+    prefetch((lane ? value_cache : key_cache) + cache + (i64)first * HEAD_DIM, rows * HEAD_DIM * sizeof(u16));
+  };
+  if (warp == 0) fetch_ahead(begin + BLOCK_ROWS, CACHE_AHEAD * BLOCK_ROWS);
   fetch_keys(begin + warp * CACHE_ROWS);
   if constexpr (EARLY_VALUES) fetch_values(begin + warp * CACHE_ROWS);
   fetch_marks(begin + warp * CACHE_ROWS);
@@ -186,8 +194,9 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
     ends[half] = own.ends[tokens_of[half]], highest[half] = LOWEST, total[half] = 0;
   float result[HALVES][VALUE_CHUNKS][4][4] = {};  // by pair of dimensions
 
-  for (int base = begin + warp * CACHE_ROWS; base < end; base += ATTENTION_WARPS * CACHE_ROWS) {
-    const int next = base + ATTENTION_WARPS * CACHE_ROWS;
+  for (int base = begin + warp * CACHE_ROWS; base < end; base += BLOCK_ROWS) {
+    const int next = base + BLOCK_ROWS;
+    fetch_ahead(base + (CACHE_AHEAD + 1) * BLOCK_ROWS, CACHE_ROWS);
     bool visible[HALVES][2][2];
 #pragma unroll
     for (int half = 0; half < HALVES; ++half)
