@@ -86,6 +86,7 @@ class FusedTuning:
     direct_rows: int = 2
     x_ahead: int = 3
     cache_ahead: int = 2
+    tree_makes_rows: bool = True
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
@@ -374,8 +375,12 @@ class FusedPlan:
         return 4 * self.rows * heads * self.splits
 
     def makes_new_rows(self, tokens: int) -> bool:
-        """Return whether new_rows and tree_attention take the place of `attention`."""
+        """Return whether tree_attention, perhaps after new_rows, takes the place of `attention`."""
         return tokens > 1 or (self.mma and self.rows > 1)
+
+    def has_new_rows(self, tokens: int) -> bool:
+        """Return whether new_rows comes before tree_attention."""
+        return tokens > 1 or not self.tuning.tree_makes_rows
 
     def tree_splits(self, rows: int, tokens: int) -> int:
         """Return the most splits of tree_attention: so many that its blocks fill the device once."""
@@ -443,6 +448,7 @@ class FusedPlan:
             "STAGES": self.stages,
             "X_AHEAD": tuning.x_ahead,
             "CACHE_AHEAD": tuning.cache_ahead,
+            "MAKES_ROWS": int(tuning.tree_makes_rows),
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
             "ATTENTION_THREADS": tuning.attention_threads,
