@@ -87,6 +87,7 @@ class FusedTuning:
     x_ahead: int = 3
     cache_ahead: int = 2
     tree_makes_rows: bool = True
+    o_x_rows: int = 1
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
@@ -339,7 +340,7 @@ class FusedPlan:
         if shape.joined:
             self.apart |= {"qkv": False, "lm_head": False}
         # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma and shape.form("o") is None
+        self.apart["o"] = self.mma and rows >= tuning.o_x_rows and shape.form("o") is None
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
