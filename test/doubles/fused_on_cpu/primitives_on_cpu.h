@@ -44,6 +44,7 @@ T& poisoned(T& memory, unsigned& block) {
 }  // namespace fused_on_cpu
 
 #define PRODUCT_LIMITS
+#define TREE_LIMITS
 #define STATIC_SHARED(type, name)                \
   static thread_local type name##_memory;        \
   static thread_local unsigned name##_block = 0; \
@@ -115,6 +116,7 @@ void wait_for_copies() {
     }
 }
 
+inline void start_next_kernel() {}
 inline void wait_for_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 inline void prefetch(const void* address, u32 bytes) {

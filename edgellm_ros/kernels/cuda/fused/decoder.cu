@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
                 queries, (int)tokens);
 }
 
-extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
+extern "C" __global__ void TREE_LIMITS
     tree_attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
                    const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache,
                    u16* value_cache, const u16* queries, float* sums, float* scales, i64 window,

@@ -15,7 +15,10 @@
 // warp reads it into registers X_AHEAD steps ahead, so no x takes part of shared memory and no warp waits for others.
 
 #ifndef X_AHEAD
-#define X_AHEAD 3
+#define X_AHEAD 4
+#endif
+#ifndef FILLED_AT_ONCE
+#define FILLED_AT_ONCE STAGES
 #endif
 constexpr int WARP_COLUMNS = 64, WARP_K = 16;  // of a warp's step on tensor cores
 constexpr int COPIES = TENSOR_CORES ? 4 : 1;            // of a thread per step
@@ -139,8 +142,12 @@ struct Stream {
       : place(ring), left(count), step(first % P::STEPS), slot(0) {
     column = first / P::STEPS * P::TILE + share.column;
     source = weights + (i64)(share.k + step * P::K_LANES) * P::N + column;
+    start_next_kernel();
 #pragma unroll
-    for (int i = 0; i < STAGES; ++i) next();
+    for (int i = 0; i < STAGES; ++i) {
+      if (i >= FILLED_AT_ONCE) wait_for_copies<FILLED_AT_ONCE - 1>();
+      next();
+    }
   }
 
   // Wait for the oldest step and return this thread's copy.
@@ -259,6 +266,17 @@ struct SharedX {
     return x;
   }
 
+  template <class Sums>
+  __device__ void add_steps(Sums& sums, Stream<P>& stream, int steps) {
+#pragma unroll 1
+    for (; steps > 0; --steps) {
+      if constexpr (TENSOR_CORES)
+        sums.add(stream, take());
+      else
+        sums.add(stream, now), now += X_STEP;
+    }
+  }
+
   __device__ void begin_tile() {
     if constexpr (P::POSITIONS == P::STEPS) now = begin;
   }
@@ -276,6 +294,10 @@ struct DirectX {
   __device__ DirectX(const Shared<P>& shared, int, int step)
       : begin(shared.ready + threadIdx.x / 32 / GROUPS * WARP_K * ROWS + threadIdx.x % 32 % (ROWS < 8 ? 4 * ROWS : 32) * EACH),
         step(step) {
+    read_ahead();
+  }
+
+  __device__ void read_ahead() {
 #pragma unroll
     for (int i = 0; i < X_AHEAD; ++i) ahead[i] = read();
   }
@@ -298,15 +320,21 @@ struct DirectX {
     return x;
   }
 
-  __device__ LaneX take() {
-    const LaneX x = ahead[0];
+  // A register that waits for a read cannot be moved, so each step of X_AHEAD has its own.
+  template <class Sums>
+  __device__ void add_steps(Sums& sums, Stream<P>& stream, int steps) {
+#pragma unroll 1
+    for (; steps > 0; steps -= X_AHEAD) {
 #pragma unroll
-    for (int i = 1; i < X_AHEAD; ++i) ahead[i - 1] = ahead[i];
-    ahead[X_AHEAD - 1] = read();
-    return x;
+      for (int i = 0; i < X_AHEAD; ++i) {
+        if (i > 0 && i >= steps) break;
+        sums.add(stream, ahead[i]);
+        ahead[i] = read();
+      }
+    }
   }
 
-  __device__ void begin_tile() {}
+  __device__ void begin_tile() { step = 0, read_ahead(); }
 };
 
 template <class P, bool>
@@ -326,11 +354,10 @@ struct ThreadSums {
 
   __device__ static int first_x() { return threadIdx.x / P::COLUMN_LANES * ROWS; }
 
-  __device__ void add(Stream<P>& stream, SharedX<P>& from) {
+  __device__ void add(Stream<P>& stream, const u16* x_now) {
     float weights[8], x[ROWS];
     unpack(weights, stream.take());
-    read_x(x, from.now);
-    from.now += SharedX<P>::X_STEP;
+    read_x(x, x_now);
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
 #pragma unroll
@@ -370,12 +397,10 @@ struct MatrixSums {
     return warp / GROUPS * X_STRIDE + lane / 4 % ROWS * X_GROUP + lane % 4 * 4;
   }
 
-  template <class X>
-  __device__ void add(Stream<P>& stream, X& from) {
+  __device__ void add(Stream<P>& stream, const LaneX& x) {
     u32 weights[COPIES][4];
     stream.take(weights);
     stream.next();
-    const LaneX x = from.take();
 #pragma unroll
     for (int rows = 0; rows < ROWS_OF_8; ++rows)
 #pragma unroll
@@ -421,10 +446,10 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
   while (count > 0) {
     const bool from_start = step == 0;
     Sums sums;
-    int steps = P::STEPS - step < count ? P::STEPS - step : count;
+    const int steps = P::STEPS - step < count ? P::STEPS - step : count;
     count -= steps;
-#pragma unroll 1
-    for (; steps > 0; --steps) sums.add(stream, x);
+    x.add_steps(sums, stream, steps);
+    if (count > 0) x.begin_tile();
 #pragma unroll
     for (int first_row = 0; first_row < ROWS; first_row += SUMS_ROWS) {
       sums.write(shared.sums, first_row);
@@ -436,7 +461,6 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
       __syncthreads();
     }
     step = 0, ++tile;
-    x.begin_tile();
   }
 }
 

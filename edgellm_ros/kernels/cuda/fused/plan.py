@@ -83,8 +83,10 @@ class FusedTuning:
     attention_blocks: int = 1
     tree_threads: int = 256
     tree_blocks: int = 1
+    tree_registers: int = 0
     direct_rows: int = 2
-    x_ahead: int = 3
+    x_ahead: int = 4
+    filled_at_once: int = 99
     cache_ahead: int = 2
     tree_makes_rows: bool = True
     o_x_rows: int = 1
@@ -448,6 +450,8 @@ class FusedPlan:
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "X_AHEAD": tuning.x_ahead,
+            "FILLED_AT_ONCE": min(self.stages, tuning.filled_at_once),
+            "TREE_REGISTERS": tuning.tree_registers,
             "CACHE_AHEAD": tuning.cache_ahead,
             "MAKES_ROWS": int(tuning.tree_makes_rows),
             "TRIGGER_FIRST": int(tuning.trigger_first),

@@ -16,6 +16,11 @@ constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the mod
 #else
 #define PRODUCT_LIMITS __launch_bounds__(THREADS)
 #endif
+#if TREE_REGISTERS
+#define TREE_LIMITS __maxnreg__(TREE_REGISTERS)
+#else
+#define TREE_LIMITS __launch_bounds__(ATTENTION_THREADS, 1)
+#endif
 
 // A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.
 struct Place {
@@ -109,6 +114,13 @@ __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" :
 template <int GROUPS>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+// Let blocks of the next kernel start before this one waits for the kernel before.
+__device__ inline void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // Let blocks of the next kernel start, once every block of this one has come here or ended; wait until the kernel before
