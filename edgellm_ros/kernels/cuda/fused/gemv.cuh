@@ -19,6 +19,7 @@
 #endif
 #ifndef FILLED_AT_ONCE
 #define FILLED_AT_ONCE STAGES
+#define FILLED_EARLY STAGES
 #endif
 constexpr int WARP_COLUMNS = 64, WARP_K = 16;  // of a warp's step on tensor cores
 constexpr int COPIES = TENSOR_CORES ? 4 : 1;            // of a thread per step
@@ -144,10 +145,16 @@ struct Stream {
     source = weights + (i64)(share.k + step * P::K_LANES) * P::N + column;
     start_next_kernel();
 #pragma unroll
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < FILLED_EARLY; ++i) {
       if (i >= FILLED_AT_ONCE) wait_for_copies<FILLED_AT_ONCE - 1>();
       next();
     }
+  }
+
+  // Fill what is left of the ring, once x is there.
+  __device__ void fill() {
+#pragma unroll
+    for (int i = FILLED_EARLY; i < STAGES; ++i) next();
   }
 
   // Wait for the oldest step and return this thread's copy.
@@ -443,6 +450,7 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
   constexpr int TILE = P::TILE;
   int step = first % P::STEPS, tile = first / P::STEPS;
   typename XOf<P, P::DIRECT>::Type x(shared, Sums::first_x(), step);
+  stream.fill();
   while (count > 0) {
     const bool from_start = step == 0;
     Sums sums;

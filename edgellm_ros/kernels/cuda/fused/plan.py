@@ -87,6 +87,7 @@ class FusedTuning:
     direct_rows: int = 2
     x_ahead: int = 4
     filled_at_once: int = 99
+    filled_early: int = 99
     cache_ahead: int = 2
     tree_makes_rows: bool = True
     o_x_rows: int = 1
@@ -450,6 +451,7 @@ class FusedPlan:
             "THREADS": tuning.threads,
             "STAGES": self.stages,
             "X_AHEAD": tuning.x_ahead,
+            "FILLED_EARLY": min(self.stages, tuning.filled_early),
             "FILLED_AT_ONCE": min(self.stages, tuning.filled_at_once),
             "TREE_REGISTERS": tuning.tree_registers,
             "CACHE_AHEAD": tuning.cache_ahead,
