@@ -204,8 +204,10 @@ __device__ inline void attend_from_tree(const NewRows& made, const u16* all_quer
   NewHead fresh;
   if (MAKES_ROWS && tokens == 1 && warp < heads) made.prepare(fresh, sequence, head_of(warp));
   wait_for_kernel_before();
-  prefetch_share(next_weights, next_bytes);
-  if (split >= splits.used) return;
+  if (split >= splits.used) {
+    prefetch_share(next_weights, next_bytes);
+    return;
+  }
   if (MAKES_ROWS && tokens == 1) {
     for (int i = warp; i < heads; i += ATTENTION_WARPS) {
       if (i != warp) made.prepare(fresh, sequence, head_of(i));
@@ -224,6 +226,7 @@ __device__ inline void attend_from_tree(const NewRows& made, const u16* all_quer
     own.queries[i / (HEAD_DIM / 8)][i % (HEAD_DIM / 8)] = load(source + i % (HEAD_DIM / 8));
   }
   __syncthreads();
+  prefetch_share(next_weights, next_bytes);  // behind what this block waits for
 
   int ends[HALVES];
   float highest[HALVES], total[HALVES];
