@@ -384,7 +384,12 @@ class FusedPlan:
 
     def has_new_rows(self, tokens: int) -> bool:
         """Return whether new_rows comes before tree_attention."""
-        return tokens > 1 or not self.tuning.tree_makes_rows
+        return tokens > 1 or not self._tree_makes_rows
+
+    @property
+    def _tree_makes_rows(self) -> bool:
+        # Larger heads leave no registers.
+        return self.tuning.tree_makes_rows and self.shape.head_dim <= 128
 
     def tree_splits(self, rows: int, tokens: int) -> int:
         """Return the most splits of tree_attention: so many that its blocks fill the device once."""
@@ -455,7 +460,7 @@ class FusedPlan:
             "FILLED_AT_ONCE": min(self.stages, tuning.filled_at_once),
             "TREE_REGISTERS": tuning.tree_registers,
             "CACHE_AHEAD": tuning.cache_ahead,
-            "MAKES_ROWS": int(tuning.tree_makes_rows),
+            "MAKES_ROWS": int(self._tree_makes_rows),
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
             "ATTENTION_THREADS": tuning.attention_threads,

@@ -80,16 +80,17 @@ __device__ inline void make_new_rows(const NewRows& made, const i64* kv_length, 
   const bool valid = head < HEADS + 2 * KV_HEADS;
   const int sequence = row / tokens, kv_head = (head - HEADS) % KV_HEADS;
   NewHead fresh;
-  i64 slot = 0;
+  u16* out = queries + (row * HEADS + head) * HEAD_DIM;
   if (valid) {
-    slot = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY + kv_length[sequence] - tokens + row % tokens;
     made.prepare(fresh, row, head);
+    if (head >= HEADS) {
+      const i64 slot = kv_length[sequence] - tokens + row % tokens;
+      out = (head < HEADS + KV_HEADS ? key_cache : value_cache) +
+            (((i64)sequence * KV_HEADS + kv_head) * CAPACITY + slot) * HEAD_DIM;
+    }
   }
   wait_for_kernel_before();
-  if (!valid) return;
-  u16* const cache = head >= HEADS + KV_HEADS ? value_cache : key_cache;
-  u16* const out = head < HEADS ? queries + (row * HEADS + head) * HEAD_DIM : cache + slot * HEAD_DIM;
-  made.make(fresh, row, head, places.values[warp], out);
+  if (valid) made.make(fresh, row, head, places.values[warp], out);
 }
 
 // A pair of values from the lower, or the upper halves of two words.
