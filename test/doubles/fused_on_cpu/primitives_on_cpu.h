@@ -9,6 +9,7 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr bool STARTS_EARLY = true;
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
 
 struct float2 { float x, y; };
@@ -44,7 +45,6 @@ T& poisoned(T& memory, unsigned& block) {
 }  // namespace fused_on_cpu
 
 #define PRODUCT_LIMITS
-#define TREE_LIMITS
 #define STATIC_SHARED(type, name)                \
   static thread_local type name##_memory;        \
   static thread_local unsigned name##_block = 0; \

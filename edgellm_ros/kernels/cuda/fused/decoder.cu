@@ -6,7 +6,7 @@
 // Each kernel begins with what its inputs need: the norm of the residual stream, the sums of a product's parts. All
 // blocks repeat that work, which costs less than a kernel of its own, unless there are many rows: then qkv_x, gate_up_x,
 // down_x and lm_head_x make x [rows] of the product that follows. o_x merges the attention's splits; `o` does so itself
-// without tensor cores and with quantised weights.
+// without tensor cores, with quantised weights, and for one row of a small model.
 //
 // A row is a token. Several tokens of one sequence, a chain or a tree, and many rows take new_rows and tree_attention in
 // place of `attention`.
@@ -118,18 +118,16 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     new_rows(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
              const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
              u16* queries, i64 tokens) {
-  make_new_rows({parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids}, kv_length, key_cache, value_cache,
+  make_new_rows(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache,
                 queries, (int)tokens);
 }
 
-extern "C" __global__ void TREE_LIMITS
-    tree_attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
-                   const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache,
-                   u16* value_cache, const u16* queries, float* sums, float* scales, i64 window,
-                   const u16* next_weights, i64 next_bytes, const unsigned char* mask, i64 tokens, i64 splits) {
-  attend_from_tree({parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids}, queries, kv_length, key_cache,
-                   value_cache, sums, scales, (int)window, next_weights, (int)next_bytes, mask, (int)tokens,
-                   (int)splits);
+extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
+    tree_attention(const u16* queries, const i64* kv_length, const u16* key_cache, const u16* value_cache, float* sums,
+                   float* scales, i64 window, const u16* next_weights, i64 next_bytes, const unsigned char* mask,
+                   i64 tokens, i64 splits) {
+  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, next_weights, (int)next_bytes,
+                   mask, (int)tokens, (int)splits);
 }
 #endif
 

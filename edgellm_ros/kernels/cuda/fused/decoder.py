@@ -222,9 +222,8 @@ class FusedDecoder:
         if plan.makes_new_rows(tokens):
             queries, most_splits = scratch["queries"], plan.tree_splits(rows, tokens)
             mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
-            seen = *made, queries, *splits, window, *following, mask, tokens, most_splits
-            attention = {"new_rows": (*made, queries, tokens)} if plan.has_new_rows(tokens) else {}
-            attention["tree_attention"] = seen
+            seen = queries, length, *caches, *splits, window, *following, mask, tokens, most_splits
+            attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
         merge = window, tokens, most_splits
         qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
         return {

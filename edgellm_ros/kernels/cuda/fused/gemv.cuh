@@ -14,13 +14,10 @@
 // DIRECT: x, which a kernel of its own has written in the order in which the lanes need it, stays in global memory. Each
 // warp reads it into registers X_AHEAD steps ahead, so no x takes part of shared memory and no warp waits for others.
 
-#ifndef X_AHEAD
-#define X_AHEAD 4
-#endif
-#ifndef FILLED_AT_ONCE
-#define FILLED_AT_ONCE STAGES
-#define FILLED_EARLY STAGES
-#endif
+constexpr int X_AHEAD = 3;
+// Steps of the ring that are on their way at once before the kernel waits. Small kernels run at that time, and all that
+// they read would come behind the whole ring.
+constexpr int FILLED = STARTS_EARLY && FILLED_AT_ONCE < STAGES ? FILLED_AT_ONCE : STAGES;
 constexpr int WARP_COLUMNS = 64, WARP_K = 16;  // of a warp's step on tensor cores
 constexpr int COPIES = TENSOR_CORES ? 4 : 1;            // of a thread per step
 // x in shared memory: [k,ROWS], with tensor cores [k / 16,ROWS,16]; there, gaps spread writes over the banks.
@@ -145,16 +142,10 @@ struct Stream {
     source = weights + (i64)(share.k + step * P::K_LANES) * P::N + column;
     start_next_kernel();
 #pragma unroll
-    for (int i = 0; i < FILLED_EARLY; ++i) {
-      if (i >= FILLED_AT_ONCE) wait_for_copies<FILLED_AT_ONCE - 1>();
+    for (int i = 0; i < STAGES; ++i) {
+      if (i >= FILLED) wait_for_copies<FILLED - 1>();
       next();
     }
-  }
-
-  // Fill what is left of the ring, once x is there.
-  __device__ void fill() {
-#pragma unroll
-    for (int i = FILLED_EARLY; i < STAGES; ++i) next();
   }
 
   // Wait for the oldest step and return this thread's copy.
@@ -450,7 +441,6 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
   constexpr int TILE = P::TILE;
   int step = first % P::STEPS, tile = first / P::STEPS;
   typename XOf<P, P::DIRECT>::Type x(shared, Sums::first_x(), step);
-  stream.fill();
   while (count > 0) {
     const bool from_start = step == 0;
     Sums sums;

@@ -44,7 +44,13 @@ class FusedTuning:
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
     - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
-    - wide_hidden: the smallest hidden size for which the narrow tiles of such products have 256 columns
+    - paired_rows_hidden: the same for several rows
+    - wide_hidden: the smallest hidden size for which the narrow tiles of products of one row have 256 columns
+    - merged_hidden: the largest hidden size for which the blocks of o merge the splits of one row themselves
+    - direct_rows: the fewest rows for which x that a kernel of its own has made stays in global memory
+    - direct_tile: columns of the narrow tiles of such products
+    - filled_at_once: steps of a ring that a block has on their way at once before it waits for the kernel
+      before, where kernels may start early. With tensor cores only.
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -76,21 +82,16 @@ class FusedTuning:
     mma_stages: int = 7
     mma_slots: int = 1
     paired_hidden: int = 2048
+    paired_rows_hidden: int = 1024
     wide_hidden: int = 2048
+    merged_hidden: int = 1024
+    direct_rows: int = 2
+    direct_tile: int = 64
+    filled_at_once: int = 2
     repeated_bytes: int = 4 << 20
     blocks: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
-    tree_threads: int = 256
-    tree_blocks: int = 1
-    tree_registers: int = 0
-    direct_rows: int = 2
-    x_ahead: int = 4
-    filled_at_once: int = 99
-    filled_early: int = 99
-    cache_ahead: int = 2
-    tree_makes_rows: bool = True
-    o_x_rows: int = 1
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
@@ -248,7 +249,8 @@ class FusedPlan:
         other = OTHER_MMA_ROWS if shape.quantized or adapted else 0
         self.mma = rows >= max(other, tuning.mma_rows)
         if self.mma:
-            slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
+            paired = tuning.paired_hidden if rows == 1 else tuning.paired_rows_hidden
+            slots = 2 if shape.hidden <= paired else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
             tuning = replace(
                 tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
@@ -262,10 +264,6 @@ class FusedPlan:
             )
         elif rows > 1:
             tuning = replace(tuning, slots=min(tuning.slots, 1))
-        if self.mma and rows > 1:
-            tuning = replace(
-                tuning, attention_threads=tuning.tree_threads, attention_blocks=tuning.tree_blocks
-            )
         self.shape, self.rows, self.tuning = shape, rows, tuning
         self._multiprocessors = multiprocessors * tuning.attention_blocks
         self.shared: dict[str, int] = {}  # bytes of a block, by kernel
@@ -311,15 +309,14 @@ class FusedPlan:
     def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
         shape, tuning, rows = self.shape, self.tuning, self.rows
         blocks = multiprocessors * blocks_each
-
-        directly = self.direct = self.mma and rows >= tuning.direct_rows and not self.lora_rank
+        self.direct = self.mma and rows >= tuning.direct_rows and not self.lora_rank
 
         def product(
             k: int, n: int, tile: int, all_of_x: bool, whole: bool = False, ready: bool = False
         ) -> ProductPlan:
             sizes = tuning.threads, stages, rows, blocks, all_of_x
             rank = 0 if whole else self.lora_rank
-            return ProductPlan(k, n, tile, *sizes, whole, self.mma, rank, ready and directly)
+            return ProductPlan(k, n, tile, *sizes, whole, self.mma, rank, ready and self.direct)
 
         def apart(nbytes: int, name: str) -> bool:
             """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
@@ -329,7 +326,8 @@ class FusedPlan:
             form = shape.form(name)
             if form is None:
                 ready = self.apart.get(name, False)
-                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x, ready=ready)
+                narrow_tile = tuning.direct_tile if ready and self.direct else tuning.narrow_tile
+                return product(k, n, narrow_tile if narrow else tuning.tile, all_of_x, ready=ready)
             tile = tuning.quantized_tile if name == "qkv" else tuning.quantized_wide_tile
             tile = min(tuning.quantized_narrow_tile if narrow else tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
@@ -343,7 +341,8 @@ class FusedPlan:
         if shape.joined:
             self.apart |= {"qkv": False, "lm_head": False}
         # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma and rows >= tuning.o_x_rows and shape.form("o") is None
+        merges = rows == 1 and shape.hidden <= tuning.merged_hidden
+        self.apart["o"] = self.mma and not merges and shape.form("o") is None
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
@@ -352,8 +351,8 @@ class FusedPlan:
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
-        if self.apart["down"]:
-            self.products["down"] = replace(self.products["down"], direct=directly)
+        if self.apart["down"]:  # x of which is not read by each block
+            self.products["down"] = layer_product("down", shape.inner, shape.hidden, False, narrow=True)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -379,17 +378,8 @@ class FusedPlan:
         return 4 * self.rows * heads * self.splits
 
     def makes_new_rows(self, tokens: int) -> bool:
-        """Return whether tree_attention, perhaps after new_rows, takes the place of `attention`."""
+        """Return whether new_rows and tree_attention take the place of `attention`."""
         return tokens > 1 or (self.mma and self.rows > 1)
-
-    def has_new_rows(self, tokens: int) -> bool:
-        """Return whether new_rows comes before tree_attention."""
-        return tokens > 1 or not self._tree_makes_rows
-
-    @property
-    def _tree_makes_rows(self) -> bool:
-        # Larger heads leave no registers.
-        return self.tuning.tree_makes_rows and self.shape.head_dim <= 128
 
     def tree_splits(self, rows: int, tokens: int) -> int:
         """Return the most splits of tree_attention: so many that its blocks fill the device once."""
@@ -455,12 +445,7 @@ class FusedPlan:
             "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
-            "X_AHEAD": tuning.x_ahead,
-            "FILLED_EARLY": min(self.stages, tuning.filled_early),
-            "FILLED_AT_ONCE": min(self.stages, tuning.filled_at_once),
-            "TREE_REGISTERS": tuning.tree_registers,
-            "CACHE_AHEAD": tuning.cache_ahead,
-            "MAKES_ROWS": int(self._tree_makes_rows),
+            "FILLED_AT_ONCE": tuning.filled_at_once if self.mma else self.stages,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
             "ATTENTION_THREADS": tuning.attention_threads,

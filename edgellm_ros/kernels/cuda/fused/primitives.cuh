@@ -7,6 +7,7 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr bool STARTS_EARLY = __CUDA_ARCH__ >= 900;  // whether a kernel may start before the one before has ended
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the model's type
 
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
@@ -15,11 +16,6 @@ constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the mod
 #define PRODUCT_LIMITS __maxnreg__(MOST_REGISTERS)
 #else
 #define PRODUCT_LIMITS __launch_bounds__(THREADS)
-#endif
-#if TREE_REGISTERS
-#define TREE_LIMITS __maxnreg__(TREE_REGISTERS)
-#else
-#define TREE_LIMITS __launch_bounds__(ATTENTION_THREADS, 1)
 #endif
 
 // A place of 16 bytes in shared memory. The compiler cannot see through it, so it stays in one register.

@@ -31,15 +31,10 @@ struct TableStream {
     place.advance(warp() * 32 * COPIES);
     start_next_kernel();
 #pragma unroll
-    for (int i = 0; i < FILLED_EARLY; ++i) {
-      if (i >= FILLED_AT_ONCE) wait_for_copies<FILLED_AT_ONCE - 1>();
+    for (int i = 0; i < STAGES; ++i) {
+      if (i >= FILLED) wait_for_copies<FILLED - 1>();
       next();
     }
-  }
-
-  __device__ void fill() {
-#pragma unroll
-    for (int i = FILLED_EARLY; i < STAGES; ++i) next();
   }
 
   __device__ static int lane() { return threadIdx.x % 32; }
@@ -169,7 +164,6 @@ __device__ inline void multiply_table(const u16* table, const u16* norm, i64* re
 #pragma unroll
       for (int row = 0; row < ROWS; ++row) x[Table::x_place(i, row)] = 0;
   __syncthreads();
-  stream.fill();
   if constexpr (TENSOR_CORES)
     multiply_groups(stream, first, end, x, logits, rows);
   else

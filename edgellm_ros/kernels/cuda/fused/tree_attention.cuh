@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of rows that are new in the cache already, on tensor cores: tokens of a chain or a tree, or of a batch.
 //
-// new_rows makes queries, keys and values of the product `qkv`; with one token of each sequence, the blocks of
-// tree_attention do so themselves. A block has one KV head, one split of the cache's
+// new_rows makes queries, keys and values of the product `qkv`. Then a block has one KV head, one split of the cache's
 // rows, and QUERIES of the head's queries, a query being a token and one of the heads that share the KV head. A warp
 // takes CACHE_ROWS rows of the split at once, every ATTENTION_WARPS-th time. Scores are Q K^T, 16 queries by 8 rows;
 // sums are V^T P^T, 16 dimensions by 8 queries, so that probabilities pass from one product to the next in the
@@ -15,15 +14,11 @@ constexpr int KEY_CHUNKS = HEAD_DIM / 32;           // a lane reads 8 dimensions
 constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;  // and here too, of four rows
 constexpr bool EARLY_VALUES = HEAD_DIM <= 128;      // whether values are on their way while scores are computed
 constexpr int MERGED = ATTENTION_WARPS <= 4 ? QUERIES : QUERIES / 2;  // queries that warps merge at once
-constexpr int BLOCK_ROWS = ATTENTION_WARPS * CACHE_ROWS;
 constexpr float SCORE_SCALE = 1.4426950408889634f;  // scores are in powers of two
 
 struct TreeShared {
   union {
-    struct {
-      uint4 queries[QUERIES][HEAD_DIM / 8 + (HEAD_DIM % 64 ? 0 : 4)];
-      float places[ATTENTION_WARPS][HEAD_DIM];
-    };
+    uint4 queries[QUERIES][HEAD_DIM / 8 + (HEAD_DIM % 64 ? 0 : 4)];
     float sums[ATTENTION_WARPS][MERGED][64 * VALUE_CHUNKS + 8];
   };
   float scales[ATTENTION_WARPS][QUERIES][2];
@@ -45,60 +40,41 @@ struct Tree {
   }
 };
 
-// What queries, keys and values are made of: the product `qkv`, and what no kernel of a step writes.
-struct NewRows {
-  const float* parts;
-  const u16 *bias, *q_norm, *k_norm;
-  const float *cos_table, *sin_table;
-  const i64* position_ids;
-
-  // Prepare a head of a row, of the product's heads.
-  __device__ void prepare(NewHead& fresh, int row, int head) const {
-    const i64 position = position_ids[row] * (ROTARY_DIM / 2);
-    const bool is_value = head >= HEADS + KV_HEADS;
-    fresh.prepare(head < HEADS ? q_norm : is_value ? nullptr : k_norm, bias + head * HEAD_DIM, cos_table + position,
-                  sin_table + position, !is_value);
-  }
-
-  // Make it in the warp's own place [D], and write it.
-  __device__ void make(NewHead& fresh, int row, int head, float* place, u16* out) const {
-    fresh.read(parts, row, head * HEAD_DIM);
-    fresh.finish(head < HEADS + KV_HEADS, place);
-#pragma unroll
-    for (int i = 0; i < NewHead::ELEMENTS; ++i) out[fresh.at[i]] = from_float(fresh.values[i]);
-  }
-};
-
 // One head of a row for each warp: queries [rows,HEADS,D], keys and values to the cache.
-__device__ inline void make_new_rows(const NewRows& made, const i64* kv_length, u16* key_cache, u16* value_cache,
-                                     u16* queries, int tokens) {
+__device__ inline void make_new_rows(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
+                                     const float* cos_table, const float* sin_table, const i64* position_ids,
+                                     const i64* kv_length, u16* key_cache, u16* value_cache, u16* queries, int tokens) {
   struct Places {
     float values[ATTENTION_WARPS][HEAD_DIM];
   };
   STATIC_SHARED(Places, places);
   const int warp = threadIdx.x / 32, head = blockIdx.x * ATTENTION_WARPS + warp, row = blockIdx.y;
-  const bool valid = head < HEADS + 2 * KV_HEADS;
+  const bool is_query = head < HEADS, is_value = head >= HEADS + KV_HEADS, valid = head < HEADS + 2 * KV_HEADS;
   const int sequence = row / tokens, kv_head = (head - HEADS) % KV_HEADS;
   NewHead fresh;
-  u16* out = queries + (row * HEADS + head) * HEAD_DIM;
+  i64 slot = 0;
   if (valid) {
-    made.prepare(fresh, row, head);
-    if (head >= HEADS) {
-      const i64 slot = kv_length[sequence] - tokens + row % tokens;
-      out = (head < HEADS + KV_HEADS ? key_cache : value_cache) +
-            (((i64)sequence * KV_HEADS + kv_head) * CAPACITY + slot) * HEAD_DIM;
-    }
+    const i64 position = position_ids[row] * (ROTARY_DIM / 2);
+    slot = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY + kv_length[sequence] - tokens + row % tokens;
+    fresh.prepare(is_query ? q_norm : is_value ? nullptr : k_norm, bias + head * HEAD_DIM, cos_table + position,
+                  sin_table + position, !is_value);
   }
   wait_for_kernel_before();
-  if (valid) made.make(fresh, row, head, places.values[warp], out);
+  if (!valid) return;
+  fresh.read(parts, row, head * HEAD_DIM);
+  fresh.finish(!is_value, places.values[warp]);
+  u16* const out = is_query ? queries + (row * HEADS + head) * HEAD_DIM
+                            : (is_value ? value_cache : key_cache) + slot * HEAD_DIM;
+#pragma unroll
+  for (int i = 0; i < NewHead::ELEMENTS; ++i) out[fresh.at[i]] = from_float(fresh.values[i]);
 }
 
 // A pair of values from the lower, or the upper halves of two words.
 __device__ inline u32 lower_halves(u32 first, u32 second) { return (first & 0xffffu) | second << 16; }
 __device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 | (second & 0xffff0000u); }
 
-__device__ inline void attend_from_tree(const NewRows& made, const u16* all_queries, const i64* kv_length,
-                                        u16* key_cache, u16* value_cache, float* sums, float* scales, int window,
+__device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const u16* key_cache,
+                                        const u16* value_cache, float* sums, float* scales, int window,
                                         const u16* next_weights, int next_bytes, const unsigned char* mask, int tokens,
                                         int most_splits) {
   STATIC_SHARED(TreeShared, own);
@@ -185,49 +161,23 @@ __device__ inline void attend_from_tree(const NewRows& made, const u16* all_quer
           marks[half][i] = masks[half][row] | (row + 1 < end ? masks[half][row + 1] << 8 : 0);
       }
   };
-  // Rows of the cache that are CACHE_AHEAD rounds away come to the L2 cache.
-  auto fetch_ahead = [&](int first, int count) {
-    const int rows = first + count < old_end ? count : old_end - first;
-    if (CACHE_AHEAD == 0 || rows <= 0 || lane >= 2) return;
-    prefetch((lane ? value_cache : key_cache) + cache + (i64)first * HEAD_DIM, rows * HEAD_DIM * sizeof(u16));
-  };
-  if (warp == 0) fetch_ahead(begin + BLOCK_ROWS, CACHE_AHEAD * BLOCK_ROWS);
   fetch_keys(begin + warp * CACHE_ROWS);
   if constexpr (EARLY_VALUES) fetch_values(begin + warp * CACHE_ROWS);
   fetch_marks(begin + warp * CACHE_ROWS);
 
   if (split < splits.used && threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
-  // With one token: the heads of the KV head's queries, and where the new row of the cache is, of keys and values.
-  const int heads = queries + (first_new < end ? 2 : 0);
-  const auto head_of = [&](int i) {
-    return i < queries ? kv_head * HEADS_PER_KV + first_query + i : HEADS + (i - queries) * KV_HEADS + kv_head;
-  };
-  NewHead fresh;
-  if (MAKES_ROWS && tokens == 1 && warp < heads) made.prepare(fresh, sequence, head_of(warp));
   wait_for_kernel_before();
-  if (split >= splits.used) {
-    prefetch_share(next_weights, next_bytes);
-    return;
-  }
-  if (MAKES_ROWS && tokens == 1) {
-    for (int i = warp; i < heads; i += ATTENTION_WARPS) {
-      if (i != warp) made.prepare(fresh, sequence, head_of(i));
-      u16* const row = (i == queries ? key_cache : value_cache) + cache + (i64)first_new * HEAD_DIM;
-      made.make(fresh, sequence, head_of(i), own.places[warp], i < queries ? reinterpret_cast<u16*>(own.queries[i]) : row);
-      wait_for_lanes();
-    }
-    __syncthreads();
-  }
+  prefetch_share(next_weights, next_bytes);
+  if (split >= splits.used) return;
   fetch_new_keys(begin + warp * CACHE_ROWS);
   if constexpr (EARLY_VALUES) fetch_new_values(begin + warp * CACHE_ROWS);
-  for (int i = threadIdx.x; !(MAKES_ROWS && tokens == 1) && i < queries * HEAD_DIM / 8; i += ATTENTION_THREADS) {
+  for (int i = threadIdx.x; i < queries * HEAD_DIM / 8; i += ATTENTION_THREADS) {
     const int query = first_query + i / (HEAD_DIM / 8), token = query / HEADS_PER_KV;
     const int head = kv_head * HEADS_PER_KV + query % HEADS_PER_KV, row = sequence * tokens + token;
     const uint4* const source = reinterpret_cast<const uint4*>(all_queries + (row * HEADS + head) * HEAD_DIM);
     own.queries[i / (HEAD_DIM / 8)][i % (HEAD_DIM / 8)] = load(source + i % (HEAD_DIM / 8));
   }
   __syncthreads();
-  prefetch_share(next_weights, next_bytes);  // behind what this block waits for
 
   int ends[HALVES];
   float highest[HALVES], total[HALVES];
@@ -236,9 +186,8 @@ __device__ inline void attend_from_tree(const NewRows& made, const u16* all_quer
     ends[half] = own.ends[tokens_of[half]], highest[half] = LOWEST, total[half] = 0;
   float result[HALVES][VALUE_CHUNKS][4][4] = {};  // by pair of dimensions
 
-  for (int base = begin + warp * CACHE_ROWS; base < end; base += BLOCK_ROWS) {
-    const int next = base + BLOCK_ROWS;
-    fetch_ahead(base + (CACHE_AHEAD + 1) * BLOCK_ROWS, CACHE_ROWS);
+  for (int base = begin + warp * CACHE_ROWS; base < end; base += ATTENTION_WARPS * CACHE_ROWS) {
+    const int next = base + ATTENTION_WARPS * CACHE_ROWS;
     bool visible[HALVES][2][2];
 #pragma unroll
     for (int half = 0; half < HALVES; ++half)
