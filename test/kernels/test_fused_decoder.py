@@ -35,7 +35,7 @@ SMALL = FusedShape(
 )  # fmt: skip
 CPU_TUNING = FusedTuning(
     threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
-    quantized_threads=64, quantized_stages=4,
+    filled_at_once=1, quantized_threads=64, quantized_stages=4,
     quantized_tile=32, quantized_wide_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
 FLOAT8, BITS = np.dtype(ml_dtypes.float8_e4m3fn), {1: np.uint8, 2: np.uint16}
@@ -328,7 +328,7 @@ def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, t
     "tuning",
     [
         pytest.param({"mma_rows": 2}, id="without tensor cores"),
-        pytest.param({"wide_hidden": 0, "mma_threads": 256}, id="in wide tiles"),
+        pytest.param({"wide_hidden": 0, "mma_threads": 256, "merged_hidden": 0}, id="in wide tiles, o_x"),
     ],
 )
 def test_a_step_of_one_row_is_that_of_numpy(fused, tuning):
@@ -337,10 +337,18 @@ def test_a_step_of_one_row_is_that_of_numpy(fused, tuning):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied):
+@pytest.mark.parametrize(
+    "tied, direct_rows",
+    [
+        pytest.param(False, 2, id="x in global memory"),
+        pytest.param(True, 2, id="x in global memory, tied"),
+        pytest.param(True, 17, id="x in shared memory, tied"),
+    ],
+)
+def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied, direct_rows):
     shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
-    check(fused, shape, list(range(6, 150, 13)), tuning=dataclasses.replace(CPU_TUNING, repeated_bytes=0))
+    tuning = dataclasses.replace(CPU_TUNING, repeated_bytes=0, direct_rows=direct_rows)
+    check(fused, shape, list(range(6, 150, 13)), tuning=tuning)
 
 
 def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
@@ -349,6 +357,16 @@ def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
     assert [name for name, apart in few.apart.items() if apart] == ["o"]
     assert all(many.apart.values())
     assert many.products["qkv"].width < few.products["qkv"].width  # only the block's share
+
+
+def test_x_of_adapted_rows_takes_shared_memory():
+    shape = FusedShape(
+        "fp16", 28, 2048, 16, 8, 128, 6144, 151936, 128, 8192, tied=True, max_rows=16, lora_rank=16
+    )
+    plain, adapted = (FusedPlan(shape, 8, 132, 227 << 10, FusedTuning(), each) for each in (False, True))
+    product = plain.products["gate_up"]
+    assert product.shared_bytes == product.ring + product.sums
+    assert not any(product.direct for product in adapted.products.values())
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr bool STARTS_EARLY = true;
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
 
 struct float2 { float x, y; };
@@ -117,6 +118,7 @@ void wait_for_copies() {
     }
 }
 
+inline void start_next_kernel() {}
 inline void wait_for_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 
@@ -189,11 +191,6 @@ void send(int block, Arrivals& arrivals, void* place, T value) {
 }
 
 inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
-
-inline void prefetch(const void* address, u32 bytes) {
-  static thread_local volatile char read;
-  if (bytes) read = static_cast<const char*>(address)[bytes - 1];
-}
 
 template <class T>
 T load(const T* address) { return *address; }

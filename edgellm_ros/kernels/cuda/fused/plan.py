@@ -54,7 +54,13 @@ class FusedTuning:
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
     - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
-    - wide_hidden: the smallest hidden size for which the narrow tiles of such products have 256 columns
+    - paired_rows_hidden: the same for several rows
+    - wide_hidden: the smallest hidden size for which the narrow tiles of products of one row have 256 columns
+    - merged_hidden: the largest hidden size for which the blocks of o merge the splits of one row themselves
+    - direct_rows: the fewest rows for which x that a kernel of its own has made stays in global memory
+    - direct_tile: columns of the narrow tiles of such products
+    - filled_at_once: steps of a ring that a block has on their way at once before it waits for the kernel
+      before, where kernels may start early. With tensor cores only.
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -89,7 +95,12 @@ class FusedTuning:
     mma_stages: int = 7
     mma_slots: int = 1
     paired_hidden: int = 2048
+    paired_rows_hidden: int = 1024
     wide_hidden: int = 2048
+    merged_hidden: int = 1024
+    direct_rows: int = 2
+    direct_tile: int = 64
+    filled_at_once: int = 2
     repeated_bytes: int = 4 << 20
     blocks: int = 1
     attention_threads: int = 256
@@ -115,6 +126,7 @@ class ProductPlan:
     whole_tiles: bool = False
     mma: bool = False
     lora_rank: int = 0  # largest rank of adapters
+    direct: bool = False  # x stays in global memory
 
     @property
     def lanes(self) -> int:
@@ -160,7 +172,8 @@ class ProductPlan:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block: copies on their way, x, sums of the warps, sums of adapters."""
-        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums + self.lora
+        x = 0 if self.direct else x_bytes(self.width, self.rows, self.mma)
+        return self.ring + x + self.sums + self.lora
 
     @property
     def lora(self) -> int:
@@ -270,7 +283,8 @@ class FusedPlan:
         other = OTHER_MMA_ROWS if shape.quantized or adapted else 0
         self.mma = rows >= max(other, tuning.mma_rows)
         if self.mma:
-            slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
+            paired = tuning.paired_hidden if rows == 1 else tuning.paired_rows_hidden
+            slots = 2 if shape.hidden <= paired else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
             tuning = replace(
                 tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
@@ -317,7 +331,12 @@ class FusedPlan:
                 for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
                     static = {"o": 0 if self.apart["o"] else self._shares_of_splits()}
-                    if all(nbytes + static.get(name, 0) <= limit for name, nbytes in self.shared.items()):
+                    # The table's product takes x into shared memory; nothing follows it.
+                    most = {"lm_head": most_shared} if self.direct and self.shape.tied else {}
+                    if all(
+                        nbytes + static.get(name, 0) <= most.get(name, limit)
+                        for name, nbytes in self.shared.items()
+                    ):
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
                         self.shared["attention"] = least if count > 1 else 0
@@ -327,10 +346,14 @@ class FusedPlan:
     def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
         shape, tuning, rows = self.shape, self.tuning, self.rows
         blocks = multiprocessors * blocks_each
+        self.direct = self.mma and rows >= tuning.direct_rows and not self.lora_rank
 
-        def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
+        def product(
+            k: int, n: int, tile: int, all_of_x: bool, whole: bool = False, ready: bool = False
+        ) -> ProductPlan:
             sizes = tuning.threads, stages, rows, blocks, all_of_x
-            return ProductPlan(k, n, tile, *sizes, whole, self.mma, 0 if whole else self.lora_rank)
+            rank = 0 if whole else self.lora_rank
+            return ProductPlan(k, n, tile, *sizes, whole, self.mma, rank, ready and self.direct)
 
         def apart(nbytes: int, name: str) -> bool:
             """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
@@ -341,7 +364,9 @@ class FusedPlan:
         def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
             form = shape.form(name)
             if form is None:
-                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
+                ready = self.apart.get(name, False)
+                narrow_tile = tuning.direct_tile if ready and self.direct else tuning.narrow_tile
+                return product(k, n, narrow_tile if narrow else tuning.tile, all_of_x, ready=ready)
             tile = tuning.quantized_tile if name == "qkv" else tuning.quantized_wide_tile
             tile = min(tuning.quantized_narrow_tile if narrow else tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
@@ -354,6 +379,12 @@ class FusedPlan:
         self.apart = {name: apart(norms, name) for name in ("qkv", "gate_up", "lm_head")}
         if shape.joined:
             self.apart |= {"qkv": False, "lm_head": False}
+        # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
+        merges = rows == 1 and shape.hidden <= tuning.merged_hidden
+        if shape.form("o") is None:
+            self.apart["o"] = self.mma and not merges
+        else:
+            self.apart["o"] = self.mma or rows >= tuning.quantized_o_x
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
@@ -362,8 +393,8 @@ class FusedPlan:
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
-        # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma or (shape.form("o") is not None and rows >= tuning.quantized_o_x)
+        if self.apart["down"]:  # x of which is not read by each block
+            self.products["down"] = layer_product("down", shape.inner, shape.hidden, False, narrow=True)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -373,7 +404,8 @@ class FusedPlan:
             sums = 4 * tuning.threads // WARP * rows
             self._head_bytes = ring_bytes(stages, tuning.threads, self.mma) + x + sums
         else:
-            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not self.apart["lm_head"], True)
+            ready = self.apart["lm_head"]
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not ready, True, ready)
             self.products["lm_head"] = plan
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
@@ -419,7 +451,7 @@ class FusedPlan:
             blocks = -(-rows * shape.hidden // (2 * tuning.threads))
             return Launch(name, (blocks, 1), tuning.threads, 0, early)
         if name.endswith("_x"):
-            of_a_block = {"down_x": tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
+            of_a_block = {"down_x": 4 * tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
             size = {"down_x": shape.inner, "o_x": shape.q_size}
             grid = (-(-size[name] // of_a_block[name]), rows) if name in size else (rows, 1)
             return Launch(name, grid, tuning.threads, 0, early)
@@ -461,6 +493,7 @@ class FusedPlan:
             "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
+            "FILLED_AT_ONCE": tuning.filled_at_once if self.mma else self.stages,
             "QUANTIZED_EARLY": tuning.quantized_early,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
@@ -490,6 +523,7 @@ class FusedPlan:
         for name, plan in self.products.items():
             prefix = name.upper()
             values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
+            values[f"{prefix}_DIRECT"] = int(plan.direct)
             values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
             form = shape.form(name)
             values[f"{prefix}_BITS"] = 16 if form is None else form.bits

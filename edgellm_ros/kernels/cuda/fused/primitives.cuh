@@ -7,6 +7,7 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr bool STARTS_EARLY = __CUDA_ARCH__ >= 900;  // whether a kernel may start before the one before has ended
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the model's type
 
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
@@ -115,6 +116,13 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 
+// Let blocks of the next kernel start before this one waits for the kernel before.
+__device__ inline void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Let blocks of the next kernel start, once every block of this one has come here or ended; wait until the kernel before
 // has ended and its writes can be read. Every kernel waits, so the end of one includes the end of all before it.
 __device__ inline void wait_for_kernel_before() {
@@ -209,13 +217,6 @@ __device__ inline void send(int block, Arrivals& arrivals, void* place, uint4 va
 
 __device__ inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
 
-// Start to read memory into the second-level cache; bytes: a multiple of 16.
-__device__ inline void prefetch(const void* address, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-#endif
-}
-
 // Reads that leave out the first-level cache, which may hold what a kernel before has overwritten.
 __device__ inline float load(const float* address) {
   float value;
@@ -240,6 +241,11 @@ __device__ inline float2 load(const float2* address) {
 __device__ inline longlong2 load(const longlong2* address) {
   longlong2 value;
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
+  return value;
+}
+__device__ inline uint2 load(const uint2* address) {
+  uint2 value;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
   return value;
 }
 __device__ inline uint4 load(const uint4* address) {

@@ -20,7 +20,7 @@ template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int 
 struct QuantizedPlan
     : Shares<QuantizedPlan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, BITS_, GROUP_, ZERO_POINTS_>> {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_, BITS = BITS_, GROUP = GROUP_;
-  static constexpr bool QUANTIZED = true, ZERO_POINTS = ZERO_POINTS_, WHOLE = false;
+  static constexpr bool QUANTIZED = true, DIRECT = false, ZERO_POINTS = ZERO_POINTS_, WHOLE = false;
   static constexpr int WARPS = THREADS / 32, COLUMN_WARPS = TILE / 16, K_WARPS = WARPS / COLUMN_WARPS;
   static constexpr int PIECE = 128 / BITS, HALF = 4 * PIECE, WARP_K = 2 * HALF;  // k of a piece, and of a warp's step
   static constexpr int COPIES_EACH = 4;                         // of a thread in a step
