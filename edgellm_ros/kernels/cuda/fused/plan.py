@@ -54,7 +54,7 @@ class FusedTuning:
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
     - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
-    - paired_rows_hidden: the same for several rows
+    - paired_rows_hidden: the same for 2 to 8 rows; more need more registers
     - wide_hidden: the smallest hidden size for which the narrow tiles of products of one row have 256 columns
     - merged_hidden: the largest hidden size for which the blocks of o merge the splits of one row themselves
     - direct_rows: the fewest rows for which x that a kernel of its own has made stays in global memory
@@ -284,7 +284,7 @@ class FusedPlan:
         self.mma = rows >= max(other, tuning.mma_rows)
         if self.mma:
             paired = tuning.paired_hidden if rows == 1 else tuning.paired_rows_hidden
-            slots = 2 if shape.hidden <= paired else tuning.mma_slots
+            slots = 2 if shape.hidden <= paired and rows <= SUMS_ROWS else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
             tuning = replace(
                 tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
