@@ -494,9 +494,9 @@ def test_kernels_after_the_first_start_early_where_the_gpu_can(arch, early):
     model = Model(SMALL, [5])
     weights, tensors = model.on_device(device)
     FusedDecoder(device, SMALL, weights, lambda plan: program).run(tensors)
-    layer = ["qkv", "attention", "o_x", "o", "gate_up", "down"]
+    layer = ["qkv", "attention", "o", "gate_up", "down"]
     assert [launch.name for launch in program.launches] == [*layer, *layer, "lm_head"]
-    assert [launch.early for launch in program.launches] == [False, *[early] * 12]
+    assert [launch.early for launch in program.launches] == [False, *[early] * 10]
 
 
 @pytest.mark.parametrize(

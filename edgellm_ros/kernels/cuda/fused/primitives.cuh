@@ -343,11 +343,6 @@ __device__ inline CacheWord load_once(const CacheValue* address) {
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
   return value;
 }
-__device__ inline CacheWord load(const CacheWord* address) {
-  CacheWord value;
-  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
 #else
 using CacheValue = u16;
 using CacheWord = uint4;
