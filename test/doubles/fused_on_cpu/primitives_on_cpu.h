@@ -11,6 +11,7 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr bool STARTS_EARLY = true;
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
 
 struct float2 { float x, y; };
@@ -117,6 +118,7 @@ void wait_for_copies() {
     }
 }
 
+inline void start_next_kernel() {}
 inline void wait_for_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 
@@ -189,11 +191,6 @@ void send(int block, Arrivals& arrivals, void* place, T value) {
 }
 
 inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
-
-inline void prefetch(const void* address, u32 bytes) {
-  static thread_local volatile char read;
-  if (bytes) read = static_cast<const char*>(address)[bytes - 1];
-}
 
 template <class T>
 T load(const T* address) { return *address; }
@@ -307,6 +304,29 @@ inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
 }
 
+inline void mma_bytes(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i)  // D[g + i / 2 * 8][2t + i % 2]
+    for (unsigned k = 0; k < 32; ++k) {
+      const unsigned at = k % 16 / 4, shift = k % 4 * 8;
+      const u32 left = lanes[4 * g + at].a[i / 2 + k / 16 * 2] >> shift & 255;
+      sums[i] += (int)left * (signed char)(lanes[4 * (2 * t + i % 2) + at].b[k / 16] >> shift);
+    }
+}
+
+template <int LANES>
+u32 highest_of_lanes(u32 value) {
+  for (int other = LANES / 2; other > 0; other /= 2) value = std::max(value, __shfl_xor_sync(~0u, value, other));
+  return value;
+}
+template <int LANES>
+int sum_of_lanes(int value) {
+  for (int other = LANES / 2; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
+  return value;
+}
+
 inline float exp2_fast(float value) { return exp2f(value); }
 inline float rsqrt_fast(float value) { return 1 / sqrtf(value); }
 inline i64 round_to_integer(float value) { return llrintf(value); }
+inline int round_to_int(float value) { return (int)llrintf(value); }
