@@ -21,26 +21,15 @@
 #define X_KERNELS KERNEL(o_x) KERNEL(gate_up_x) KERNEL(down_x)
 #define KERNELS OWN_KERNELS X_KERNELS ATTENTION_KERNELS KERNEL(o) KERNEL(gate_up) KERNEL(down)
 #endif
-static const KernelTable kernels = {KERNELS};
+static const NamedKernel kernels[] = {KERNELS};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, unsigned shared,
                       Arguments arguments, int count) {
-  const auto kernel = kernels.find(name);
-  if (kernel == kernels.end()) return 1;
-  const Prepared prepared = kernel->second(arguments, count);
-  if (!prepared) return 2;
-  if (shared > sizeof fused_on_cpu::shared_memory) return 3;
-  unsigned started = 0;
-  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, false, [&] {
-    using namespace fused_on_cpu;
-    if (started++ % threads == 0) {  // the first thread of a block
-      ++fused_on_cpu::blocks;
-      std::memset(shared_memory, POISON, sizeof shared_memory);
-    }
-    copies.resize(std::max<size_t>(copies.size(), threadIdx.x + 1));
-    copies[threadIdx.x] = {};
-    prepared();
-  });
+  const NamedKernel* kernel = find_kernel(kernels, name);
+  if (!kernel) return 1;
+  if (kernel->count != count) return 2;
+  if (shared > fused_on_cpu::SHARED_BYTES) return 3;
+  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, false, {kernel->run, arguments}, fused_on_cpu::begin_thread);
   return 0;
 }

@@ -16,27 +16,18 @@ struct alignas(16) longlong2 { i64 x, y; };
 
 namespace fused_on_cpu {
 
-alignas(16) inline thread_local uint4 shared_memory[(256 << 10) / sizeof(uint4)];
-
-struct Copy { uint4* target; const void* source; bool valid; };
-
-// Copies of one thread of a block, in groups; a new launch begins without any.
-struct Copies {
-  std::vector<std::vector<Copy>> groups{{}};
-  size_t finished = 0;
-};
-inline thread_local std::vector<Copies> copies;
-
-}  // namespace fused_on_cpu
-
-namespace fused_on_cpu {
-
+constexpr size_t SHARED_BYTES = 256 << 10;
 constexpr int POISON = 0xff;  // NaN in every type
-inline thread_local unsigned blocks = 0;  // that this thread of the host has run
+
+extern __thread uint4* shared_memory;  // of SHARED_BYTES
+extern __thread unsigned blocks;       // that this thread of the host has run
+
+void begin_thread();
+void finish_copies(int groups);  // all copies of this thread but those of the newest groups
 
 template <class T>
 T& poisoned(T& memory, unsigned& block) {
-  if (block != blocks) std::memset(&memory, POISON, sizeof memory);
+  if (block != blocks) memset(&memory, POISON, sizeof memory);
   block = blocks;
   return memory;
 }
@@ -67,7 +58,7 @@ struct Words {
   template <class T>
   T at(int places) const {
     T value;
-    std::memcpy(&value, memory + 16 * places, sizeof value);
+    memcpy(&value, memory + 16 * places, sizeof value);
     return value;
   }
   uint2 read_pair() const { return at<uint2>(0); }
@@ -95,24 +86,16 @@ inline void load_matrices(u32 (&values)[4], Place place) {
   cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
 }
 
-inline void copy_async(Place target, const void* source, bool valid = true) {
-  fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
-}
+void copy_async(Place target, const void* source, bool valid = true);
 template <i64 BYTES>
 void copy_async_from(Place target, const void* source) {
   copy_async(target, static_cast<const char*>(source) + BYTES);
 }
-inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
+void commit_copies();
 
 template <int GROUPS>
 void wait_for_copies() {
-  auto& own = fused_on_cpu::copies[threadIdx.x];
-  const size_t committed = own.groups.size() - 1;
-  for (; own.finished + GROUPS < committed; ++own.finished)
-    for (const auto& copy : own.groups[own.finished]) {
-      *copy.target = uint4{0, 0, 0, 0};
-      if (copy.valid) std::memcpy(copy.target, copy.source, sizeof(uint4));
-    }
+  fused_on_cpu::finish_copies(GROUPS);
 }
 
 inline void wait_for_kernel_before() {}
@@ -127,7 +110,7 @@ T load(const T* address) { return *address; }
 
 inline uint4 load_once(const void* address) {
   uint4 value;
-  std::memcpy(&value, address, sizeof value);
+  memcpy(&value, address, sizeof value);
   return value;
 }
 
@@ -169,7 +152,7 @@ struct Lanes { T values[2][cuda_on_cpu::WARP]; unsigned exchanges[cuda_on_cpu::W
 // What all lanes of the warp have as their value.
 template <class T>
 const T* exchange_all(const T& value) {
-  static thread_local std::vector<Lanes<T>> all(1024 / cuda_on_cpu::WARP);
+  static __thread Lanes<T> all[1024 / cuda_on_cpu::WARP];
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
   Lanes<T>& own = all[warp];
   const unsigned half = own.exchanges[lane]++ % 2;
