@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm_ros.builder.quantization.layouts import Layout
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix
-from edgellm_ros.builder.safetensors_file import FLOATS, StoredTensor, read_header
+from edgellm_ros.builder.safetensors_file import FLOATS, MultipliedTensor, StoredTensor, read_header
 from edgellm_ros.builder.strips import rows_per_strip, strips
 from edgellm_ros.engine_directory.schema import read_json
 
@@ -74,6 +74,15 @@ class Weights:
     def stored(self, name: str) -> StoredTensor:
         """Return a tensor as the file has it, of any type."""
         return self._tensors[name]
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Return all tensors as the files have them, by name."""
+        return self._tensors
+
+    def multiply(self, name: str, factors: np.ndarray, shift: float = 0.0) -> None:
+        """Multiply shift + a tensor by factors of its shape, or broadcast to it, from here on."""
+        self._tensors[name] = MultipliedTensor.of(self._floats(name), factors, shift)
 
     @property
     def parameters(self) -> int:

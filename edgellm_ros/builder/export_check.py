@@ -10,16 +10,9 @@ from pathlib import Path
 
 from edgellm_ros.builder.adapters import ADAPTER_FILES
 from edgellm_ros.builder.export_plan import ExportOptions, ExportPlan, plan_export, variant_path
-from edgellm_ros.builder.inspection import (
-    PARTS,
-    AdapterReport,
-    PartReport,
-    adapter_reports,
-    model_rows,
-    part_report,
-    table,
-)
+from edgellm_ros.builder.inspection import PARTS, adapter_reports, model_rows, part_report, table
 from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows, size_rows
+from edgellm_ros.builder.reports import AdapterReport, PartReport
 from edgellm_ros.engine_directory.adapter_folder import FOLDER
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import CHAIN, VERIFY, graph_path

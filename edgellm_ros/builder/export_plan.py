@@ -32,6 +32,7 @@ from edgellm_ros.builder.lm_head import LMHead
 from edgellm_ros.builder.model import LLMOptions, Model
 from edgellm_ros.builder.quantization.layouts import find_layout
 from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_layers
+from edgellm_ros.builder.quantization.search import GroupScales
 from edgellm_ros.builder.safetensors_file import TensorFile
 from edgellm_ros.builder.strips import strips
 from edgellm_ros.builder.tensorrt_operators import check_operators
@@ -85,6 +86,7 @@ class ExportOptions:
     max_verify_tree_size: int = 64
     quantize: str | None = None  # "int4" or "int8": round the layers of the language model
     group_size: int = 64  # inputs that share a scale, with `quantize`
+    scales: tuple[GroupScales, ...] = ()  # of the inputs of the language model's layers, see `find_scales`
     cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
 
     def limits(self) -> BuilderConfig:
@@ -129,9 +131,11 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
 
     # 2. Parts of the checkpoint.
     section = read_section(checkpoint / "config.json")
-    family, weights, model = _read_model(checkpoint, section)
+    family, weights, model = read_model(checkpoint, section)
+    for each in options.scales:
+        each.group.fold(weights, each.scales)
     if options.quantize is not None:
-        weights.quantize(_rounded(options, model))
+        weights.quantize(rounded_layout(options, model))
     limit = model.llm.max_position_embeddings
     if limits.max_kv_cache_capacity > limit:
         raise ValueError(
@@ -270,7 +274,8 @@ def _for_a_cpu(part: str, graph: GraphBuilder, options: ExportOptions) -> bool:
     return multiply_in_int8(graph, lm_head=part == DRAFT, by_rows=part not in (VISION, DRAFT)) or cut
 
 
-def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
+def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weights, Model]:
+    """Read the model of a checkpoint by its family."""
     layout = find_layout(section)
     try:
         family = find_family(section)
@@ -282,7 +287,8 @@ def _read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weigh
         raise ValueError(f"{error}{_size(checkpoint)}") from None
 
 
-def _rounded(options: ExportOptions, model: Model) -> RoundedLayout:
+def rounded_layout(options: ExportOptions, model: Model) -> RoundedLayout:
+    """Make the layout of the weights that `quantize` asks for."""
     layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
     return RoundedLayout(str(options.quantize), options.group_size, layers, dtype)
 

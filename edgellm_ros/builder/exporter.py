@@ -18,6 +18,7 @@ from edgellm_ros.builder.export_plan import (
     ExportPlan,
     plan_export,
 )
+from edgellm_ros.builder.quantization.search import GroupScales
 from edgellm_ros.builder.vocabulary import VOCAB_MAP
 from edgellm_ros.engine_directory.config import CONFIG_FILE, EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, list_files
@@ -44,6 +45,7 @@ def export(
     quantize: str | None = None,
     group_size: int = 64,
     cpu_int8: bool = False,
+    scales: Sequence[GroupScales] = (),
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
@@ -70,6 +72,9 @@ def export(
     `group_size` inputs (32, 64 or 128) that share a scale. Embeddings, LM head, encoders, action expert and
     draft head keep `precision`. The weights of a checkpoint that is quantised stay as they are.
 
+    scales: of the inputs of the language model's layers, moved into the weights before and after
+    (`builder/calibration.py` finds those with which rounding changes least).
+
     cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/int8_products.py`), those of encoders and
     draft head too; the other graphs do not change. Needs precision fp32.
 
@@ -92,6 +97,7 @@ def export(
         max_verify_tree_size,
         quantize,
         group_size,
+        tuple(scales),
         cpu_int8,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))

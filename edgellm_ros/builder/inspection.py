@@ -18,6 +18,7 @@ from edgellm_ros.builder.adapters import read_adapters
 from edgellm_ros.builder.graph import DTYPES
 from edgellm_ros.builder.memory import MemoryReport, memory_report, memory_rows
 from edgellm_ros.builder.quantization.matrix import QUANTIZED
+from edgellm_ros.builder.reports import AdapterReport, BindingReport, PartReport, PlanReport
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.plan_file import TITLES, PlanFile, listed, read_plans
 from edgellm_ros.engine_directory.adapter_folder import find_adapters
@@ -34,59 +35,6 @@ EXAMPLE_SIZE = 640, 480  # width and height of a camera's frame in pixels
 TIMESTAMP_TOKENS = 9  # of "<12.5 seconds>", vision_start and vision_end with the tokenizer of Qwen3-VL
 _FIRST_NUMBER = re.compile(r"(\D*)(\d*)(.*)")
 PARTS = ("llm", VERIFY, "visual", "audio", "action", DRAFT)
-
-
-@dataclass(frozen=True)
-class BindingReport:
-    """One input or output of a graph; dimensions are numbers or symbols."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-
-@dataclass(frozen=True)
-class PlanReport:
-    """One TensorRT plan of a graph."""
-
-    name: str  # of its file
-    library: str  # name and version of the library that made it
-    gpus: tuple[str, ...]  # that it runs on, such as "sm_89"
-    version_compatible: bool  # later versions of the library load it too
-    bytes: int
-    profiles: tuple[str, ...]  # optimization profiles: name and range of each symbol
-    problem: str  # why it cannot run anywhere, "" if nothing is wrong
-
-
-@dataclass(frozen=True)
-class PartReport:
-    """One graph of the engine directory."""
-
-    name: str
-    opset: int
-    nodes: int
-    operators: tuple[str, ...]
-    inputs: tuple[BindingReport, ...]
-    outputs: tuple[BindingReport, ...]
-    weight_bytes: int  # without those of `llm/model.onnx` that the graph shares
-    quantized_bytes: dict[str, int]  # of these, by type: "int4", "int8", "float8e4m3fn"
-    variants: tuple[str, ...]  # graphs for other devices with the same weights
-    plans: tuple[PlanReport, ...]
-
-    @property
-    def quantized_text(self) -> str:
-        """Tell how many bytes of weights are quantised, to follow other words; "" if none are."""
-        return "".join(f", {size / 2**20:.3f} MiB of {kind}" for kind, size in self.quantized_bytes.items())
-
-
-@dataclass(frozen=True)
-class AdapterReport:
-    """One adapter of the engine directory."""
-
-    name: str
-    rank: int
-    modules: int  # linear layers that the adapter changes
-    bytes: int  # of its tensors when loaded
 
 
 @dataclass(frozen=True)

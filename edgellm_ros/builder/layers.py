@@ -35,6 +35,7 @@ class ModelBuilder(GraphBuilder):
         self.weights = weights
         self.lora = lora
         self.onnxruntime = onnxruntime
+        self.linear_inputs: dict[str, ir.Value] = {}  # what each linear layer multiplies, by its full name
         self._prefix: list[str] = []
 
     @contextmanager
@@ -102,6 +103,7 @@ class ModelBuilder(GraphBuilder):
         """
         runs: list[tuple[dict[str, int], QuantizedMatrix | None]] = []
         for part, fan_out in parts.items():
+            self.linear_inputs[self.full_name(part)] = x
             matrix = self._quantized(part, fan_in, fan_out)
             before, last = runs[-1] if runs else ({}, None)
             joined = join([last, matrix]) if last is not None and matrix is not None else None

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.builder.reports import AdapterReport, PartReport
 from edgellm_ros.engine_directory.config import EngineConfig
-
-if TYPE_CHECKING:
-    from edgellm_ros.builder.inspection import AdapterReport, PartReport
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class Model:
     # ^ llm/fused.json: function of options and of the graphs of `build_llm` and `build_cuda_llm`; None for
     #   layers that the fused kernels lack
     verifies_drafts: bool = False  # whether `build_llm` and `build_cuda_llm` take the option `fusion`
+    norm_shift: float = 0.0  # the norms of the layers multiply by norm_shift + weight
     position_limit: str = "max_position_embeddings"  # what limits llm.max_position_embeddings, for errors
     vision: VisionConfig | None = None
     audio: AudioConfig | None = None

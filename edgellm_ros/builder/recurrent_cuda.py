@@ -107,9 +107,11 @@ class CudaRun:
             def several() -> list[ir.Value]:
                 # Numbers of tokens that follow from the shape alone would be computed on the host.
                 any_value = op("Slice", embeds, constant([0]), constant([1]), constant([2]))
-                any_value = op("Cast", any_value, to=int(BOOL))
+                any_value = op("Cast", op("Squeeze", any_value, constant([2])), to=int(BOOL))
                 ones = op("Cast", op("Equal", any_value, any_value), to=int(FLOAT))
-                numbers = op("Squeeze", op("CumSum", ones, constant(1)), constant([2]))  # from 1
+                # The host reads the axis. A constant that nodes on the GPU read too would lie there, and be
+                # copied in each run, which a recorded run cannot wait for.
+                numbers = op("CumSum", ones, constant(-1))  # from 1
                 known = op("LessOrEqual", numbers, op("Cast", count, to=int(FLOAT)))
                 return [op("Cast", known, to=int(FLOAT))]
 

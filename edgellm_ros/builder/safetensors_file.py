@@ -68,6 +68,30 @@ class StoredTensor:
         return data.view(dtype).reshape(shape)
 
 
+@dataclass(frozen=True, eq=False)
+class MultipliedTensor(StoredTensor):
+    """The product of factors with a tensor of floats, computed in fp32 when it is read."""
+
+    source: StoredTensor
+    factors: np.ndarray  # of the tensor's shape, or broadcast to it
+    shift: float  # added to the tensor before the product, subtracted from the product
+
+    @classmethod
+    def of(cls, source: StoredTensor, factors: np.ndarray, shift: float = 0.0) -> MultipliedTensor:
+        """Make the product of a tensor."""
+        factors = factors.reshape((1,) * (len(source.shape) - factors.ndim) + factors.shape)
+        np.broadcast_shapes(factors.shape, source.shape)
+        return cls(
+            source.file, source.name, "F32", source.shape, source.offset, source, factors, shift
+        )
+
+    def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Read rows `start` to `stop` (all rows by default) of the product, fp32."""
+        values = self.source.read(start, stop).astype(np.float32)
+        factors = self.factors if len(self.factors) == 1 else self.factors[start:stop]
+        return (values + np.float32(self.shift)) * factors.astype(np.float32) - np.float32(self.shift)
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Read names, types and shapes of the tensors of a file.
 

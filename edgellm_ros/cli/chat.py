@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.generate import Streamer, add_sampling, lora_dirs, sampling_params, sound_reader
+from edgellm_ros.cli.answer_output import Streamer
 from edgellm_ros.cli.inputs import read_image
+from edgellm_ros.cli.request_options import add_sampling, lora_dirs, sampling_params, sound_reader
 from edgellm_ros.echo import escaped, quoted
 
 if TYPE_CHECKING:

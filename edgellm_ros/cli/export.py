@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from edgellm_ros.cli import arguments
 
 if TYPE_CHECKING:
+    from edgellm_ros.builder.quantization.search import GroupScales
     from edgellm_ros.cli.quantization_cost import QuantizationCost
+    from edgellm_ros.engine_directory.config import EngineConfig
 
 QUANTIZE, GROUP_SIZES = ("int4", "int8"), (32, 64, 128)  # as in builder.quantization.rounding
 
@@ -113,6 +117,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="inputs that share a scale, with --quantize (default: %(default)s)",
     )
     parser.add_argument(
+        "--calibrate",
+        metavar="PROMPTS",
+        help="with --quantize: scale the inputs of layers so that rounding changes least while the model "
+        "answers these prompts (AWQ): a text file with a prompt in each line, .jsonl with a prompt or a "
+        "request of `edgellm generate --requests` in each line, or a bag (its commands, sounds and frames, "
+        "as `edgellm replay` reads them)",
+    )
+    parser.add_argument(
         "--cpu-int8",
         action="store_true",
         help="let the graphs for a CPU multiply in 8 bits, encoders and draft head included, and report what "
@@ -120,9 +132,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--prompts",
-        metavar="FILE",
-        help="text file with a prompt in each line for the report of --quantize and --cpu-int8 (default: a "
-        "few of its own)",
+        metavar="PROMPTS",
+        help="prompts for the report of --quantize and --cpu-int8, as for --calibrate (default: a few of its "
+        "own)",
     )
     parser.add_argument(
         "--no-report", action="store_true", help="with --quantize or --cpu-int8: skip the report"
@@ -166,38 +178,64 @@ def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from edgellm_ros.builder.exporter import export
 
     reports = (args.quantize or args.cpu_int8) and not args.no_report
+    if args.calibrate and not args.quantize:
+        raise ValueError("--calibrate: chooses scales for rounded weights: add --quantize int4 or int8")
     if reports and args.precision == "bf16":
         raise ValueError("--quantize: the report runs on the CPU, which bf16 does not; --no-report skips it")
     start = time.perf_counter()
-    config = export(args.checkpoint, args.engine_dir, **options)
+    scales = _calibrate(args, options) if args.calibrate else []
+    config = export(args.checkpoint, args.engine_dir, **options, scales=scales)
     seconds = time.perf_counter() - start
     size = sum(entry.size for entry in config.files)
     print(
         f"{args.engine_dir}: {len(config.files)} files, {size / 1e6:.1f} MB, in {seconds:.1f} s",
         file=sys.stderr,
     )
-    cost = _cost(args, options) if reports else None
+    costs = _costs(args, options, config) if reports else {}
     if args.json:
         files = {entry.path: entry.size for entry in config.files}
         report = {"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files}
-        arguments.print_json(report | ({"quantization": dataclasses.asdict(cost)} if cost else {}))
+        arguments.print_json(report | {name: dataclasses.asdict(cost) for name, cost in costs.items()})
     return 0
 
 
-def _cost(args: argparse.Namespace, options: dict[str, Any]) -> QuantizationCost:
-    """Compare the engine with one of the same checkpoint that is not quantised."""
-    from edgellm_ros.cli.quantization_cost import PROMPTS, measure_cost
+def _calibrate(args: argparse.Namespace, options: dict[str, Any]) -> list[GroupScales]:
+    """Find scales for the rounded weights."""
+    from edgellm_ros.builder.export_plan import ExportOptions
+    from edgellm_ros.cli.calibration import calibrate
 
-    prompts = PROMPTS
-    if args.prompts:
-        lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
-        prompts = tuple(line for line in lines if line.strip())
-        if not prompts:
-            raise ValueError(f"{args.prompts}: expected a prompt in each line, found none")
+    start = time.perf_counter()
+    calibration = calibrate(args.checkpoint, args.engine_dir, args.calibrate, ExportOptions(**options))
+    print(f"{args.calibrate}: {calibration}, in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    return calibration.scales
+
+
+def _costs(
+    args: argparse.Namespace, options: dict[str, Any], config: EngineConfig
+) -> dict[str, QuantizationCost]:
+    """Compare the engine with one of the same checkpoint that is not quantised.
+
+    With scales, also one without. Returns the results by their names in the JSON report.
+    """
+    from edgellm_ros.builder.exporter import export
+    from edgellm_ros.cli.calibration_requests import read_requests
+    from edgellm_ros.cli.quantization_cost import PROMPTS, measure_costs
+
+    requests = read_requests(args.prompts, config) if args.prompts else PROMPTS
     reference = {**options, "quantize": None, "cpu_int8": False}
-    cost = measure_cost(args.checkpoint, args.engine_dir, reference, prompts)
-    print(cost, file=sys.stderr)
-    return cost
+    engines = {"quantization": Path(args.engine_dir)}
+    with contextlib.ExitStack() as stack:
+        if args.calibrate:
+            parent = Path(args.engine_dir).absolute().parent
+            folder = tempfile.TemporaryDirectory(dir=parent, prefix=".rounded-")
+            engines = {"plain_rounding": Path(stack.enter_context(folder)), **engines}
+            export(args.checkpoint, engines["plain_rounding"], **{**options, "with_draft": False})
+        found = measure_costs(args.checkpoint, list(engines.values()), reference, requests)
+    costs = dict(zip(engines, found, strict=True))
+    titles = {"plain_rounding": "plain rounding: ", "quantization": "calibrated: " if args.calibrate else ""}
+    for name, cost in costs.items():
+        print(f"{titles[name]}{cost}", file=sys.stderr)
+    return costs
 
 
 def _check(args: argparse.Namespace, options: dict[str, Any]) -> int:

@@ -12,23 +12,19 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.builder.exporter import export
-from edgellm_ros.builder.graph import DTYPES
-from edgellm_ros.builder.safetensors_file import read_header
-from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.cli.calibration_requests import ANSWER_TOKENS, GREEDY
+from edgellm_ros.cli.token_runs import TokenInputs, record_runs, run_graph, text_inputs
 from edgellm_ros.engine.onnxruntime_session import open_session
-from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import graph_path
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.prompt.rope import make_rope_table
-from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
+from edgellm_ros.runtime.request import LLMGenerationRequest
 
-PROMPTS = (
+TEXTS = (
     "What do you see in front of you?",
     "Drive to the red box behind the table and wait there.",
     "How many people are in the room, and what are they doing?",
     "Explain in two sentences why a robot should slow down near people.",
 )
-ANSWER_TOKENS = 32
+PROMPTS = {text: LLMGenerationRequest(text, sampling=GREEDY) for text in TEXTS}
 
 
 @dataclass(frozen=True)
@@ -55,77 +51,43 @@ class QuantizationCost:
         )
 
 
-def measure_cost(
-    checkpoint: str | Path, engine: str | Path, options: Mapping[str, Any], prompts: Sequence[str] = PROMPTS
-) -> QuantizationCost:
-    """Compare a quantised engine with one of the same checkpoint that is not.
+def measure_costs(
+    checkpoint: str | Path,
+    engines: Sequence[str | Path],
+    options: Mapping[str, Any],
+    requests: Mapping[str, LLMGenerationRequest] = PROMPTS,
+) -> list[QuantizationCost]:
+    """Compare quantised engines with one of the same checkpoint that is not.
 
-    options: those of `export` for the other engine, which is written to a temporary directory beside
-    `engine`. Both run on the CPU.
+    options: those of `export` for the other engine, which is written to a temporary directory beside the
+    first; requests: by their names in errors. All run on the CPU.
     """
-    with tempfile.TemporaryDirectory(dir=Path(engine).absolute().parent, prefix=".unquantized-") as folder:
+    engines = [Path(engine) for engine in engines]
+    with tempfile.TemporaryDirectory(dir=engines[0].absolute().parent, prefix=".unquantized-") as folder:
         export(checkpoint, folder, **{**options, "with_draft": False})
-        tokens, answers = _answers(Path(folder), prompts)
-        references = logits(Path(folder), tokens)
-    found_answers = _answers(Path(engine), prompts)[1]
-    return _compare(references, logits(Path(engine), tokens), answers, found_answers)
-
-
-def _answers(engine: Path, prompts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
-    """Answer prompts greedily; returns the tokens of prompts with answers, and of answers."""
-    tokens, answers = [], []
-    with LLMInferenceRuntime(engine) as runtime:
-        for prompt in prompts:
-            request = LLMGenerationRequest(prompt, sampling=SamplingParams(max_tokens=ANSWER_TOKENS))
-            answers.append(list(runtime.handle_request(request).token_ids))
-            tokens.append([*runtime.base_model_input_token_ids[0], *answers[-1]])
-    return tokens, answers
+        runs = record_runs(Path(folder), requests)
+        references = _run(Path(folder), [run.inputs for run in runs])
+    costs = []
+    for engine in engines:
+        same = [a.answer == b.answer for a, b in zip(runs, record_runs(engine, requests), strict=True)]
+        costs.append(_compare(references, _run(engine, [run.inputs for run in runs]), same))
+    return costs
 
 
 def logits(engine: Path, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Compute the logits [S,V] after each token of each sequence, with the graph that a CPU runs."""
-    config = EngineConfig.load(engine)
-    dtype = np.dtype(DTYPES[config.precision].numpy())
+    return _run(engine, [text_inputs(engine, tokens) for tokens in sequences])
+
+
+def _run(engine: Path, sequences: Sequence[TokenInputs]) -> list[np.ndarray]:
     path = engine / graph_path("llm")
     variant = path.with_suffix(".cpu.onnx")
     session = open_session(variant if variant.is_file() else path)
-    embedding = read_header(engine / "embedding.safetensors")["embedding"].read()
-    found = []
-    for tokens in sequences:
-        feeds = _feeds(session, config, embedding[np.array(tokens)].astype(dtype), engine)
-        found.append(session.run(["logits"], feeds)[0][0].astype(np.float64))
-    return found
-
-
-def _feeds(session: Any, config: EngineConfig, embeds: np.ndarray, engine: Path) -> dict[str, np.ndarray]:
-    """Make the inputs of a run over one sequence [S,H], with all other state empty."""
-    count, capacity = len(embeds), config.builder.max_kv_cache_capacity
-    table = make_rope_table(config.llm.rope, count, CpuDevice())
-    given = {
-        "inputs_embeds": embeds[None],
-        "rope_cos": np.asarray(table.cos.array)[None, :count],
-        "rope_sin": np.asarray(table.sin.array)[None, :count],
-        "kv_write_index": np.zeros(1, np.int64),
-        "attention_mask": (np.arange(capacity) <= np.arange(count)[:, None])[None, None],
-        "last_token_ids": np.arange(count)[None],
-        "valid_tokens": np.array([count]),
-    }
-    if config.builder.lm_head_input:
-        given["lm_head.weight"] = read_header(engine / "lm_head.safetensors")["lm_head.weight"].read()
-    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-    for node in session.get_inputs():
-        if node.name not in given:
-            sizes = {"B": 1, "S": count}
-            shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in node.shape]
-            given[node.name] = np.zeros(shape, types[node.type])
-    return {node.name: given[node.name] for node in session.get_inputs()}
+    return [run_graph(session, engine, each, ["logits"])[0][0].astype(np.float64) for each in sequences]
 
 
 def _compare(
-    references: Sequence[np.ndarray],
-    found: Sequence[np.ndarray],
-    answers: Sequence[Sequence[int]],
-    found_answers: Sequence[Sequence[int]],
+    references: Sequence[np.ndarray], found: Sequence[np.ndarray], same_answers: Sequence[bool]
 ) -> QuantizationCost:
     one, other = np.concatenate(references), np.concatenate(found)
     centred = one - one.mean(-1, keepdims=True)
@@ -140,7 +102,7 @@ def _compare(
         largest_difference=float(np.abs(difference).max()),
         kl_divergence=float(divergence.mean()),
         same_choice=float((one.argmax(-1) == other.argmax(-1)).mean()),
-        same_answers=float(np.mean([a == b for a, b in zip(answers, found_answers, strict=True)])),
+        same_answers=float(np.mean(same_answers)),
     )
 
 

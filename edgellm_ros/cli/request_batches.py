@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.atomic_file import write_atomically
 from edgellm_ros.cli import arguments
-from edgellm_ros.cli.generate import common_fields, file_readers, lora_dirs, sampling_params, to_json
+from edgellm_ros.cli.answer_output import to_json
 from edgellm_ros.cli.request_files import read_request_list, request_fields
+from edgellm_ros.cli.request_options import common_fields, file_readers, lora_dirs, sampling_params
 
 if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
@@ -81,12 +82,13 @@ def _make_request(
 ) -> LLMGenerationRequest:
     from edgellm_ros.runtime.request import LLMGenerationRequest
 
-    fields = request_fields(data, index, args.requests, file_readers(args.engine_dir, config))
+    where = f"{args.requests}[{index}]"
+    fields = request_fields(data, where, args.requests, file_readers(args.engine_dir, config))
     try:
         sampling = sampling_params(args, config, fields.pop("sampling"))
         return LLMGenerationRequest(**{**common_fields(args, config), **fields, "sampling": sampling})
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{args.requests}[{index}]: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _answer(runtime: LLMInferenceRuntime, batch: Batch) -> dict[int, dict[str, Any]]:

@@ -76,12 +76,11 @@ def read_request_list(path: str | Path) -> list[Any]:
     return data
 
 
-def request_fields(data: Any, index: int, path: str | Path, readers: FileReaders) -> dict[str, Any]:
+def request_fields(data: Any, where: str, path: str | Path, readers: FileReaders) -> dict[str, Any]:
     """Return one request's fields of LLMGenerationRequest; those of its sampling are under "sampling".
 
-    ValueError or OSError.
+    where: its place in the file, for errors. ValueError or OSError.
     """
-    where = f"{path}[{index}]"
     if isinstance(data, list):
         data = {"messages": data}
     _check_object(data, where, REQUEST_KEYS, required=(), also="a list of messages or ")

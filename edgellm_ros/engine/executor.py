@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,11 @@ class EngineExecutor:
         self._current: _KeptBinding | None = None  # the binding of `_snapshot`
         self._kept: OrderedDict[BindingSnapshot, _KeptBinding] = OrderedDict()  # the latest one last
         self._recorder = GraphRecorder()
+        self._observer: Callable[[Mapping[str, Tensor]], None] | None = None
+
+    def observe(self, observer: Callable[[Mapping[str, Tensor]], None] | None) -> None:
+        """Call a function with the tensors of each run before it, by name; None ends this."""
+        self._observer = observer
 
     @property
     def snapshot(self) -> BindingSnapshot | None:
@@ -162,6 +167,8 @@ class EngineExecutor:
         """
         if self._current is None:
             raise EngineError(f"{self.name}: execute without a successful prepare")
+        if self._observer is not None:
+            self._observer(dict(zip(self.bindings, self._tensors, strict=True)))
         if self._current.graph is not None:
             self._current.graph.launch(stream)
         else:

@@ -93,13 +93,18 @@ class Inputs:
 
 
 def find_inputs(
-    bag: Bag, remappings: Mapping[str, str], needs_image: bool, needs_odometry: bool, hears: bool
+    bag: Bag,
+    remappings: Mapping[str, str],
+    needs_image: bool,
+    needs_odometry: bool,
+    hears: bool,
+    advice: str = ": name the topic with --remap",
 ) -> Inputs:
     """Find the bag's topics for the node's inputs: /edgellm/image and so on.
 
     `remappings`: topic of the bag -> input, from `parse_remappings`; these replace the topics named above.
-    A model that `hears` takes audio in place of a command. Raises BagError for a topic that is needed and
-    missing, or has another type.
+    A model that `hears` takes audio in place of a command. `advice`: what can be done about a topic that is
+    missing. Raises BagError for a topic that is needed and missing, or has another type.
     """
     for source, name in remappings.items():
         if source not in bag.topics:
@@ -117,9 +122,7 @@ def find_inputs(
         if not any(name in topics for name in names):
             wanted = " or ".join(f"~/{name} ({sources[name]})" for name in names)
             without = ", or play without odometry with --no-odometry" if names == ("odom",) else ""
-            raise BagError(
-                f"{bag.path}: no messages for {wanted}: name the topic with --remap{without}; {_listing(bag)}"
-            )
+            raise BagError(f"{bag.path}: no messages for {wanted}{advice}{without}; {_listing(bag)}")
     for name, topic in topics.items():
         _check_type(bag, name, topic)
     return Inputs(bag, topics)

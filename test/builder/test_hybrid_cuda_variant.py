@@ -203,20 +203,25 @@ def test_the_graph_of_verifications_has_the_other_outputs_of_the_model(exports, 
 
 
 # Inputs that ONNX Runtime's CUDA kernels read on the host: operator -> positions.
-HOST_INPUTS = {"If": {0}, "Reshape": {1}, "Slice": {1, 2, 3}, "Split": {1}, "Unsqueeze": {1}, "Expand": {1}}
+HOST_INPUTS = {
+    "If": {0}, "Reshape": {1}, "Slice": {1, 2, 3}, "Split": {1}, "Unsqueeze": {1}, "Squeeze": {1},
+    "Expand": {1}, "CumSum": {1},
+}  # fmt: skip
 
 
 def copies_of(model: onnx.ModelProto, branch: str = "then_branch") -> list[str]:
     """Return the nodes of a run that would copy between host and GPU, after ONNX Runtime's rules.
 
     What follows from shapes and constants alone is computed on the host. A Concat copies sizes and addresses,
-    and so does a Split of unequal parts, unless they are up to four along the last axis. branch: of each If;
-    a decode step takes the first one, a run of several tokens the second one.
+    and so does a Split of unequal parts, unless they are up to four along the last axis. A constant that the
+    GPU reads lies there, so a node of a branch that reads it on the host copies it. branch: of each If; a
+    decode step takes the first one, a run of several tokens the second one.
     """
     constants = {w.name: w for w in model.graph.initializer}
     host, copies = set(), []
+    read_on_gpu, read_by_branches = set(), []
 
-    def visit(nodes) -> None:
+    def visit(nodes, in_branch=False) -> None:
         for node in nodes:
             reads = set(filter(None, node.input))
             follows = reads & host and reads <= host | constants.keys()
@@ -226,6 +231,11 @@ def copies_of(model: onnx.ModelProto, branch: str = "then_branch") -> list[str]:
             allowed = HOST_INPUTS.get(node.op_type, set())
             if any(name in host and place not in allowed for place, name in enumerate(node.input)):
                 copies.append(node.name)
+            for place, name in enumerate(node.input):
+                if name in constants and place not in allowed:
+                    read_on_gpu.add(name)
+                elif name in constants and in_branch:
+                    read_by_branches.append((name, node.name))
             if node.op_type == "Split":
                 sizes = onnx.numpy_helper.to_array(constants[node.input[1]])
                 axis = next(a.i for a in node.attribute if a.name == "axis")
@@ -234,10 +244,10 @@ def copies_of(model: onnx.ModelProto, branch: str = "then_branch") -> list[str]:
             if node.op_type == "Concat":
                 copies.append(node.name)
             if node.op_type == "If":
-                visit(next(a.g.node for a in node.attribute if a.name == branch))
+                visit(next(a.g.node for a in node.attribute if a.name == branch), in_branch=True)
 
     visit(model.graph.node)
-    return copies
+    return copies + [node for name, node in read_by_branches if name in read_on_gpu]
 
 
 @pytest.mark.parametrize("family", WRITERS)

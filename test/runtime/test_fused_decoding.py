@@ -7,6 +7,7 @@ On a CPU the kernels are their double in NumPy.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import shutil
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from edgellm_ros.runtime.fused import choice, loading
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
 from fixtures.fused_decoding import export_decoder, fused_on_host
+from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.requests_for_tests import IMAGE, request
 from fixtures.tiny_adapter import write_adapter
@@ -209,6 +211,23 @@ def test_an_adapter_of_a_rank_that_the_kernels_do_not_take_is_run_by_the_engine(
 
 
 @on_host
+@pytest.mark.slow
+def test_with_auto_the_engine_decodes_batches_with_an_adapter(decoders, omni, monkeypatch):
+    _every_shape(monkeypatch)
+    turns = itertools.count(1)  # a later measurement is a faster one: that of the kernels
+    monkeypatch.setattr(choice, "_time", lambda device, step: step() or 1 / next(turns))
+    plain, adapted = request("hello", max_tokens=6), request("hello", max_tokens=6, lora="a")
+    with LLMInferenceRuntime(omni, decode="auto") as runtime:
+        assert runtime.fused_rows >= 2
+        before = steps(decoders)
+        found = [answer.token_ids for answer in runtime.handle_request([plain, adapted])]
+        assert steps(decoders) == before
+        runtime.handle_request([plain, plain])
+        assert steps(decoders) == before + 5
+    assert found == answers(omni, [plain, adapted], "engine")
+
+
+@on_host
 def test_a_batch_of_more_rows_than_the_kernels_take_is_decoded_by_the_engine(decoders, llama, monkeypatch):
     with LLMInferenceRuntime(llama, decode="fused") as runtime:
         runtime.pipeline.runner.most_fused_rows = 2
@@ -281,6 +300,11 @@ class TestWhenTheEngineDecodes:
         engine = export_decoder(tmp_path, "llama", {"head_dim": 16})
         reason = r"the kernels do not take this model: head_dim is 16, not one of \(64, 96, 128, 256\)"
         self.assert_reason(caplog, reason, engine)
+
+    @pytest.mark.parametrize("write", [write_nemotron_h_checkpoint, write_qwen3_5_checkpoint])
+    def test_with_recurrent_layers(self, decoders, caplog, tmp_path, write):
+        export(write(tmp_path / "checkpoint"), tmp_path / "engine", precision="fp16")
+        self.assert_reason(caplog, "the model has recurrent layers", tmp_path / "engine")
 
     def test_with_weights_in_a_form_without_kernels(self, decoders, caplog, tmp_path):
         export(write_quantized_checkpoint(tmp_path / "checkpoint", "fp8"), tmp_path, precision="fp16")

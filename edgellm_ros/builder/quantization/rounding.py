@@ -40,15 +40,11 @@ class RoundedLayout:
 
     def matrix(self, tensors: Stored, module: str) -> QuantizedMatrix | None:
         """Return the rounded weight of a layer; None if the layer stays as it is."""
-        weight = tensors.get(f"{module}.weight")
-        if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or 0 in weight.shape:
+        group = self.group_of(tensors, module)
+        if group is None:
             return None
-        if not module.startswith(self._layers) or module.endswith(KEPT):
-            return None
+        weight = tensors[f"{module}.weight"]
         fan_out, fan_in = weight.shape
-        group = min(self._group, fan_in & -fan_in) if fan_in % self._group else self._group
-        if group < SMALLEST_GROUP:
-            return None
         return QuantizedMatrix(
             fan_in,
             fan_out,
@@ -58,13 +54,29 @@ class RoundedLayout:
             lambda: self._scales(weight, group),
         )
 
+    def group_of(self, tensors: Stored, module: str) -> int | None:
+        """Return the inputs of a layer that share a scale; None if the layer stays as it is."""
+        weight = tensors.get(f"{module}.weight")
+        if weight is None or weight.dtype not in FLOATS or len(weight.shape) != 2 or 0 in weight.shape:
+            return None
+        if not module.startswith(self._layers) or module.endswith(KEPT):
+            return None
+        fan_in = weight.shape[1]
+        group = min(self._group, fan_in & -fan_in) if fan_in % self._group else self._group
+        return None if group < SMALLEST_GROUP else group
+
+    def rounded(self, rows: np.ndarray, group: int) -> np.ndarray:
+        """Round weights [N,K] fp32, to what their integers stand for."""
+        blocks = rows.reshape(len(rows), -1, group).copy()
+        scales = self._scales_of(blocks)
+        self._round(blocks, scales)
+        return (blocks * scales[:, :, None]).reshape(rows.shape)
+
     def _values(self, weight: StoredTensor, group: int) -> np.ndarray:
         """Compute values [K,N]."""
         values = np.empty(weight.shape, np.int8)
         for start, blocks, scales in self._strips(weight, group):
-            blocks /= scales[:, :, None]
-            np.rint(blocks, out=blocks)
-            np.clip(blocks, -self._top - 1, self._top, out=blocks)
+            self._round(blocks, scales)
             values[start : start + len(blocks)] = blocks.reshape(len(blocks), -1)
         return values.T
 
@@ -77,9 +89,18 @@ class RoundedLayout:
         for start in range(0, weight.shape[0], STRIP):
             rows = weight.read(start, start + STRIP).astype(np.float32)
             blocks = rows.reshape(len(rows), -1, group)
-            scales = np.abs(blocks).max(-1) / self._top
-            scales = np.maximum(scales, np.finfo(np.float16).tiny).astype(self._scale_type)
-            yield start, blocks, scales.astype(np.float32)
+            yield start, blocks, self._scales_of(blocks)
+
+    def _scales_of(self, blocks: np.ndarray) -> np.ndarray:
+        """Compute scales [n,K/group] of weights [n,K/group,group], with the precision of the graph."""
+        scales = np.abs(blocks).max(-1) / self._top
+        return np.maximum(scales, np.finfo(np.float16).tiny).astype(self._scale_type).astype(np.float32)
+
+    def _round(self, blocks: np.ndarray, scales: np.ndarray) -> None:
+        """Replace weights [n,K/group,group] by their integers."""
+        blocks /= scales[:, :, None]
+        np.rint(blocks, out=blocks)
+        np.clip(blocks, -self._top - 1, self._top, out=blocks)
 
 
 def decoder_layers(embedding: str) -> str:

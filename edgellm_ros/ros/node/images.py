@@ -1,67 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts camera messages to RGB arrays and back.
-
-Every field of a message is checked before its use. Encodings are those of sensor_msgs/image_encodings.hpp;
-OpenCV converts them.
-"""
+"""Converts camera messages to RGB arrays and back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import cv2
 import numpy as np
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from edgellm_ros.echo import quoted
 from edgellm_ros.ros.node.compressed_images import decode_file
-from edgellm_ros.ros.node.image_size import check_size
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How the pixels of a raw image are stored."""
-
-    channels: int  # numbers per pixel in a row
-    conversion: int | None  # OpenCV's code of the conversion to RGB; None = already RGB
-    bits: int = 8  # per number
-    multiple_of: tuple[int, int] = (1, 1)  # divisors of width and height
-    at_least: int = 1  # smallest width and height
-    rows: float = 1.0  # rows of data per row of pixels: in NV21, chroma follows luma
-
-
-def _bayer(conversion: int, bits: int) -> Encoding:
-    return Encoding(1, conversion, bits, at_least=3)
-
-
-# OpenCV names a Bayer pattern by its second row, second and third column; ROS by its first two rows.
-_BAYER = {
-    "rggb": cv2.COLOR_BayerBG2RGB,
-    "bggr": cv2.COLOR_BayerRG2RGB,
-    "gbrg": cv2.COLOR_BayerGR2RGB,
-    "grbg": cv2.COLOR_BayerGB2RGB,
-}
-_UYVY = Encoding(2, cv2.COLOR_YUV2RGB_UYVY, multiple_of=(2, 1))
-_YUYV = Encoding(2, cv2.COLOR_YUV2RGB_YUY2, multiple_of=(2, 1))
-ENCODINGS: dict[str, Encoding] = {
-    "rgb8": Encoding(3, None),
-    "bgr8": Encoding(3, cv2.COLOR_BGR2RGB),
-    "rgba8": Encoding(4, cv2.COLOR_RGBA2RGB),
-    "bgra8": Encoding(4, cv2.COLOR_BGRA2RGB),
-    "mono8": Encoding(1, cv2.COLOR_GRAY2RGB),
-    "rgb16": Encoding(3, None, 16),
-    "bgr16": Encoding(3, cv2.COLOR_BGR2RGB, 16),
-    "rgba16": Encoding(4, cv2.COLOR_RGBA2RGB, 16),
-    "bgra16": Encoding(4, cv2.COLOR_BGRA2RGB, 16),
-    "mono16": Encoding(1, cv2.COLOR_GRAY2RGB, 16),
-    "uyvy": _UYVY,
-    "yuv422": _UYVY,  # the older name
-    "yuyv": _YUYV,
-    "yuv422_yuy2": _YUYV,
-    "nv21": Encoding(1, cv2.COLOR_YUV2RGB_NV21, multiple_of=(2, 2), rows=1.5),
-    **{f"bayer_{name}{bits}": _bayer(code, bits) for name, code in _BAYER.items() for bits in (8, 16)},
-}
+from edgellm_ros.ros.node.raw_images import decode_raw
 
 
 def decode_image(message: Image | CompressedImage) -> np.ndarray:
@@ -71,7 +18,7 @@ def decode_image(message: Image | CompressedImage) -> np.ndarray:
     """
     if isinstance(message, CompressedImage):
         return decode_file(message.data, message.format)
-    return _decode_raw(message)
+    return decode_raw(message)
 
 
 def encode_image(image: np.ndarray, header: Header) -> Image:
@@ -81,47 +28,3 @@ def encode_image(image: np.ndarray, header: Header) -> Image:
     return Image(
         header=header, height=height, width=width, encoding="rgb8", step=3 * width, data=image.tobytes()
     )
-
-
-def _decode_raw(message: Image) -> np.ndarray:
-    encoding = ENCODINGS.get(message.encoding)
-    if encoding is None:
-        raise ValueError(
-            f"image encoding {quoted(message.encoding)} is not supported: use one of {', '.join(ENCODINGS)}"
-        )
-    height, width, step = message.height, message.width, message.step
-    if height == 0 or width == 0 or len(message.data) == 0:
-        raise ValueError(f"image is empty: {width} x {height} pixels, {len(message.data)} bytes of data")
-    check_size("image", width, height)
-    _check_shape(message.encoding, encoding, width, height)
-    row = width * encoding.channels * encoding.bits // 8
-    if step < row:
-        raise ValueError(
-            f"image step is {step}, less than a row of {width} {message.encoding} pixels ({row})"
-        )
-    rows = round(height * encoding.rows)
-    if len(message.data) != rows * step:
-        problem = "is truncated" if len(message.data) < rows * step else "has too much data"
-        raise ValueError(
-            f"image {problem}: {len(message.data)} bytes, expected {rows} rows of {step} = {rows * step}"
-        )
-    data = np.ascontiguousarray(np.frombuffer(message.data, np.uint8).reshape(rows, step)[:, :row])
-    if encoding.bits == 16:
-        data = data.view(">u2" if message.is_bigendian else "<u2").astype(np.uint16)
-    pixels = data.reshape(rows, width, encoding.channels)
-    if encoding.conversion is not None:
-        pixels = cv2.cvtColor(pixels, encoding.conversion)
-    return cv2.convertScaleAbs(pixels, alpha=255 / 65535) if encoding.bits == 16 else pixels
-
-
-def _check_shape(name: str, encoding: Encoding, width: int, height: int) -> None:
-    if width % encoding.multiple_of[0] or height % encoding.multiple_of[1]:
-        raise ValueError(
-            f"image is {width} x {height} pixels: an image in {name} has a width divisible by "
-            f"{encoding.multiple_of[0]} and a height divisible by {encoding.multiple_of[1]}"
-        )
-    if min(width, height) < encoding.at_least:
-        raise ValueError(
-            f"image is {width} x {height} pixels: {name} needs at least "
-            f"{encoding.at_least} x {encoding.at_least}"
-        )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 
@@ -12,12 +11,11 @@ from nav_msgs.msg import Odometry
 
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
 from edgellm_ros.ros.node.input_time import StaleInputError, check_age, check_not_future
+from edgellm_ros.ros.node.poses import Sample, past_poses, read_pose
 
 CAPACITY = 1000
 MAX_GAP_S = 1.0  # a longer pause of the odometry starts a new history
 OUT_OF_ORDER_S = 0.5  # a stamp further behind the newest means that the clock was reset
-MAX_POSITION_M, MAX_SPEED_M_S = 1e9, 1e4  # beyond every robot; larger numbers may overflow
-Sample = tuple[float, float, float, float, float]  # stamp (s), x, y, heading, speed
 
 
 class OdometryBuffer:
@@ -39,7 +37,7 @@ class OdometryBuffer:
             stamp = to_nanoseconds(message.header.stamp) or arrival or 0
             if arrival is not None:
                 check_not_future("odometry", stamp, arrival, tolerance_s)
-            sample = (stamp / NANOSECONDS, *_read(message))
+            sample = (stamp / NANOSECONDS, *read_pose(message))
         except ValueError as error:
             with self._arrived:
                 self._problem = str(error)
@@ -104,7 +102,7 @@ class OdometryBuffer:
                 f"the newest odometry is {behind:.2f} s older than the frame, limit {max_age:g} s "
                 "(parameter max_input_age)"
             )
-        return _state(samples, stamp, num_points, dt)
+        return past_poses(samples, stamp, num_points, dt)
 
     def newest_state(
         self, now: int, num_points: int, dt: float, max_age: float
@@ -118,7 +116,7 @@ class OdometryBuffer:
             return None, None
         newest = float(samples[-1, 0])
         check_age("the newest odometry", round(newest * NANOSECONDS), now, max_age)
-        return _state(samples, newest, num_points, dt)
+        return past_poses(samples, newest, num_points, dt)
 
     def _copy(self) -> np.ndarray | None:
         """Return the samples [N, 5]; None without samples.
@@ -129,41 +127,3 @@ class OdometryBuffer:
             if self._problem:
                 raise ValueError(self._problem)
             return np.array(self._samples) if self._samples else None
-
-
-def _state(samples: np.ndarray, stamp: float, num_points: int, dt: float) -> tuple[np.ndarray, float]:
-    times = samples[:, 0]
-    at = stamp + dt * np.arange(1 - num_points, 1)
-    x, y, speed = (np.interp(at, times, samples[:, column]) for column in (1, 2, 4))
-    heading = np.interp(at, times, np.unwrap(samples[:, 3]))
-    cos, sin = math.cos(heading[-1]), math.sin(heading[-1])
-    dx, dy = x - x[-1], y - y[-1]
-    history = np.column_stack([cos * dx + sin * dy, -sin * dx + cos * dy, heading - heading[-1]])
-    return history, max(0.0, float(speed[-1]))
-
-
-def _read(message: Odometry) -> tuple[float, float, float, float]:
-    """Return x, y, heading and speed. ValueError names the invalid field."""
-    position, rotation = message.pose.pose.position, message.pose.pose.orientation
-    speed = message.twist.twist.linear.x
-    for name, value, limit in (
-        ("pose.pose.position.x", position.x, MAX_POSITION_M),
-        ("pose.pose.position.y", position.y, MAX_POSITION_M),
-        ("pose.pose.orientation.x", rotation.x, math.inf),
-        ("pose.pose.orientation.y", rotation.y, math.inf),
-        ("pose.pose.orientation.z", rotation.z, math.inf),
-        ("pose.pose.orientation.w", rotation.w, math.inf),
-        ("twist.twist.linear.x", speed, MAX_SPEED_M_S),
-    ):
-        if not math.isfinite(value):
-            raise ValueError(f"odometry is not finite: {name} is {value}")
-        if abs(value) > limit:
-            raise ValueError(f"odometry is out of range: {name} is {value:g}, limit {limit:g}")
-    norm = math.hypot(rotation.x, rotation.y, rotation.z, rotation.w)
-    if not 0.9 < norm < 1.1:
-        raise ValueError(f"odometry has no orientation: the quaternion's length is {norm:.3g}, expected 1")
-    heading = math.atan2(
-        2 * (rotation.w * rotation.z + rotation.x * rotation.y),
-        rotation.w**2 + rotation.x**2 - rotation.y**2 - rotation.z**2,
-    )
-    return position.x, position.y, heading, speed

@@ -167,6 +167,11 @@ class LLMEngineRunner:
         self._most_adapted_rows = most_rows
         self._adapted_decode = _Engine(executor, self._fused_decode.inputs, fused=True)
 
+    @property
+    def prefill_executor(self) -> EngineExecutor:
+        """The executor of prefills; on a CPU, also of decode steps."""
+        return self._prefill.executor
+
     def execute_prefill_step(
         self,
         inputs_embeds: Tensor,

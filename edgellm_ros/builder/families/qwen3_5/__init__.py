@@ -56,6 +56,7 @@ def read(checkpoint: Path, config: ConfigSection, weights: Weights) -> Model:
         build_llm=partial(build_llm, architecture, weights),
         build_cuda_llm=partial(build_cuda_llm, architecture, weights) if has_kernels(runner) else None,
         verifies_drafts=True,
+        norm_shift=1.0,
         vision=vision.config if vision else None,
         encoders={"visual": partial(build_vision, vision, weights)} if vision else {},
     )

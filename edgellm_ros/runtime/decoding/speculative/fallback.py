@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-SHARE = 0.04  # of the time of vanilla steps that rounds may lose
+SHARE = 0.02  # of the time of vanilla steps that rounds may lose
 RESERVE = 8  # bad rounds that the largest allowance covers
 UNKNOWN = 2  # rounds until the cost of a round is known
 PROBE = 3  # vanilla steps until their cost is known

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibrates the rounding of a language model's weights: scales of its layers' inputs.
+
+    checkpoint -- CalibrationPlan -- inputs of linear layers while the model runs -- find_scales -- export
+
+The caller runs the model: `add_outputs` makes a graph of its engine that has these inputs as outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from edgellm_ros.builder.checkpoint import Weights
+from edgellm_ros.builder.checkpoint_config import read_section
+from edgellm_ros.builder.export_plan import (
+    EXPERT_FOLDER,
+    ExportOptions,
+    plan_export,
+    read_model,
+    rounded_layout,
+)
+from edgellm_ros.builder.layers import ModelBuilder
+from edgellm_ros.builder.quantization.folding import InputGroup, input_groups
+from edgellm_ros.builder.quantization.rounding import RoundedLayout, decoder_layers
+from edgellm_ros.builder.quantization.search import GroupScales, LayerInputs, search_scales
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import graph_path
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationPlan:
+    """A checkpoint whose rounding is calibrated."""
+
+    arguments: dict[str, Any]  # of `export`, for the engine that runs the calibration data
+    config: EngineConfig  # of this engine, without files
+    weights: Weights
+    layout: RoundedLayout
+    groups: tuple[InputGroup, ...]
+    values: dict[str, str]  # first layer of a group -> name of the inputs in the graph
+
+
+def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> CalibrationPlan:
+    """Read a checkpoint that `export` is to round with these options; no weight is read.
+
+    Raises the errors of `export`, and ValueError for adapters.
+    """
+    checkpoint = Path(checkpoint)
+    # In fp32, as a CPU runs it, and without parts that have no share in an answer.
+    plain: dict[str, Any] = {
+        "max_batch_size": 1,
+        "max_input_len": options.max_input_len,
+        "max_kv_cache_capacity": options.max_kv_cache_capacity,
+        "max_lora_rank": 0,
+        "with_draft": False,
+    }
+    rounded = plan_export(checkpoint, options)  # refuses what `export` does
+    if rounded.config.builder.max_lora_rank:
+        raise ValueError(
+            f"{checkpoint}: scales of a layer's inputs would change its LoRA adapters: --max-lora-rank 0 "
+            "exports an engine without adapters"
+        )
+    plan = plan_export(checkpoint, ExportOptions(**plain))
+    _, weights, model = read_model(checkpoint, read_section(checkpoint / "config.json"))
+    has_expert = (checkpoint / EXPERT_FOLDER).is_dir()  # an action expert reads the values in the KV cache
+    layers = decoder_layers(model.embedding)
+    groups = tuple(input_groups(weights, layers, model.llm, model.norm_shift, values=not has_expert))
+    llm = plan.graphs[graph_path("llm")]
+    assert isinstance(llm, ModelBuilder)
+    values = {group.layers[0]: str(llm.linear_inputs[group.layers[0]].name) for group in groups}
+    layout = rounded_layout(options, model)
+    return CalibrationPlan(plain, plan.config, weights, layout, groups, values)
+
+
+def find_scales(plan: CalibrationPlan, inputs: Mapping[str, LayerInputs]) -> list[GroupScales]:
+    """Choose the scales of all groups; inputs: of the first layer of each group."""
+    found = (
+        search_scales(plan.weights, plan.layout, group, inputs[group.layers[0]]) for group in plan.groups
+    )
+    return [scales for scales in found if scales is not None]
+
+
+def add_outputs(path: Path, names: Iterable[str], target: Path) -> None:
+    """Write a graph in fp32 again, beside itself, with some of its values as outputs."""
+    model = ir.load(path)
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    for name in names:
+        values[name].type = ir.TensorType(ir.DataType.FLOAT)
+        model.graph.outputs.append(values[name])
+    ir.save(model, target)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints answers: as they grow, as JSON, and in words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from edgellm_ros.runtime.request import LLMGenerationResponse, Progress
+
+
+class Streamer:
+    """Prints a growing text piece by piece."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._printed = 0
+
+    def __call__(self, progress: Progress) -> None:
+        self._print(progress.text, end="")
+
+    def finish(self, text: str) -> None:
+        """Print the rest and end the line."""
+        self._print(text, end="\n")
+
+    def _print(self, text: str, end: str) -> None:
+        print(text[self._printed :], end=end, flush=True, file=self._file)
+        self._printed = max(self._printed, len(text))
+
+
+def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, Any]:
+    """Return the answer as JSON types.
+
+    `actions` n x T x A and `paths` n x (T + 1) x (x, y, heading, speed) are None without a trajectory.
+    """
+    result = {
+        "text": response.text,
+        "token_ids": [int(token) for token in response.token_ids],
+        "finish_reason": response.finish_reason,
+        "prompt_tokens": response.prompt_tokens,
+        "actions": None if response.actions is None else response.actions.tolist(),
+        "paths": None if response.paths is None else response.paths.tolist(),
+        "noise_seed": int(response.noise_seed),
+        "lora": response.lora,
+        "metrics": {name: float(value) for name, value in response.metrics.items()},
+    }
+    if with_logprobs:
+        result["logprobs"] = [
+            [[int(token), float(value)] for token, value in step] for step in response.logprobs or []
+        ]
+    return result
+
+
+def describe(response: LLMGenerationResponse) -> str:
+    """Describe tokens, times and trajectories for people, one line each."""
+    metrics = response.metrics
+    lines = [
+        f"[{response.prompt_tokens} prompt tokens, {len(response.token_ids)} new, finish: "
+        f"{response.finish_reason}, first token {metrics['first_token_s'] * 1e3:.0f} ms, "
+        f"total {metrics['total_s'] * 1e3:.0f} ms]"
+    ]
+    for index, path in enumerate([] if response.paths is None else response.paths):
+        x, y, heading, speed = path[-1]
+        end = f"x {x:.2f} m, y {y:.2f} m, heading {math.degrees(heading):.0f} deg, {speed:.2f} m/s"
+        lines.append(f"[trajectory {index}: ends at {end}]")
+    return "\n".join(lines)

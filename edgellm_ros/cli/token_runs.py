@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a language model's graph over prompts and answers that an engine has given before.
+
+A run has inputs for each token (embeddings with encoder rows, RoPE rows, deepstack rows), and an empty cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.builder.safetensors_file import read_header
+from edgellm_ros.engine.device import CpuDevice
+from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prompt.rope import make_rope_table
+from edgellm_ros.runtime.request import LLMGenerationRequest
+
+TokenInputs = dict[str, np.ndarray]  # [1,S,...] by name
+FOR_EACH_TOKEN = ("inputs_embeds", "rope_cos", "rope_sin", "deepstack_embeds_")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRun:
+    """A prompt and the answer that an engine gave."""
+
+    inputs: TokenInputs
+    answer: tuple[int, ...]  # token ids
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens of prompt and answer."""
+        return self.inputs["inputs_embeds"].shape[1]
+
+
+def record_runs(engine: Path, requests: Mapping[str, LLMGenerationRequest]) -> list[TokenRun]:
+    """Answer requests on the CPU, one by one, and keep the inputs of the language model.
+
+    requests: by their names in errors. ValueError, before the first answer, for a request that the engine
+    refuses.
+    """
+    runs = []
+    with LLMInferenceRuntime(engine, prefix_cache_bytes=0) as runtime:
+        for name, request in requests.items():
+            try:
+                runtime.pipeline.prepare([request], 0)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        seen: list[TokenInputs] = []
+
+        def keep(tensors: Mapping[str, Tensor]) -> None:
+            seen.append(
+                {
+                    name: tensor.array.copy()
+                    for name, tensor in tensors.items()
+                    if name.startswith(FOR_EACH_TOKEN)
+                }
+            )
+
+        runtime.pipeline.runner.prefill_executor.observe(keep)
+        for request in requests.values():
+            answer = runtime.handle_request(request).token_ids
+            inputs = {name: np.concatenate([each[name] for each in seen], axis=1) for name in seen[0]}
+            runs.append(TokenRun(inputs, tuple(answer)))
+            seen.clear()
+    return runs
+
+
+def text_inputs(engine: Path, token_ids: Sequence[int]) -> TokenInputs:
+    """Make the inputs of tokens of a text."""
+    config = EngineConfig.load(engine)
+    dtype = np.dtype(DTYPES[config.precision].numpy())
+    embedding = read_header(engine / "embedding.safetensors")["embedding"].read()
+    count = len(token_ids)
+    table = make_rope_table(config.llm.rope, count, CpuDevice())
+    return {
+        "inputs_embeds": embedding[np.array(token_ids)].astype(dtype)[None],
+        "rope_cos": np.asarray(table.cos.array)[None, :count],
+        "rope_sin": np.asarray(table.sin.array)[None, :count],
+    }
+
+
+def run_graph(session: Any, engine: Path, inputs: TokenInputs, outputs: Sequence[str]) -> list[np.ndarray]:
+    """Run the language model's graph of an engine over a sequence; return these outputs."""
+    config = EngineConfig.load(engine)
+    count, capacity = inputs["inputs_embeds"].shape[1], config.builder.max_kv_cache_capacity
+    given = {
+        **inputs,
+        "kv_write_index": np.zeros(1, np.int64),
+        "attention_mask": (np.arange(capacity) <= np.arange(count)[:, None])[None, None],
+        "last_token_ids": np.arange(count)[None],
+        "valid_tokens": np.array([count]),
+    }
+    if config.builder.lm_head_input:
+        given["lm_head.weight"] = read_header(engine / "lm_head.safetensors")["lm_head.weight"].read()
+    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+    for node in session.get_inputs():
+        if node.name not in given:
+            sizes = {"B": 1, "S": count}
+            shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in node.shape]
+            given[node.name] = np.zeros(shape, types[node.type])
+    return session.run(list(outputs), {node.name: given[node.name] for node in session.get_inputs()})
