@@ -19,7 +19,7 @@ from edgellm_ros.kernels import Kernels, load_kernels
 from fixtures import on_device
 from fixtures.on_device import DEVICES, for_runtime, open_for_tests
 
-PARITY = re.compile(r"^(pytestmark = )?.*\bmark\.parity\b", re.MULTILINE)  # of a whole module, or of a test
+PARITY = re.compile(r"^(pytestmark = (?:\[\s*)?)?.*\bmark\.parity\b", re.MULTILINE)  # of a module or test
 
 
 def pytest_addoption(parser) -> None:
