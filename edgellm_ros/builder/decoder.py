@@ -87,7 +87,7 @@ def build_decoder(architecture: DecoderArchitecture, weights: Weights, options: 
       of layer i (from 1) before deepstack; of the last layer after the final norm
     - fused_hidden_states [B,S,Hd], if `options.fusion`: of all tokens
     """
-    graph = ModelBuilder("llm", weights, options.precision, options.lora)
+    graph = ModelBuilder("llm", weights, options.precision, options.lora, kv_cache=options.kv_cache)
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
     inputs = llm_inputs(graph, runner, options.capacity)

@@ -49,7 +49,9 @@ def build_cuda_decoder(
     says. With `options.only_chains` too it is `llm/verify.chain.cuda.onnx`, for chains: without a mask it
     runs the faster kernels of the graph without `fusion`.
     """
-    graph = ModelBuilder("llm", weights, options.precision, options.lora, onnxruntime=True)
+    graph = ModelBuilder(
+        "llm", weights, options.precision, options.lora, onnxruntime=True, kv_cache=options.kv_cache
+    )
     runner, epsilon = architecture.runner, architecture.epsilon
     hidden, layers = runner.hidden_size, runner.num_hidden_layers
 
@@ -194,14 +196,23 @@ def fused_attention(
     qkv: queries, keys and values [B,S,heads*D] each, or one tensor with all three; norms: scales [D] of the
     norms of queries and keys, if there are any. Returns [B*S,heads*D], or [B,S,heads*D] if the step's layout
     is batched, and the updated cache.
+
+    With an FP8 cache, keys and values have one scale of 1, in one tensor, and norms are nodes of their own:
+    without either, ONNX Runtime (1.31) has no kernel that reads such a cache as it is, and a decode step
+    converts all its rows to half precision.
     """
     graph, runner = step.graph, step.runner
+    options: dict[str, Any] = {"do_rotary": int(bool(step.rope))}
+    scales: list[ir.Value | None] = [None, None]
+    if graph.cache_dtype != graph.dtype:
+        qkv, norms = _normed_heads(step, qkv, norms, epsilon), ()
+        scales = [graph.constant([1.0], FLOAT)] * 2
+        options |= {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
     inputs: list[ir.Value | None] = [*qkv, *[None] * (3 - len(qkv)), *cache, step.last_row, step.longest]
     inputs += step.rope or [None] * 3
     inputs.append(None if step.tree is None else step.bias(window))
-    options: dict[str, Any] = {"do_rotary": int(bool(step.rope))}
+    inputs += [None, *scales]  # no sinks
     if norms:
-        inputs += [None] * 3  # no sinks, no scales of a quantised cache
         inputs += norms
         options["qk_norm_epsilon"] = epsilon
     while inputs[-1] is None:
@@ -220,6 +231,24 @@ def fused_attention(
     )
     width = runner.num_attention_heads * runner.head_dim
     return step.tokens.flatten(attended, width), (keys, values)
+
+
+def _normed_heads(
+    step: CudaStep, qkv: Sequence[ir.Value], norms: Sequence[ir.Value], epsilon: float
+) -> Sequence[ir.Value]:
+    """Add the norms of queries and keys; `qkv` and the result are as in `fused_attention`."""
+    if not norms:
+        return qkv
+    graph, runner = step.graph, step.runner
+    size, heads, kv_heads = runner.head_dim, runner.num_attention_heads, runner.num_key_value_heads
+    if len(qkv) == 1:
+        qkv = graph.split(qkv[0], [heads * size, kv_heads * size, kv_heads * size], axis=-1)
+    normed = []
+    for x, count, scale in zip(qkv, (heads, kv_heads), norms, strict=False):
+        x = graph.reshape(x, [0, 0, count, size])
+        x = graph.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon, stash_type=1)
+        normed.append(graph.reshape(x, [0, 0, count * size]))
+    return [*normed, qkv[2]]
 
 
 # x -- qkv_proj --+-- q -- q_norm -- RotaryEmbedding ---------------------+
@@ -258,8 +287,8 @@ def plain_attention(
     """
     graph, runner = step.graph, step.runner
     scale = runner.head_dim**-0.5
-    keys = graph.op("TensorScatter", cache[0], k, step.write_index, axis=-2, mode="linear")
-    values = graph.op("TensorScatter", cache[1], v, step.write_index, axis=-2, mode="linear")
+    keys, present_keys = graph.written_cache(cache[0], k, step.write_index)
+    values, present_values = graph.written_cache(cache[1], v, step.write_index)
     if window is None and step.tree is not None:
         attended = graph.op("Attention", q, keys, values, step.tree, scale=scale)
     elif window is None:
@@ -267,4 +296,5 @@ def plain_attention(
         attended = graph.op("Attention", *seen, is_causal=1, scale=scale)
     else:
         attended = graph.op("Attention", q, keys, values, step.windowed_mask(window), scale=scale)
-    return step.tokens.merge_heads(attended, runner.num_attention_heads * runner.head_dim), (keys, values)
+    width = runner.num_attention_heads * runner.head_dim
+    return step.tokens.merge_heads(attended, width), (present_keys, present_values)

@@ -7,7 +7,7 @@ Everything that can be refused is refused here, from configurations and headers,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,8 @@ from edgellm_ros.engine_directory.files import (
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
+from edgellm_ros.engine_directory.lora_inputs import engine_module
+from edgellm_ros.engine_directory.lora_scales import LORA_SCALES_FILE, LoraScales
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
 EMBEDDING_FILE = "embedding.safetensors"
@@ -88,6 +90,7 @@ class ExportOptions:
     group_size: int = 64  # inputs that share a scale, with `quantize`
     scales: tuple[GroupScales, ...] = ()  # of the inputs of the language model's layers, see `find_scales`
     cpu_int8: bool = False  # whether graphs for a CPU multiply in 8 bits
+    kv_cache: str | None = None  # "fp8": the type of the KV cache; None = the precision
 
     def limits(self) -> BuilderConfig:
         """Check the options and return those that `config.json` of the engine has."""
@@ -102,6 +105,7 @@ class ExportOptions:
             self.max_lora_rank or 0,
             hidden_state_layers=self.hidden_state_layers,
             lm_head_input=self.lm_head_input,
+            kv_cache=self.kv_cache,
         )
 
 
@@ -186,6 +190,7 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
         head,
         bool(folders or options.max_lora_rank),
         limits.hidden_state_layers,
+        kv_cache=options.kv_cache,
     )
     llm = model.build_llm(llm_options)
     inputs = {str(value.name): tuple(value.shape or ()) for value in llm.graph.inputs}
@@ -193,6 +198,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if options.max_lora_rank is None:
         rank = max((adapter.rank for adapter in adapters.values()), default=0)
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
+    if options.scales and config.builder.max_lora_rank:
+        texts[LORA_SCALES_FILE] = _lora_scales(options.scales).contents()
     parts: dict[str, GraphBuilder] = {"llm": llm}
     parts |= {part: build(options.precision) for part, build in model.encoders.items()}
     variants: dict[str, GraphBuilder] = {}  # for CUDA
@@ -200,7 +207,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     cpu = {"llm": model.build_llm(llm_options)}  # for a CPU
     if expert is not None and expert_weights is not None:
         sources = expert, model.llm, expert_weights, options.precision, options.max_kv_cache_capacity
-        parts["action"], variants["action"] = build_expert(*sources), build_expert(*sources, cuda=True)
+        build = partial(build_expert, *sources, kv_cache=options.kv_cache)
+        parts["action"], variants["action"] = build(), build(cuda=True)
         if options.precision != "fp32":
             described = describe_expert(expert, parts["action"], Path(graph_path("action")).name)
             texts[FUSED_EXPERT_FILE] = described.contents()
@@ -231,8 +239,9 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if options.cpu_int8:
         cpu |= {part: build(options.precision) for part, build in model.encoders.items()}
     cpu = {part: graph for part, graph in cpu.items() if _for_a_cpu(part, graph, options)}
-    for part, graph in parts.items():
-        check_operators(graph.graph, graph_path(part))
+    if options.kv_cache is None:  # TensorRT takes no FP8 cache (builder/tensorrt_plan.py)
+        for part, graph in parts.items():
+            check_operators(graph.graph, graph_path(part))
     graphs = {graph_path(part): graph for part, graph in parts.items()}
     cuda_file = Path(variant_path(graph_path("llm"), "cuda")).name
     for form, others in (("cuda", variants), (f"{CHAIN}.cuda", chains), ("cpu", cpu)):
@@ -287,10 +296,25 @@ def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weight
         raise ValueError(f"{error}{_size(checkpoint)}") from None
 
 
+def _lora_scales(scales: Sequence[GroupScales]) -> LoraScales:
+    """Collect the factors of adapters for layers with scaled inputs."""
+    inputs: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}
+    for each in scales:
+        group = each.group
+        if group.source is None:
+            continue
+        inputs |= {engine_module(layer): each.scales for layer in group.layers}
+        if group.shift is None:
+            outputs[engine_module(group.source)] = group.source_factors(each.scales)
+    return LoraScales(inputs, outputs)
+
+
 def rounded_layout(options: ExportOptions, model: Model) -> RoundedLayout:
     """Make the layout of the weights that `quantize` asks for."""
     layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
-    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype)
+    kept = {layer: shares for each in options.scales for layer, shares in each.kept.items()}
+    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype, kept)
 
 
 def _size(checkpoint: Path) -> str:
@@ -318,6 +342,11 @@ def _read_draft(
         raise ValueError(
             f"{folder}: a draft head for a language model of a family of its own: supported are dense "
             "decoders and hybrids; --no-draft exports the model alone"
+        )
+    if options.kv_cache is not None:
+        raise ValueError(
+            f"{folder}: a draft head is not supported with a KV cache of type {options.kv_cache}; --no-draft "
+            "exports the model alone"
         )
     dtype = np.dtype(DTYPES[options.precision].numpy())
     return read_head(folder, model, weights, dtype, options.max_kv_cache_capacity)

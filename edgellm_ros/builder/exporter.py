@@ -25,6 +25,7 @@ from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, l
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
+from edgellm_ros.engine_directory.lora_scales import LORA_SCALES_FILE
 
 
 def export(
@@ -46,16 +47,17 @@ def export(
     group_size: int = 64,
     cpu_int8: bool = False,
     scales: Sequence[GroupScales] = (),
+    kv_cache: str | None = None,
 ) -> EngineConfig:
     """Write the engine directory of a checkpoint in Hugging Face format.
 
     The checkpoint's `model_type` chooses the family (`builder/families`). Encoders and the action expert are
     optional: the parts that the checkpoint has weights for are exported.
 
-    `precision` is the type of weights, activations and KV cache. In every precision norms are computed in
-    fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and outputs. fp32 and fp16 run
-    everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for GPUs only. Lengths are in
-    tokens.
+    `precision` is the type of weights, activations and, without `kv_cache`, KV cache. In every precision
+    norms are computed in fp32, and RoPE rows, logits, pixels, time and trajectories are fp32 inputs and
+    outputs. fp32 and fp16 run everywhere (on a CPU, ONNX Runtime computes most of fp16 in fp32); bf16 is for
+    GPUs only. Lengths are in tokens.
 
     max_lora_rank: largest rank of adapters; 0 = no LoRA inputs, None = the largest rank among the adapters in
     the checkpoint's folder `lora`, which are copied unless max_lora_rank is 0.
@@ -78,6 +80,9 @@ def export(
     cpu_int8: the graphs for a CPU multiply in 8 bits (`builder/int8_products.py`), those of encoders and
     draft head too; the other graphs do not change. Needs precision fp32.
 
+    kv_cache: "fp8" stores keys and values as FP8 (E4M3) without scales: values beyond 448 become 448. None =
+    in `precision`. TensorRT and draft heads do not support FP8 (docs/engine_directory.md).
+
     All checks come before the first file is written. `config.json` is removed first and written last, so that
     an interrupted export leaves no directory that looks complete. FileNotFoundError or ValueError, naming
     file, key and value, for a checkpoint that is incomplete or not supported.
@@ -99,6 +104,7 @@ def export(
         group_size,
         tuple(scales),
         cpu_int8,
+        kv_cache,
     )
     return _write(plan_export(Path(checkpoint_dir), options), Path(engine_dir))
 
@@ -128,7 +134,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     tensors = f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
-    optional = *tensors, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
+    optional = *tensors, LORA_SCALES_FILE, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     for pattern in (*graphs, "*/*.plan*", *optional):

@@ -37,6 +37,7 @@ def build_expert(
     precision: str,
     capacity: int,
     cuda: bool = False,
+    kv_cache: str | None = None,
 ) -> ModelBuilder:
     """Build `action/model.onnx`, or with `cuda` `action/model.cuda.onnx`.
 
@@ -49,15 +50,15 @@ def build_expert(
     - rope_cos, rope_sin [1,T,R/2] fp32: one row per step, R = the rotated values of a head
     - kv_length [1] i64: rows of the cache that are filled
     - cache_rows [P] i64: the numbers 0 .. P-1, P from kv_length to C = `capacity`
-    - key_cache_i, value_cache_i [1,Hkv,C,D] in the precision's type: only read; i as in the language model,
-      for the caches that a layer of the expert reads
+    - key_cache_i, value_cache_i [1,Hkv,C,D] in the precision's type or in `kv_cache`: only read; i as in the
+      language model, for the caches that a layer of the expert reads
 
     Output: velocity [n,T,A] fp32.
 
     The graph for CUDA has lengths in place of a mask, which TensorRT lacks, so that the kernel skips the rows
     that are not filled, and ONNX Runtime's own operator for a sum and its norm.
     """
-    graph = ModelBuilder("action", weights, precision)
+    graph = ModelBuilder("action", weights, precision, kv_cache=kv_cache)
     space, hidden, epsilon = architecture.action_space, architecture.hidden_size, architecture.rms_norm_eps
     layers, kv_heads, head_dim = (
         architecture.num_hidden_layers,
@@ -74,8 +75,9 @@ def build_expert(
     rows = graph.input(names.CACHE_ROWS, INT64, ["P"])
     read = architecture.kv_caches(llm)
     shape: list[Dim] = [1, kv_heads, capacity, head_dim]
+    dtype = graph.cache_dtype
     caches = {
-        i: [graph.input(name, graph.dtype, shape) for name in (names.key_cache(i), names.value_cache(i))]
+        i: [graph.input(name, dtype, shape) for name in (names.key_cache(i), names.value_cache(i))]
         for i in sorted(set(read))
     }
 
@@ -122,7 +124,9 @@ def _repeat(graph: ModelBuilder, x: ir.Value, samples: ir.Value, rank: int) -> i
 
 
 def _first_rows(graph: ModelBuilder, cache: ir.Value, rows: ir.Value) -> ir.Value:
-    """Take the first P rows of a cache [1,Hkv,C,D]; rows [P]."""
+    """Take the first P rows of a cache [1,Hkv,C,D], in the graph's type; rows [P]."""
+    if graph.cache_dtype != graph.dtype:
+        cache = graph.op("Cast", cache, to=int(graph.dtype))  # the whole cache: Slice lacks FP8
     return graph.op("Slice", cache, graph.constant([0]), graph.op("Shape", rows), graph.constant([2]))
 
 

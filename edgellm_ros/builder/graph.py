@@ -24,6 +24,7 @@ from edgellm_ros.builder.strips import pack_pairs, strips
 OPSET = 24  # the first with TensorScatter; Attention, RotaryEmbedding and RMSNormalization came with 23
 IR_VERSION = 12  # the one that came with opset 24
 DTYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+KV_CACHE_DTYPES = {**DTYPES, "fp8": ir.DataType.FLOAT8E4M3FN}
 FLOAT = ir.DataType.FLOAT
 INT32 = ir.DataType.INT32
 INT64 = ir.DataType.INT64

@@ -88,7 +88,7 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
     llm, builder = config.llm, config.builder
     answers = f", {llm.reduced_vocab_size} to answer with" if llm.reduced_vocab_size else ""
     rows = [
-        ("model", f"{config.model_type}, {config.precision}"),
+        ("model", f"{config.model_type}, {config.precision}{_cache_type(config)}"),
         (
             "language",
             f"{llm.num_hidden_layers} layers of {llm.hidden_size}, vocabulary {llm.vocab_size}{answers}",
@@ -134,6 +134,11 @@ def model_rows(config: EngineConfig, adapters: Sequence[AdapterReport]) -> list[
         ),
     ]
     return rows
+
+
+def _cache_type(config: EngineConfig) -> str:
+    """Name the type of the KV cache if it is not the precision."""
+    return f", KV cache in {config.kv_cache_type}" if config.builder.kv_cache is not None else ""
 
 
 def _draft_head(draft: DraftConfig) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgellm_ros.builder.checkpoint import Weights
-from edgellm_ros.builder.graph import FLOAT, Dim, GraphBuilder
+from edgellm_ros.builder.graph import FLOAT, KV_CACHE_DTYPES, Dim, GraphBuilder
 from edgellm_ros.builder.lora import TARGETS, add_lora_inputs
 from edgellm_ros.builder.quantization.matrix import QuantizedMatrix, join
 from edgellm_ros.builder.quantization.product import quantized_product
@@ -25,13 +25,20 @@ class ModelBuilder(GraphBuilder):
 
     `module` enters a module: tensors and nodes get its name as prefix. Layer methods take a child's name.
     With `lora`, the linear layers in `lora.TARGETS` get LoRA inputs. onnxruntime: the graph is for ONNX
-    Runtime alone.
+    Runtime alone. kv_cache: type of the KV cache, as in `LLMOptions`.
     """
 
     def __init__(
-        self, name: str, weights: Weights, precision: str, lora: bool = False, onnxruntime: bool = False
+        self,
+        name: str,
+        weights: Weights,
+        precision: str,
+        lora: bool = False,
+        onnxruntime: bool = False,
+        kv_cache: str | None = None,
     ) -> None:
         super().__init__(name, precision)
+        self.cache_dtype = KV_CACHE_DTYPES[kv_cache or precision]
         self.weights = weights
         self.lora = lora
         self.onnxruntime = onnxruntime
@@ -211,8 +218,8 @@ class ModelBuilder(GraphBuilder):
         shape: list[Dim] = ["B", kv_heads, capacity, head_dim]
         return [
             (
-                self.input(names.key_cache(i), self.dtype, shape),
-                self.input(names.value_cache(i), self.dtype, shape),
+                self.input(names.key_cache(i), self.cache_dtype, shape),
+                self.input(names.value_cache(i), self.cache_dtype, shape),
             )
             for i in layers
         ]
@@ -235,9 +242,30 @@ class ModelBuilder(GraphBuilder):
         q [B,heads,S,D]; k, v [B,Hkv,S,D]; cache [B,Hkv,C,D] each; write_index [B]; mask [B,1,S,C]. Returns
         [B,heads,S,D] and the updated cache.
         """
-        keys = self.op("TensorScatter", cache[0], k, write_index, axis=-2, mode="linear")
-        values = self.op("TensorScatter", cache[1], v, write_index, axis=-2, mode="linear")
-        return self.op("Attention", q, keys, values, mask, scale=scale), (keys, values)
+        keys, present_keys = self.written_cache(cache[0], k, write_index)
+        values, present_values = self.written_cache(cache[1], v, write_index)
+        return self.op("Attention", q, keys, values, mask, scale=scale), (present_keys, present_values)
+
+    # new -- Cast (FP8) -- Cast --+
+    # cache ------- Cast -- TensorScatter --+-- Cast (FP8) -- present
+    #                                       +-- rows to attend to -->
+    def written_cache(
+        self, cache: ir.Value, new: ir.Value, write_index: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """Write new rows [B,Hkv,S,D] to a cache; return the rows to attend to, and the updated cache.
+
+        Both are one value if the cache has the graph's type. Of an FP8 cache the rows are in the graph's
+        type, and the new ones are rounded too, so that a token attends to the same values in the run that
+        writes them and later. TensorScatter lacks FP8, in ONNX Runtime (1.31) and in TensorRT (RTX 1.7.1).
+        """
+        if self.cache_dtype == self.dtype:
+            written = self.op("TensorScatter", cache, new, write_index, axis=-2, mode="linear")
+            return written, written
+        rounded = self.op("Cast", self.op("Cast", new, to=int(self.cache_dtype)), to=int(self.dtype))
+        rows = self.op("Cast", cache, to=int(self.dtype))
+        rows.type, rows.shape = ir.TensorType(self.dtype), cache.shape
+        written = self.op("TensorScatter", rows, rounded, write_index, axis=-2, mode="linear")
+        return written, self.op("Cast", written, to=int(self.cache_dtype))
 
     def rows(self, x: ir.Value, index: ir.Value, size: int) -> ir.Value:
         """Select rows: x [B,S,size], index [B,N] -> [B,N,size].

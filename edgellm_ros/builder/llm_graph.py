@@ -130,7 +130,7 @@ def llm_outputs(
     graph.output(logits, names.LOGITS, logits_type, ["B", "N", head.output_vocab_size])
     for i, (key, value) in enumerate(presents):
         shape: list[Dim] = ["B", config.num_key_value_heads, capacity, config.head_dim]
-        graph.output(key, names.present_key(i), graph.dtype, shape)
-        graph.output(value, names.present_value(i), graph.dtype, shape)
+        graph.output(key, names.present_key(i), graph.cache_dtype, shape)
+        graph.output(value, names.present_value(i), graph.cache_dtype, shape)
     for i, value in hidden_states.items():
         graph.output(value, names.hidden_states(i), graph.dtype, ["B", "S", config.hidden_size])

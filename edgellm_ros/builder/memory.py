@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm_ros.builder.graph import DTYPES
+from edgellm_ros.builder.graph import DTYPES, KV_CACHE_DTYPES
 from edgellm_ros.builder.reports import AdapterReport, PartReport
 from edgellm_ros.engine_directory.config import EngineConfig
 
@@ -36,7 +36,8 @@ def memory_report(config: EngineConfig, parts: Sequence[PartReport]) -> MemoryRe
     itemsize = np.dtype(DTYPES[config.precision].numpy()).itemsize
     weights = sum(part.weight_bytes for part in parts)
     embedding = llm.vocab_size * llm.hidden_size * itemsize
-    per_token = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim * itemsize
+    values = 2 * llm.num_attention_layers * llm.num_key_value_heads * llm.head_dim
+    per_token = values * np.dtype(KV_CACHE_DTYPES[config.kv_cache_type].numpy()).itemsize
     per_sequence = per_token * builder.max_kv_cache_capacity
     cache = per_sequence * builder.max_batch_size
     state = llm.recurrent.bytes_per_sequence if llm.recurrent else 0

@@ -20,7 +20,7 @@ from edgellm_ros.multimodal.vision_config import VisionConfig
 class LLMOptions:
     """Options of a language model's graph."""
 
-    precision: str  # type of weights, activations and KV cache: fp32, fp16 or bf16
+    precision: str  # type of weights, activations and, unless `kv_cache` says otherwise, KV cache
     capacity: int  # rows of the KV cache per sequence
     head: LMHead
     lora: bool = False  # with LoRA inputs
@@ -28,6 +28,7 @@ class LLMOptions:
     fusion: Fusion | None = None  # of a draft head, whose result becomes an output (llm/verify.onnx)
     verifies: bool = False  # whether a hybrid's graph outputs what chains of tokens change states by
     only_chains: bool = False  # without the mask of a graph for CUDA with `fusion`
+    kv_cache: str | None = None  # "fp8": the type of the KV cache
 
 
 StoredGraph = tuple[GraphBuilder, str]  # and the name of its file

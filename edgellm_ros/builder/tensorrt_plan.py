@@ -77,6 +77,11 @@ def build_plans(
     """
     engine = Path(engine_dir)
     config = EngineConfig.load(engine)
+    if config.builder.kv_cache is not None:
+        raise ValueError(
+            f"{engine}: TensorRT writes to a KV cache of fp32, fp16 or bf16, this engine's has "
+            f"{config.kv_cache_type}; export without --kv-cache"
+        )
     _check_alignment(config)
     profiles = make_profiles(config, options.verification_tokens)
     library, gpus = _choose_library(options, open_device)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
 
 STAGES = ("vision_s", "prefill_s", "decode_s", "action_s", "first_token_s", "total_s")
-BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 2}
+BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -157,7 +157,7 @@ def decode_bytes(engine_dir: str | Path, config: EngineConfig) -> dict[str, int]
     weights = sum(entry.size for entry in config.files if entry.path == "llm/model.onnx.data")
     llm = config.llm
     rows = 2 * llm.num_attention_layers * llm.num_key_value_heads * config.builder.max_kv_cache_capacity
-    width = BYTES_PER_VALUE[config.precision]
+    width = BYTES_PER_VALUE[config.kv_cache_type]
     state = llm.recurrent.bytes_per_sequence if llm.recurrent else 0
     return {"weights": weights, "kv_cache": rows * llm.head_dim * width, "states": 2 * state}
 

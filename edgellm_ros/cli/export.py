@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
 
 QUANTIZE, GROUP_SIZES = ("int4", "int8"), (32, 64, 128)  # as in builder.quantization.rounding
+KV_CACHES = ("fp8",)  # as in engine_directory.config
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -48,6 +49,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         choices=arguments.PRECISIONS,
         default="fp32",
         help="type of weights and KV cache (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kv-cache",
+        choices=KV_CACHES,
+        help="store keys and values in 8 bits (E4M3), and report what that cost in logits; not for TensorRT "
+        "and draft heads (default: as --precision)",
     )
     for option, default, text in (
         ("--max-batch-size", 4, "sequences decoded together"),
@@ -133,11 +140,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--prompts",
         metavar="PROMPTS",
-        help="prompts for the report of --quantize and --cpu-int8, as for --calibrate (default: a few of its "
-        "own)",
+        help="prompts for the report of --quantize, --cpu-int8 and --kv-cache, as for --calibrate (default: "
+        "a few of its own)",
     )
     parser.add_argument(
-        "--no-report", action="store_true", help="with --quantize or --cpu-int8: skip the report"
+        "--no-report",
+        action="store_true",
+        help="with --quantize, --cpu-int8 or --kv-cache: skip the report",
     )
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -166,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
         "quantize": args.quantize,
         "group_size": args.group_size,
         "cpu_int8": args.cpu_int8,
+        "kv_cache": args.kv_cache,
     }
     if args.check:
         return _check(args, options)
@@ -177,11 +187,13 @@ def run(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from edgellm_ros.builder.exporter import export
 
-    reports = (args.quantize or args.cpu_int8) and not args.no_report
+    rounded = args.quantize or args.cpu_int8 or args.kv_cache
+    reports = rounded and not args.no_report
     if args.calibrate and not args.quantize:
         raise ValueError("--calibrate: chooses scales for rounded weights: add --quantize int4 or int8")
     if reports and args.precision == "bf16":
-        raise ValueError("--quantize: the report runs on the CPU, which bf16 does not; --no-report skips it")
+        option = "--quantize" if args.quantize else "--kv-cache"
+        raise ValueError(f"{option}: the report runs on the CPU, which bf16 does not; --no-report skips it")
     start = time.perf_counter()
     scales = _calibrate(args, options) if args.calibrate else []
     config = export(args.checkpoint, args.engine_dir, **options, scales=scales)
@@ -222,7 +234,7 @@ def _costs(
     from edgellm_ros.cli.quantization_cost import PROMPTS, measure_costs
 
     requests = read_requests(args.prompts, config) if args.prompts else PROMPTS
-    reference = {**options, "quantize": None, "cpu_int8": False}
+    reference = {**options, "quantize": None, "cpu_int8": False, "kv_cache": None}
     engines = {"quantization": Path(args.engine_dir)}
     with contextlib.ExitStack() as stack:
         if args.calibrate:

@@ -23,6 +23,7 @@ from edgellm_ros.runtime.prompt.rope import make_rope_table
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
 TokenInputs = dict[str, np.ndarray]  # [1,S,...] by name
+FLOAT8 = 17  # ONNX's number for E4M3
 FOR_EACH_TOKEN = ("inputs_embeds", "rope_cos", "rope_sin", "deepstack_embeds_")
 
 
@@ -90,7 +91,7 @@ def run_graph(session: Any, engine: Path, inputs: TokenInputs, outputs: Sequence
     """Run the language model's graph of an engine over a sequence; return these outputs."""
     config = EngineConfig.load(engine)
     count, capacity = inputs["inputs_embeds"].shape[1], config.builder.max_kv_cache_capacity
-    given = {
+    given: dict[str, Any] = {
         **inputs,
         "kv_write_index": np.zeros(1, np.int64),
         "attention_mask": (np.arange(capacity) <= np.arange(count)[:, None])[None, None],
@@ -99,10 +100,18 @@ def run_graph(session: Any, engine: Path, inputs: TokenInputs, outputs: Sequence
     }
     if config.builder.lm_head_input:
         given["lm_head.weight"] = read_header(engine / "lm_head.safetensors")["lm_head.weight"].read()
-    types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
     for node in session.get_inputs():
         if node.name not in given:
             sizes = {"B": 1, "S": count}
             shape = [size if isinstance(size, int) else sizes.get(size, 0) for size in node.shape]
-            given[node.name] = np.zeros(shape, types[node.type])
+            given[node.name] = _zeros(shape, node.type)
     return session.run(list(outputs), {node.name: given[node.name] for node in session.get_inputs()})
+
+
+def _zeros(shape: Sequence[int], kind: str) -> Any:
+    """Make zeros of a type of ONNX Runtime."""
+    if kind == "tensor(float8e4m3fn)":
+        from onnxruntime import OrtValue
+
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint8), FLOAT8)
+    return np.zeros(shape, {"tensor(float)": np.float32, "tensor(float16)": np.float16}[kind])

@@ -14,7 +14,7 @@ from edgellm_ros.engine.device import Device, DeviceGraph
 from edgellm_ros.engine.errors import DeviceLostError, DeviceMemoryError, EngineError
 from edgellm_ros.engine.onnxruntime_session import open_session, run_options
 from edgellm_ros.engine.shared_initializers import element_type, values_over
-from edgellm_ros.engine.tensor import Tensor, bfloat16
+from edgellm_ros.engine.tensor import Tensor, bfloat16, float8
 
 DTYPES = {
     "tensor(float)": np.float32,
@@ -25,7 +25,7 @@ DTYPES = {
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }
-BFLOAT16 = "tensor(bfloat16)"
+LATE_DTYPES = {"tensor(bfloat16)": bfloat16, "tensor(float8e4m3fn)": float8}  # made when they are needed
 
 
 class OnnxRuntimeBackend:
@@ -124,9 +124,9 @@ def _binding(path: Path, node: Any, is_input: bool) -> Binding:
 
 
 def _numpy_type(path: Path, node: Any) -> np.dtype:
-    if node.type == BFLOAT16:
-        return bfloat16()
+    if node.type in LATE_DTYPES:
+        return LATE_DTYPES[node.type]()
     if node.type not in DTYPES:
-        supported = ", ".join([*DTYPES, BFLOAT16])
+        supported = ", ".join([*DTYPES, *LATE_DTYPES])
         raise EngineError(f"{path}: {node.name} has type {node.type}, supported are {supported}")
     return np.dtype(DTYPES[node.type])

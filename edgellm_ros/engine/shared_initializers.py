@@ -15,12 +15,12 @@ import numpy as np
 
 from edgellm_ros.engine.tensor import Tensor
 
-BFLOAT16_NUMBER = 16  # ONNX's number for a type that NumPy lacks
+NUMBERS = {"bfloat16": 16, "float8_e4m3fn": 17}  # ONNX's, of types that NumPy lacks
 
 
 def element_type(dtype: np.dtype) -> Any:
     """Return a type as bindings of ONNX Runtime take it."""
-    return BFLOAT16_NUMBER if dtype.name == "bfloat16" else dtype.type
+    return NUMBERS.get(dtype.name, dtype.type)
 
 
 def values_over(tensors: Mapping[str, Tensor], memory: str) -> dict[str, Any]:

@@ -23,6 +23,13 @@ def bfloat16() -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16)
 
 
+def float8() -> np.dtype:
+    """Return the NumPy type of FP8 (E4M3), which only engines with such a KV cache import."""
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.float8_e4m3fn)
+
+
 class Tensor:
     """A contiguous view of memory of one device.
 

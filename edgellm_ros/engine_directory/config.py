@@ -22,9 +22,11 @@ from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
+FP8 = "fp8"  # E4M3
+KV_CACHES = (FP8,)  # types of the KV cache beside those of PRECISIONS
 # A prefill has at least two tokens: its result must not depend on padding, nor on the number of cached tokens
 # (OnnxRuntimeBackend).
 MIN_PREFILL = 2
@@ -120,6 +122,7 @@ class BuilderConfig:
     max_action_samples: int = 64  # trajectories of one request
     hidden_state_layers: tuple[int, ...] = ()  # layers (from 1) whose hidden states are outputs
     lm_head_input: bool = False  # the matrix of the LM head is an input
+    kv_cache: str | None = None  # type of the KV cache, one of KV_CACHES; None = the precision
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_action_samples"):
@@ -137,6 +140,8 @@ class BuilderConfig:
         layers = self.hidden_state_layers
         if list(layers) != sorted(set(layers)) or (layers and layers[0] < 1):
             raise ValueError(f"hidden_state_layers must be rising numbers from 1, got {list(layers)}")
+        if self.kv_cache not in (None, *KV_CACHES):
+            raise ValueError(f"kv_cache must be {', '.join(KV_CACHES)} or None, got {self.kv_cache!r}")
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,7 @@ class EngineConfig:
     max_kv_cache_capacity = property(lambda self: self.builder.max_kv_cache_capacity)
     max_supported_lora_rank = property(lambda self: self.builder.max_lora_rank)
     hidden_state_layers = property(lambda self: self.builder.hidden_state_layers)
+    kv_cache_type = property(lambda self: self.builder.kv_cache or self.precision)
     video = property(lambda self: _video(self))
     image_token_id = property(lambda self: self.special_tokens.image_token_id)
     audio_token_id = property(lambda self: self.special_tokens.audio_token_id)

@@ -137,7 +137,7 @@ def attention(
     for b in range(batch):
         first_new = int(step.kv_length[b]) - tokens
         new = slice(first_new, first_new + tokens)
-        keys[b, :, new], values[b, :, new] = k[b].swapaxes(0, 1), v[b].swapaxes(0, 1)
+        keys[b, :, new], values[b, :, new] = (cached(rows[b].swapaxes(0, 1), keys.dtype) for rows in (k, v))
         for token in range(tokens):
             rows = seen_rows(step, b, token, window)
             for head in range(shape.heads):
@@ -146,6 +146,11 @@ def attention(
                 weights = np.exp(scores - scores.max())
                 out[b, token, head] = weights / weights.sum() @ values[b, kv_head, rows].astype(np.float64)
     return out.reshape(batch, tokens, -1)
+
+
+def cached(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round rows to the type of a cache; FP8 keeps what is beyond its range at its largest values."""
+    return (np.clip(rows, -448, 448) if dtype.itemsize == 1 else rows).astype(dtype)
 
 
 def seen_rows(step: Step, sequence: int, token: int, window: int | None) -> np.ndarray:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of a draft head in NumPy: the reference of the fused kernels' tests.
 
-`run_head` computes on arrays in float64. `HostFusedDraft` has the interface of `FusedDraft` and
-computes on host memory by address.
+`run_head` computes on arrays in float64. `HostFusedDraft` and `HostFusedChain` have the interfaces of
+`FusedDraft` and `FusedChain`, and compute on host memory by address.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from doubles.fused_decoder import (
     token_inputs,
 )
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.chain_protocol import ChainDraft
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 
@@ -105,6 +106,73 @@ class HostFusedDraft:
         )
         logits, states = run_head(self._shape, self._layers, self._norm, self._lm_head, run)
         arrays["logits"][...], arrays["next_hidden_states"][...] = logits, states
+
+
+class HostFusedChain:
+    """FusedChain on host memory; on a DeferredDevice a draft is queued like a kernel."""
+
+    max_batch = 2
+
+    def __init__(
+        self, device: Any, shape: FusedDraftShape, weights: FusedWeights, rows: int, levels: int
+    ) -> None:
+        self.drafts: list[int] = []  # sequences of each
+        self._device, self._shape, self._rows, self._levels = device, shape, rows, levels
+        self._weights, self._dtype = weights, TYPES[shape.dtype]  # keeps the memory alive
+        self._layers = [_layer(weights.layers[0], head_layer_shapes(shape, 0), self._dtype)]
+        self._norm = array_at(weights.norm, (shape.hidden,), self._dtype)
+        self._lm_head = array_at(weights.lm_head, (shape.hidden, shape.vocab), self._dtype)
+
+    def run(self, draft: ChainDraft) -> None:
+        assert (draft.tokens.shape[1], draft.table.levels) == (self._rows, self._levels)
+        self.drafts.append(draft.tokens.shape[0])
+        if isinstance(self._device, DeferredDevice):
+            self._device.queue(lambda: self._run(draft))
+        else:
+            self._run(draft)
+
+    def _run(self, draft: ChainDraft) -> None:
+        def tensors(owner: Any) -> dict[str, np.ndarray]:
+            named = {name: each for name, each in vars(owner).items() if isinstance(each, Tensor)}
+            return arrays_of(named)
+
+        arrays, table, tree = tensors(draft), tensors(draft.table), tensors(draft.tree)
+        rope, caches = tensors(draft.rope), arrays_of(draft.caches)
+        embedding = arrays["embedding"].view(self._dtype)
+        ids = arrays.get("token_of_logit", np.arange(self._shape.vocab))
+        for row in range(len(arrays["tokens"])):
+            count, length = int(arrays["counts"][row]), int(arrays["lengths"][row])
+            if count < 1:
+                continue
+            tokens = arrays["tokens"][row, :count]
+            states = arrays["states"].view(self._dtype)[row, : len(tokens)]
+            table["tokens"][row, 0], table["scores"][row, 0], table["parents"][row, 0] = -1, 0, -1
+            arrays["newest"][row, 0], above, first = len(tokens) - 1, 0.0, 0
+            for level in range(1, self._levels + 1):
+                positions = length + first + np.arange(len(tokens)) + arrays["deltas"][row]
+                angles = positions[:, None] * rope["frequencies"]
+                run = HeadRun(
+                    embeds=embedding[tokens][None],
+                    states=states[None],
+                    cos=np.cos(angles),
+                    sin=np.sin(angles),
+                    position_ids=np.arange(len(tokens))[None],
+                    kv_length=np.array([length + first + len(tokens)]),
+                    last_token_ids=np.array([[len(tokens) - 1]]),
+                    caches=[(caches["key_cache_0"][row : row + 1], caches["value_cache_0"][row : row + 1])],
+                )
+                logits, following = run_head(self._shape, self._layers, self._norm, self._lm_head, run)
+                best = int(logits[0, 0].argmax())
+                above -= float(np.log(np.exp(logits[0, 0] - logits[0, 0, best]).sum()))
+                table["tokens"][row, level], table["scores"][row, level] = ids[best], above
+                table["parents"][row, level] = level - 1
+                first += len(tokens)
+                tokens, states = ids[best : best + 1], following[0, -1:].astype(self._dtype)
+            size = tree["tokens"].shape[1]
+            tree["tokens"][row] = [arrays["last_tokens"][row], *table["tokens"][row, 1:size]]
+            tree["parents"][row], tree["depths"][row] = np.arange(size) - 1, np.arange(size)
+            arrays["lengths"][row] += count
+        table["nodes"][:, :, 0] = 1 + np.arange(self._levels - 1)
 
 
 def _layer(layer: FusedLayerWeights, shapes: dict[str, tuple[int, ...]], dtype: np.dtype) -> LayerArrays:

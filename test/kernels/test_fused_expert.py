@@ -9,6 +9,7 @@ import hashlib
 import io
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -71,7 +72,7 @@ class Model:
             sin=np.sin(angles).astype(np.float32),
             length=length,
             caches={
-                i: (self._values(cache, 1.0), self._values(cache, 1.0)) for i in sorted(set(shape.kv_caches))
+                i: (self._cache(cache), self._cache(cache)) for i in sorted(set(shape.kv_caches))
             },
         )
         for pair in self.inputs.caches.values():
@@ -80,6 +81,10 @@ class Model:
 
     def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
         return (self.random.standard_normal(shape) * scale).astype(self.dtype)
+
+    def _cache(self, shape: tuple[int, ...]) -> np.ndarray:
+        values = self._values(shape, 1.0)
+        return values.astype(ml_dtypes.float8_e4m3fn) if self.shape.fp8_cache else values
 
     def _weights(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
         return {
@@ -110,8 +115,9 @@ class Model:
             "kv_length": put(device, np.array([inputs.length], np.int64)),
         }
         for i, (keys, values) in inputs.caches.items():
-            tensors[f"key_cache_{i}"] = put(device, keys.view(np.uint16))
-            tensors[f"value_cache_{i}"] = put(device, values.view(np.uint16))
+            bits = np.uint8 if keys.itemsize == 1 else np.uint16
+            tensors[f"key_cache_{i}"] = put(device, keys.view(bits))
+            tensors[f"value_cache_{i}"] = put(device, values.view(bits))
         return ExpertWeights(layers, **outer, owners=tuple(kept)), tensors, put(device, inputs.time_row)
 
     def expected(self) -> np.ndarray:
@@ -164,6 +170,7 @@ def step(fused, model: Model) -> np.ndarray:
     [
         pytest.param(SMALL, 1, 5, id="a short prefix"),
         pytest.param(SMALL, 3, 33, id="3 samples"),
+        pytest.param(changed(fp8_cache=True, capacity=71), 1, 37, id="an FP8 cache"),
         pytest.param(
             changed(dtype="bf16", head_dim=128, rotary_dim=32, heads=3, kv_heads=3, hidden=128, actions=3),
             2, 70, id="bf16, a full cache, heads of 128 that are rotated in part",

@@ -20,9 +20,11 @@ class Steps:
 
     def __init__(self, ahead: int = 0) -> None:
         self.now, self.round_s, self.tokens = 0.0, 1.5, 2.0
+        self.waiting_s = 0.0  # a round after vanilla steps takes longer by this
+        self.resume_s = 0.0  # a vanilla step after a round takes longer by this
         self.fallback = Fallback(lambda: self.now)
         self.fallback.begin(1)
-        self._ahead, self._queued = ahead, deque()
+        self._ahead, self._queued, self._drafted = ahead, deque(), False
 
     def run(self, count: int) -> str:
         """Return the kind of each step: "d" with a draft, "v" without."""
@@ -32,6 +34,9 @@ class Steps:
                 self._queued.append(self.fallback.drafts())
             drafted = self._queued.popleft()
             self.now += self.round_s if drafted else 1.0
+            if drafted != self._drafted:
+                self.now += self.waiting_s if drafted else self.resume_s
+            self._drafted = drafted
             self.fallback.delivered(drafted, self.tokens if drafted else 1.0)
             kinds += "d" if drafted else "v"
         return kinds
@@ -74,6 +79,15 @@ def test_wrong_guesses_cost_at_most_their_share_or_the_first_rounds(round_s, ahe
     for tokens in range(1, 6000):
         steps.run(1)
         assert steps.now - tokens <= max(UNKNOWN * (round_s - 1), SHARE * tokens) + 1e-6
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_wrong_guesses_cost_at_most_their_share_with_what_a_pause_costs(ahead):
+    """A round after a pause runs the head on the tokens of the pause; the next step begins another pause."""
+    steps = Steps(ahead)
+    steps.tokens, steps.round_s, steps.waiting_s, steps.resume_s = 1.0, 1.5, 0.6, 0.4
+    steps.run(6000)
+    assert steps.now / 6000 < 1 + 1.1 * SHARE
 
 
 def test_a_text_that_cannot_be_guessed_stops_drafting_soon(steps):

@@ -20,6 +20,7 @@ from edgellm_ros.builder import export
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
+from edgellm_ros.engine.tensor import float8
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE, FusedExpertModel
 from edgellm_ros.kernels import load_kernels
@@ -52,6 +53,14 @@ def engine(checkpoint):
     return checkpoint.parent / "engine"
 
 
+@pytest.fixture(scope="module")
+def fp8_engine(checkpoint):
+    """The engine with an FP8 KV cache."""
+    limits = {"max_input_len": 64, "max_kv_cache_capacity": 96}
+    export(checkpoint, checkpoint.parent / "fp8", precision="fp16", kv_cache="fp8", **limits)
+    return checkpoint.parent / "fp8"
+
+
 class Actions:
     """An action runner with its fused kernels, and a KV cache of random values."""
 
@@ -59,6 +68,7 @@ class Actions:
         config, kernels = EngineConfig.load(engine), load_kernels(device)
         llm, builder = config.llm, config.builder
         self.device, self.cache_count = device, config.action.kv_caches
+        dtype = float8() if config.kv_cache_type == "fp8" else np.dtype(np.float16)
         self.cache = LinearKVCache(
             device,
             kernels,
@@ -67,13 +77,13 @@ class Actions:
             kv_heads=llm.num_key_value_heads,
             capacity=builder.max_kv_cache_capacity,
             head_dim=llm.head_dim,
-            dtype=np.dtype(np.float16),
+            dtype=dtype,
         )
         for row, length in enumerate(LENGTHS):
             self.cache.open(row, SimpleNamespace(kv_length=length, rope_delta=0))
         random = np.random.default_rng(0)
         for tensor in self.cache.bindings(range(3)).values():
-            device.upload(tensor, random.standard_normal(tensor.shape).astype(np.float16))
+            device.upload(tensor, random.standard_normal(tensor.shape).astype(dtype))
         self.fused = fused_actions.load_fused_actions(engine, config, device, loading.FUSED)
         executor = EngineExecutor.open(engine / "action" / "model.onnx", device, shared=self.fused.shared)
         table = make_rope_table(llm.rope, builder.max_kv_cache_capacity + 6, device)
@@ -102,6 +112,12 @@ def hosted(monkeypatch):
 @pytest.fixture
 def actions(hosted, engine, device) -> Actions:
     return Actions(engine, device)
+
+
+def test_trajectories_over_an_fp8_cache_are_those_of_the_engine(hosted, fp8_engine, device):
+    actions = Actions(fp8_engine, device)
+    expected, found = (actions.sample(fused, 1, 3, 4) for fused in (False, True))
+    np.testing.assert_allclose(found, expected, atol=2e-2 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("row", "samples", "steps"), [(0, 1, 4), (1, 3, 1), (2, 8, STEPS_PER_GRAPH + 2)])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing
+from doubles.fused_draft import HostFusedChain
 from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
@@ -82,10 +83,11 @@ def drafts(engine, device, drafting, batch, decode) -> list[dict[str, np.ndarray
         propose = eagle.propose
 
         def watched(tree):
+            batch, read = tree.tokens.shape[0], runtime.pipeline.device.download
+            live = read(eagle._pending.counts.rows(0, batch)) > 0  # others have ended
             propose(tree)
-            table = eagle._table.rows(0, tree.tokens.shape[0])
-            read = runtime.pipeline.device.download
-            found.append({name: read(getattr(table, name)) for name in ("tokens", "scores")})
+            table = eagle._table.rows(0, batch)
+            found.append({name: read(getattr(table, name))[live] for name in ("tokens", "scores")})
 
         eagle.propose = watched
         runtime.handle_request(batch)
@@ -127,6 +129,39 @@ def test_recorded_rounds_run_the_kernels(heads, engines):
         assert found == plain.handle_request(ONE).token_ids
     assert recorded
     assert len(heads[0].runs) == recorded  # a replayed round does not pass the head
+
+
+@on_host
+@pytest.mark.slow
+def test_whole_chains_are_those_of_the_engine(engines, device):
+    """Batches of more sequences than fit at once are drafted token by token."""
+    expected = drafts(engines(), device, CHAIN, BATCH, "engine")
+    with fused_head_on_host(chain=HostFusedChain) as made:
+        found = drafts(engines(), device, CHAIN, BATCH, "auto")
+    head, chain = made
+    assert {1, 2} == set(chain.drafts)
+    assert {(3, CHAIN.tokens_per_round), (3, 1)} == set(head.runs)
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine["scores"], other["scores"], atol=3e-2)
+        assert np.count_nonzero(mine["tokens"] != other["tokens"]) <= 1
+
+
+@on_host
+def test_recorded_rounds_draft_whole_chains(engines):
+    with (
+        fused_head_on_host(chain=HostFusedChain) as made, queueing(),
+        LLMInferenceRuntime(engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0) as runtime,
+    ):  # fmt: skip
+        head, chain = made
+        assert runtime.capture_decoding_cuda_graph()
+        recorded = len(chain.drafts)
+        found = runtime.handle_request(ONE).token_ids
+        assert runtime.spec_decode_generation_metrics.total_runs > 3
+    with LLMInferenceRuntime(engines(), prefix_cache_bytes=0) as plain:
+        assert found == plain.handle_request(ONE).token_ids
+    assert recorded
+    assert len(chain.drafts) == recorded
+    assert not [sequences for sequences, _ in head.runs if sequences <= chain.max_batch]
 
 
 @on_host

@@ -482,9 +482,40 @@ extern "C" __global__ void tree_rope_rows(float* cos, float* sin, const float* c
   }
 }
 
+// Writes the highest rank of each node's tokens to shared memory, or NOT_FINITE. logits [size, vocab].
+__device__ inline void find_best_of_nodes(u64* bests, const float* logits, int size, int vocab, Ranks ranks) {
+  constexpr int BATCH = 8;  // reads on their way
+  const int warps = size < WARPS ? WARPS / size : 1, lane = threadIdx.x % 32;  // of a node
+  for (int node = threadIdx.x; node < size; node += THREADS) bests[node] = 0;
+  __syncthreads();
+  for (int item = threadIdx.x / 32; item < size * warps; item += WARPS) {
+    const int node = item / warps;
+    const float* const own = logits + (i64)node * vocab;
+    u64 highest = 0;
+    for (int first = item % warps * 32 + lane; first < vocab; first += BATCH * 32 * warps) {
+      float values[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) {
+        const int id = first + i * 32 * warps;
+        values[i] = id < vocab ? own[id] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) {
+        const int id = first + i * 32 * warps;
+        const u64 rank = fabsf(values[i]) <= LARGEST_FLOAT ? ranks.rank(values[i], id) : NOT_FINITE;
+        if (id < vocab && rank > highest) highest = rank;
+      }
+    }
+    highest = warp_maximum(highest);
+    if (lane == 0) atomicMax(&bests[node], highest);
+  }
+  __syncthreads();
+}
+
 // One cooperative launch, gridDim.x blocks for each of gridDim.y sequences, which all find the same path. logits
 // [batch, size, vocab]; tree [batch, size]; sampled, tokens, path [batch, most]; offered [batch]. Tokens of the path
-// are marked in seen [batch, vocab] until the end, by the block that reads them there.
+// are marked in seen [batch, vocab] until the end, by the block that reads them there. If tokens do not depend on those
+// before, and there is one block, the tokens of all nodes are found at once.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_path(const float* logits, i64 vocab, const float* temperatures, const i64* top_ks, const float* top_ps,
                 const float* min_ps, const float* penalties, const u64* seeds, const i64* positions,
@@ -496,6 +527,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ int marked[MOST_TREE_NODES];  // tokens of the path; -1 = not marked by this block
   __shared__ int node_tokens[MOST_TREE_NODES], node_parents[MOST_TREE_NODES];
   __shared__ u32 places[MOST_TREE_NODES + 1];  // of the path's nodes, from the end; 0 = none
+  __shared__ u64 bests[MOST_TREE_NODES];
   const int row = blockIdx.y, thread = threadIdx.x;
   const i64 limit = path_limits[row] < most ? path_limits[row] : most;
   if (thread == 0) {
@@ -511,9 +543,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Share share(vocab);
   RowSampler sampler{shared,         scratch[row], logits + row * size * vocab, seen + row * vocab,
                      penalties[row], Ranks(vocab), share.begin,                 share.end};
+  const bool at_once = gridDim.x == 1 && !(temperatures[row] > 0.0f) && penalties[row] == 1.0f;
+  if (at_once) find_best_of_nodes(bests, sampler.logits, (int)size, (int)vocab, sampler.ranks);
   while (true) {
     const int count = sampler.count;
-    const int index = sampler.sample(sampler.block_best(), rules, (u32)positions[row] + (u32)count);
+    int index;
+    if (at_once) {
+      const u64 best = bests[size - places[count]];
+      index = best == NOT_FINITE ? -1 : (int)sampler.ranks.id(best);
+    } else {
+      index = sampler.sample(sampler.block_best(), rules, (u32)positions[row] + (u32)count);
+    }
     const int node = (int)(size - places[count]), token = index < 0 || !vocab_map ? index : (int)vocab_map[index];
     const bool matches = index >= 0 && count + 1 < limit && thread < size && node_parents[thread] == node &&
                          node_tokens[thread] == token;
@@ -525,7 +565,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (marks) seen[row * vocab + index] = true;
       if (blockIdx.x == 0) {
         // All blocks are done with the token before, and none begins the one after the next.
-        scratch[row].min_p_mass[(count + TURNS - 1) % TURNS] = 0;
+        if (!at_once) scratch[row].min_p_mass[(count + TURNS - 1) % TURNS] = 0;
         sampled[row * most + count] = index;
         tokens[row * most + count] = token;
         path[row * most + count] = node;
@@ -545,7 +585,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (thread == 0) offered[row] = count;
   }
-  if (scratch[row].is_last()) scratch[row].reset();
+  if (!at_once && scratch[row].is_last()) scratch[row].reset();
 }
 
 // One block per sequence. history [batch, capacity]; tokens, parents, depths [batch, size] of the chain.

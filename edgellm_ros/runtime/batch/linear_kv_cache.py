@@ -12,10 +12,26 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm_ros.engine.device import Device
+from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels import Kernels, SequenceCache, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+
+OLDEST_FLOAT8 = 89  # compute capability of the first GPUs with FP8
+
+
+def check_cache_type(device: Device, dtype: np.dtype) -> None:
+    """Raise EngineError if a GPU lacks the type of a KV cache."""
+    if dtype.name != "float8_e4m3fn" or not device.arch:
+        return
+    from edgellm_ros.kernels.cuda.compiler import compute_capability
+
+    if compute_capability(device.arch) < OLDEST_FLOAT8:
+        raise EngineError(
+            f"an FP8 KV cache needs a GPU of sm_{OLDEST_FLOAT8} or later, not {device.description}; export "
+            "without --kv-cache"
+        )
 
 
 class LinearKVCache:

@@ -112,15 +112,21 @@ class AttentionInputs:
 
     def for_prefill(self, rows: range, positions: np.ndarray) -> dict[str, Tensor]:
         """Write and return the inputs for prompts with positions [B,3,S] float32."""
+        tokens = positions.shape[2]
+        self.prompt_angles(positions)
+        inputs = self.inputs(rows, tokens)
+        self._write_visible(inputs, rows, tokens)
+        return inputs
+
+    def prompt_angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Write and return the rotary rows [B,S,R/2] of prompts with positions [B,3,S] float32."""
         batch, _, tokens = positions.shape
         device_positions = self._positions.view(batch, 3, tokens)
         self._device.upload(device_positions, positions)
         angles = self._angles(batch, tokens)
         section, interleaved = self._rope.mrope_section, self._rope.mrope_interleaved
         self._kernels.mrope_rows(self._rope_table, device_positions, section, interleaved, *angles)
-        inputs = self.inputs(rows, tokens)
-        self._write_visible(inputs, rows, tokens)
-        return inputs
+        return angles
 
     def for_decode(self, inputs: Mapping[str, Tensor], rows: range) -> None:
         """Write `inputs` for one more token of each row."""

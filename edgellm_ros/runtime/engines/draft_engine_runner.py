@@ -24,7 +24,8 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.draft_config import DraftConfig
-from edgellm_ros.kernels import DraftTable, Kernels, TreeKernels
+from edgellm_ros.kernels import DraftTable, DraftTree, Kernels, TreeKernels
+from edgellm_ros.kernels.chain_protocol import ChainDraft, ChainDrafter, PromptRows
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
 from edgellm_ros.runtime.prompt.rope import make_rope_table
@@ -54,6 +55,8 @@ class DraftEngineRunner:
     - tokens_per_round: most accepted tokens of a round
     - fused_executor: runs levels and accepted tokens if the batch has at most `most_fused_tokens` of them in
       all; None = `executor` does. EngineError if the two cannot share a KV cache.
+    - chain: drafts whole chains; None = the head runs on one level after the other
+    - prompts: writes the KV rows of prompts; None = `executor` does
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class DraftEngineRunner:
         tokens_per_round: int,
         fused_executor: EngineExecutor | None = None,
         most_fused_tokens: int = 0,
+        chain: ChainDrafter | None = None,
+        prompts: PromptRows | None = None,
     ) -> None:
         self.dtype = executor.dtype(names.INPUTS_EMBEDS)
         self.hidden_size, self.vocab_size = draft.hidden_size, draft.vocab_size
@@ -100,6 +105,7 @@ class DraftEngineRunner:
             return _Engine(executor, AttentionInputs(executor.bindings, draft.rope, *parts), logits, most)
 
         self._engine = engine(executor, tokens)
+        self.chain, self._prompts = chain, prompts
         self._fused = None
         if fused_executor is not None:
             self._fused = engine(fused_executor, max(top_k, tokens_per_round), most_fused_tokens)
@@ -117,8 +123,12 @@ class DraftEngineRunner:
         of the batch gets counts[b] rows, the others are padding.
         """
         engine = self._engine
-        inputs = engine.inputs.for_prefill(rows, positions)
-        self._run(engine, PROMPT_PROFILE, inputs, rows, embeds, states, self._first.rows(0, len(rows)))
+        if self._prompts is not None:
+            angles, cache = engine.inputs.prompt_angles(positions), self.kv_cache
+            self._prompts.run(embeds, states, *angles, cache.lengths(rows), cache.bindings(rows))
+        else:
+            inputs = engine.inputs.for_prefill(rows, positions)
+            self._run(engine, PROMPT_PROFILE, inputs, rows, embeds, states, self._first.rows(0, len(rows)))
         new = self._new_rows.rows(0, len(rows))
         self._device.upload(new, np.asarray(counts, np.int64))
         self.kv_cache.commit_rows(rows, new)
@@ -174,6 +184,33 @@ class DraftEngineRunner:
             table, level, states, newest, embedding, self._rope_table, lengths, deltas, parents, out
         )
         return self._run(engine, DRAFT_PROFILE, inputs, rows, embeds, parents, self._nodes.rows(0, batch))
+
+    def drafts_chains(self, batch: int) -> bool:
+        """Return whether `execute_chain` drafts for so many sequences."""
+        return self.chain is not None and batch <= self.chain.max_batch
+
+    def execute_chain(
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        states: Tensor,
+        newest: Tensor,
+        embedding: Tensor,
+        token_of_logit: Tensor | None,
+        table: DraftTable,
+        last_tokens: Tensor,
+        tree: DraftTree,
+    ) -> None:
+        """Write and commit the KV rows of accepted tokens, and draft a chain: see `ChainDraft`."""
+        assert self.chain is not None
+        rows = range(tokens.shape[0])
+        cache = self.kv_cache
+        self.chain.run(
+            ChainDraft(
+                tokens, counts, states, newest, cache.lengths(rows), cache.rope_deltas(rows),
+                self._rope_table, cache.bindings(rows), embedding, token_of_logit, table, last_tokens, tree,
+            )
+        )  # fmt: skip
 
     def bind_accepted(self, embeds: Tensor, states: Tensor, last: Tensor) -> list[BoundRun]:
         """Bind the tensors of `execute_accepted`; return the runs of the engine."""

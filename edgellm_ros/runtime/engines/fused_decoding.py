@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels.chain_protocol import ChainDrafter, PromptRows
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,5 @@ class FusedDecoding:
     adapted: EngineExecutor | None = None  # the same for sequences with LoRA adapters
     most_adapted_rows: int = 0  # most tokens of a step with adapters
     most_lora_rank: int = 0
+    chain: ChainDrafter | None = None  # of a draft head
+    prompts: PromptRows | None = None  # likewise

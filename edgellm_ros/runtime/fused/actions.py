@@ -19,7 +19,7 @@ from edgellm_ros.diffusion.time_embedding import TimeEmbedding
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.config import FP8, EngineConfig
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE, FusedExpertModel
 from edgellm_ros.engine_directory.fused_model import StoredWeight
 from edgellm_ros.kernels import SequenceCache
@@ -101,6 +101,7 @@ def expert_shape(config: EngineConfig, model: FusedExpertModel) -> ExpertShape:
         horizon=action.action_space.horizon,
         actions=action.action_space.dim,
         epsilon=model.epsilon,
+        fp8_cache=config.kv_cache_type == FP8,
     )
 
 

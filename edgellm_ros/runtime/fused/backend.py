@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm_ros.engine.backend import Binding
 from edgellm_ros.engine.device import Device, DeviceGraph
-from edgellm_ros.engine.tensor import Tensor, bfloat16
+from edgellm_ros.engine.tensor import Tensor, bfloat16, float8
 from edgellm_ros.engine_directory import binding_names as names
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ def token_bindings(shape: FusedShape, trees: bool) -> Iterator[Binding]:
     yield Binding(names.KV_LENGTH, int64, ("B",), True)
     if trees:
         yield Binding(names.ATTENTION_MASK, np.dtype(np.bool_), ("B", 1, "S", shape.capacity), True)
+    cached = float8() if shape.fp8_cache else dtype
     for i in range(shape.layers):
         slots = ("B", shape.kv_heads, shape.capacity, shape.head_dim)
-        yield Binding(names.key_cache(i), dtype, slots, True)
-        yield Binding(names.value_cache(i), dtype, slots, True)
+        yield Binding(names.key_cache(i), cached, slots, True)
+        yield Binding(names.value_cache(i), cached, slots, True)
 
 
 def element_type(precision: str) -> np.dtype:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.config import FP8, EngineConfig
 from edgellm_ros.engine_directory.draft_config import NUM_BASE_STATES
 from edgellm_ros.engine_directory.fused_draft import FusedDraftModel, StoredFusion
 from edgellm_ros.engine_directory.fused_expert import FusedExpertModel
@@ -102,6 +102,7 @@ def fused_shape(config: EngineConfig, model: FusedModel, most_rows: int, adapts:
         hidden_state_layers=config.hidden_state_layers,
         quantized=tuple(_forms(model)),
         lora_rank=min(config.max_supported_lora_rank, MOST_LORA_RANK) if adapts else 0,
+        fp8_cache=config.kv_cache_type == FP8,
     )
 
 

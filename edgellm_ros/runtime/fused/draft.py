@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +26,7 @@ from edgellm_ros.runtime.fused.device_weights import address_in, load_weights, o
 from edgellm_ros.runtime.fused.loading import Unavailable, device_problem, made_or_unavailable
 
 if TYPE_CHECKING:
+    from edgellm_ros.kernels.chain_protocol import ChainDrafter, PromptRows
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
     from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 
@@ -73,10 +75,28 @@ def _load(
     if problem is not None:
         raise Unavailable(f"the kernels do not take this head: {problem}")
     tensors = load_weights(path.parent, model, element_type(config.precision), device)
+    weights = _weights(model, tensors)
     with made_or_unavailable():
-        head = make_head(device, shape, _weights(model, tensors))
+        head = make_head(device, shape, weights)
+    chain = prompts = None
+    if drafting.is_chain:
+        sizes = drafting.tokens_per_round, drafting.drafting_step
+        with _noting("the head drafts token by token"), made_or_unavailable():
+            chain = make_chain(device, shape, weights, *sizes)
+    with _noting("the engine runs the head on prompts"), made_or_unavailable():
+        prompts = make_prompts(device, shape, weights)
     backend = FusedDraftBackend(head, shape, device, takes_trees=not drafting.is_chain)
-    return FusedDecoding(EngineExecutor(backend, "draft/fused"), head.max_rows, tensors)
+    executor = EngineExecutor(backend, "draft/fused")
+    return FusedDecoding(executor, head.max_rows, tensors, chain=chain, prompts=prompts)
+
+
+@contextmanager
+def _noting(consequence: str) -> Iterator[None]:
+    """Log why something is not available, and what follows."""
+    try:
+        yield
+    except Unavailable as reason:
+        logger.info("%s: %s", consequence, reason)
 
 
 class Head(Decoder, Protocol):
@@ -90,6 +110,22 @@ def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> 
     from edgellm_ros.kernels.cuda.fused.draft import FusedDraft
 
     return FusedDraft(device, shape, weights)
+
+
+def make_chain(
+    device: Device, shape: FusedDraftShape, weights: FusedWeights, rows: int, levels: int
+) -> ChainDrafter | None:
+    """Make what drafts whole chains of so many levels on a device, after up to so many accepted tokens."""
+    from edgellm_ros.kernels.cuda.fused.chain import FusedChain
+
+    return FusedChain(device, shape, weights, rows, levels)
+
+
+def make_prompts(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> PromptRows | None:
+    """Make what writes a head's KV rows of prompts on a device."""
+    from edgellm_ros.kernels.cuda.fused.prompt import FusedPrompt
+
+    return FusedPrompt(device, shape, weights)
 
 
 def draft_shape(

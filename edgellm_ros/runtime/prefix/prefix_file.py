@@ -2,7 +2,7 @@
 """Prefix cache file: safetensors with KV rows and recurrent states, JSON in its header.
 
   pool_i [pages, Hkv, PAGE, D]   layer i of the pool: keys of each layer of the model, then values; then the
-                                  same of a draft head
+                                  same of a draft head; FP8 as U8, because safetensors reads no FP8 with NumPy
   state_i [L, states, n]         recurrent states of a hybrid model (state_file.py)
   __metadata__["prefix_cache"]   {"format_version", "engine", "pages": [an _Entry for each],
                                   "states": [a StateEntry for each], "sha256"}
@@ -58,7 +58,7 @@ def save_prefix_cache(
         for adapter, page in pages
     ]
     places = [page.place for _, page in pages]
-    rows = [device.download(layer)[0, places] for layer in _layers(cache)]
+    rows = [device.download(layer)[0, places].view(_stored(layer)) for layer in _layers(cache)]
     state_entries, values = stored_states(cache, states, numbers, device)
     contents = {"pages": entries, "states": [asdict(entry) for entry in state_entries]}
     description = {
@@ -162,7 +162,7 @@ class _Entry:
 def _check(path: Path, entries: list[_Entry], tensors: list[np.ndarray], cache: PrefixCache) -> None:
     for tensor, layer in zip(tensors, _layers(cache), strict=True):
         shape = (len(entries), *layer.shape[2:])
-        if (tensor.shape, tensor.dtype) != (shape, layer.dtype):
+        if (tensor.shape, tensor.dtype) != (shape, _stored(layer)):
             raise ValueError(f"{path}: damaged: expected tensors {list(shape)}, got {list(tensor.shape)}")
     for number, entry in enumerate(entries):
         parent = entry.parent
@@ -213,7 +213,7 @@ def _fill(
     numbers, places = list(pages), [page.place for page in pages.values()]
     for layer, tensor in zip(_layers(cache), tensors, strict=True):
         rows = np.zeros(layer.shape, layer.dtype)
-        rows[0, places] = tensor[numbers]
+        rows[0, places] = tensor[numbers].view(layer.dtype)
         device.upload(layer, rows)
     return pages
 
@@ -222,6 +222,11 @@ def _layers(cache: PrefixCache) -> list[Tensor]:
     """Return the layers of the pools, [1, pages, Hkv, PAGE, D] each."""
     pools = [pool for pool in (cache.pool, cache.head_pool) if pool is not None]
     return [pool.rows(i, i + 1) for pool in pools for i in range(pool.shape[0])]
+
+
+def _stored(layer: Tensor) -> np.dtype:
+    """Return the type that a layer's rows have in a file."""
+    return np.dtype(np.uint8) if layer.dtype.itemsize == 1 else layer.dtype
 
 
 def _digest(contents: dict[str, Any], tensors: Sequence[np.ndarray]) -> str:

@@ -38,7 +38,8 @@ struct Fiber {
 thread_local jmp_buf scheduler;
 thread_local Fiber* running;
 thread_local Work work;
-thread_local void (*prepare)();
+thread_local void (*prepare)(void*);
+thread_local void* context;
 
 void resume(Fiber& fiber) {
   running = &fiber;
@@ -51,7 +52,7 @@ void resume(Fiber& fiber) {
 }
 
 void run_fiber() {
-  if (prepare) prepare();
+  if (prepare) prepare(context);
   work.run(work.arguments);
   running->done = true;
   yield();
@@ -93,12 +94,13 @@ void yield() {
   if (!_setjmp(running->place)) _longjmp(scheduler, 1);
 }
 
-void run_grid(Dim grid, unsigned threads, bool cooperative, Work kernel, void (*before)()) {
+void run_grid(Dim grid, unsigned threads, bool cooperative, Work kernel, void (*before)(void*), void* given) {
   static std::atomic<unsigned> launches{1};
   const unsigned seed = 1000003 * launches++;
   auto run = [&](unsigned x, unsigned y) {
     work = kernel;
     prepare = before;
+    context = given;
     blockIdx = {x, y, 0};
     gridDim = grid;
     blockDim = {threads, 1, 1};

@@ -11,7 +11,7 @@ struct Work {
   const uint64_t* arguments;
 };
 
-// prepare: is called before each thread of a block begins; null = nothing to do.
-void run_grid(Dim grid, unsigned threads, bool cooperative, Work work, void (*prepare)());
+// prepare(context) is called before each thread of a block begins; null = nothing to do.
+void run_grid(Dim grid, unsigned threads, bool cooperative, Work work, void (*prepare)(void*), void* context);
 
 }  // namespace cuda_on_cpu

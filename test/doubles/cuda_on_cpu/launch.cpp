@@ -21,6 +21,6 @@ extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned
   const NamedKernel* kernel = find_kernel(kernels, name);
   if (!kernel) return 1;
   if (kernel->count != count) return 2;
-  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, cooperative, {kernel->run, arguments}, nullptr);
+  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, cooperative, {kernel->run, arguments}, nullptr, nullptr);
   return 0;
 }

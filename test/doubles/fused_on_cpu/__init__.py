@@ -16,7 +16,12 @@ from doubles.host_compiler import BLOCKS, build_library
 from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 FOLDER = Path(__file__).parent
-KERNELS = {"fusion.cu": ("fuse", "fused_states")}  # of programs without a layer, by their last file
+# of programs other than those of a decode step, by their last file
+KERNELS = {
+    "fusion.cu": ("fuse", "fused_states"),
+    "chain.cu": ("draft_chain",),
+    "prompt.cu": ("draft_prompt",),
+}
 
 
 class FusedDoubleDevice(DoubleDevice):
@@ -36,8 +41,9 @@ class HostKernels:
         packed = np.array(arguments, np.int64)
         pointer = ctypes.c_void_p(packed.ctypes.data)
         status = self._launch(
-            launch.name.encode(), *launch.grid, launch.threads, launch.shared, pointer, len(arguments)
-        )
+            launch.name.encode(), *launch.grid, launch.threads, launch.shared, launch.cluster, pointer,
+            len(arguments),
+        )  # fmt: skip
         assert status == 0, f"{launch.name} with {len(arguments)} arguments: {status}"
 
 
@@ -64,6 +70,9 @@ class FusedDoubleProgram:
     def launch(self, launch: Launch, *arguments: int) -> None:
         self._kernels.launch(launch, *arguments)
 
+    def most_clusters(self, launch: Launch) -> int:
+        return 8
+
 
 def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> None:
     """Compile kernels that need `primitives.cuh`. kernels: their names; empty = those of a decode step."""
@@ -71,4 +80,4 @@ def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tu
     options = ["-Og", "-w", f"-I{FOLDER}", *(f"-D{name}={value}" for name, value in macros)]
     if kernels:
         options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
-    build_library(library, FOLDER / "launch.cpp", (BLOCKS, FOLDER / "copies.cpp"), options)
+    build_library(library, FOLDER / "launch.cpp", (BLOCKS, FOLDER / "clusters.cpp"), options)

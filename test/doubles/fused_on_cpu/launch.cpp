@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A library with the fused kernels and one function that launches them by name. fused.inc: the CUDA sources; KERNELS: KERNEL(name) of each.
-#include "primitives_on_cpu.h"
+#include "clusters.h"
 #include "kernel_table.h"
 
 #include "fused.inc"
@@ -25,11 +25,11 @@ static const NamedKernel kernels[] = {KERNELS};
 
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments, 3 for too much shared memory.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, unsigned shared,
-                      Arguments arguments, int count) {
+                      unsigned cluster_size, Arguments arguments, int count) {
   const NamedKernel* kernel = find_kernel(kernels, name);
   if (!kernel) return 1;
   if (kernel->count != count) return 2;
   if (shared > fused_on_cpu::SHARED_BYTES) return 3;
-  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, false, {kernel->run, arguments}, fused_on_cpu::begin_thread);
+  fused_on_cpu::run_grid({blocks, rows, 1}, threads, cluster_size, {kernel->run, arguments});
   return 0;
 }

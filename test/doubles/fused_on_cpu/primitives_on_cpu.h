@@ -22,7 +22,6 @@ constexpr int POISON = 0xff;  // NaN in every type
 extern __thread uint4* shared_memory;  // of SHARED_BYTES
 extern __thread unsigned blocks;       // that this thread of the host has run
 
-void begin_thread();
 void finish_copies(int groups);  // all copies of this thread but those of the newest groups
 
 template <class T>
@@ -100,6 +99,59 @@ void wait_for_copies() {
 
 inline void wait_for_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
+
+namespace fused_on_cpu {
+
+uint4* memory_in_cluster(int block);  // the shared memory of a block of this cluster
+void wait_for_other_blocks();
+void lock_arrivals();
+void unlock_arrivals();
+
+}  // namespace fused_on_cpu
+
+void arrive_at_cluster();
+void wait_for_cluster();
+
+struct Arrivals {
+  u64 state;  // phases that have ended, whether the next one is expected, bytes of it that are to come
+
+  struct Parts { int bytes; short expected; unsigned short ended; };
+  template <class Change>
+  void change(Change change) {
+    fused_on_cpu::lock_arrivals();
+    Parts parts = cuda_on_cpu::same_bits<Parts>(state);
+    change(parts);
+    if (parts.expected && parts.bytes == 0) parts = {0, 0, (unsigned short)(parts.ended + 1)};
+    __atomic_store_n(&state, cuda_on_cpu::same_bits<u64>(parts), __ATOMIC_SEQ_CST);
+    fused_on_cpu::unlock_arrivals();
+  }
+
+  void prepare() { state = 0; }
+  void expect(u32 bytes) { change([&](Parts& parts) { parts.bytes += bytes, parts.expected = 1; }); }
+  void wait(int phase) {
+    while (cuda_on_cpu::same_bits<Parts>(__atomic_load_n(&state, __ATOMIC_SEQ_CST)).ended % 2 == phase % 2)
+      fused_on_cpu::wait_for_other_blocks();
+  }
+};
+
+namespace fused_on_cpu {
+
+template <class T>
+T* place_in(int block, T* place) {
+  const size_t offset = reinterpret_cast<char*>(place) - reinterpret_cast<char*>(shared_memory);
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(memory_in_cluster(block)) + offset);
+}
+
+}  // namespace fused_on_cpu
+
+template <class T>
+void send(int block, Arrivals& arrivals, void* place, T value) {
+  memcpy(fused_on_cpu::place_in(block, static_cast<char*>(place)), &value, sizeof value);
+  fused_on_cpu::place_in(block, &arrivals)->change([](Arrivals::Parts& parts) { parts.bytes -= sizeof value; });
+}
+
+inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
+
 inline void prefetch(const void* address, u32 bytes) {
   static thread_local volatile char read;
   if (bytes) read = static_cast<const char*>(address)[bytes - 1];
@@ -139,6 +191,44 @@ inline float to_float(u16 bits) { return cuda_on_cpu::same_bits<_Float16>(bits);
 inline u16 from_float(float value) { return cuda_on_cpu::same_bits<u16>((_Float16)value); }
 #endif
 inline float2 to_floats(u32 bits) { return {to_float(bits), to_float(bits >> 16)}; }
+
+#if FP8_CACHE
+using CacheValue = unsigned char;
+using CacheWord = uint2;
+
+inline CacheValue to_cache(float value) {
+  if (value != value) return 0x7f;
+  const float size = fminf(fabsf(value), 448);
+  const int exponent = size < 0x1p-6f ? -6 : ilogbf(size);
+  const int eighths = lrintf(ldexpf(size, 3 - exponent));  // to nearest even
+  return (value < 0 ? 0x80 : 0) | (exponent + 6) * 8 + eighths;
+}
+inline float from_cache(CacheValue bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  if ((bits & 0x7f) == 0x7f) return NAN;
+  const float size = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+  return bits & 0x80 ? -size : size;
+}
+inline float2 from_cache(u16 pair) { return {from_cache((CacheValue)pair), from_cache((CacheValue)(pair >> 8))}; }
+inline u32 widen(u16 pair) {
+  const float2 values = from_cache(pair);
+  return from_float(values.x) | (u32)from_float(values.y) << 16;
+}
+inline uint4 widen(CacheWord word) {
+  return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
+}
+inline CacheWord load_once(const CacheValue* address) {
+  CacheWord value;
+  memcpy(&value, address, sizeof value);
+  return value;
+}
+#else
+using CacheValue = u16;
+using CacheWord = uint4;
+
+inline CacheValue to_cache(float value) { return from_float(value); }
+inline uint4 widen(CacheWord word) { return word; }
+#endif
 
 inline u32 in_register(u32 value) { return value; }
 inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }

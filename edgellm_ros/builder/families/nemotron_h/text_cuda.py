@@ -24,7 +24,9 @@ def build_cuda_llm(architecture: HybridArchitecture, weights: Weights, options: 
 
     It has the bindings of `build_cuda_decoder` without those of RoPE, and those of `recurrent`.
     """
-    graph = ModelBuilder("llm", weights, options.precision, options.lora, onnxruntime=True)
+    graph = ModelBuilder(
+        "llm", weights, options.precision, options.lora, onnxruntime=True, kv_cache=options.kv_cache
+    )
     runner, hidden, prefix = architecture.runner, architecture.runner.hidden_size, architecture.prefix
     epsilon, layers = architecture.epsilon, architecture.runner.num_hidden_layers
     assert runner.recurrent is not None

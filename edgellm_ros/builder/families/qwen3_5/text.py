@@ -25,7 +25,7 @@ from edgellm_ros.engine_directory.recurrent_config import RECURRENT
 #                caches or states of the layer                       last_token_ids
 def build_llm(architecture: Qwen35Architecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
     """Build `llm/model.onnx`: inputs and outputs of `build_decoder`, and those of `recurrent`."""
-    graph = ModelBuilder("llm", weights, options.precision, options.lora)
+    graph = ModelBuilder("llm", weights, options.precision, options.lora, kv_cache=options.kv_cache)
     runner, hidden, prefix = architecture.runner, architecture.runner.hidden_size, architecture.prefix
     epsilon, inner = architecture.epsilon, architecture.intermediate_size
     assert runner.recurrent is not None

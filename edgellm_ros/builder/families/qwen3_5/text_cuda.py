@@ -24,7 +24,9 @@ from edgellm_ros.engine_directory.recurrent_config import RECURRENT
 
 def build_cuda_llm(architecture: Qwen35Architecture, weights: Weights, options: LLMOptions) -> ModelBuilder:
     """Build `llm/model.cuda.onnx`: bindings of `build_cuda_decoder`, and those of `recurrent`."""
-    graph = ModelBuilder("llm", weights, options.precision, options.lora, onnxruntime=True)
+    graph = ModelBuilder(
+        "llm", weights, options.precision, options.lora, onnxruntime=True, kv_cache=options.kv_cache
+    )
     runner, hidden, prefix = architecture.runner, architecture.runner.hidden_size, architecture.prefix
     epsilon, inner, layers = architecture.epsilon, architecture.intermediate_size, runner.num_hidden_layers
     assert runner.recurrent is not None

@@ -2,7 +2,7 @@
 // Attention of one new token per sequence to its cache, the visible rows of which are split over blocks.
 //
 // A block has one KV head, up to GROUP of the query heads that share it, and one split. LANES lanes read a cache row,
-// 8 values each. Every row of threads keeps its own maximum and sums; they are merged in a fixed order at the end.
+// 8 values each (a CacheWord). Every row of threads keeps its own maximum and sums; they are merged in a fixed order at the end.
 
 constexpr int HEADS_PER_KV = HEADS / KV_HEADS;
 constexpr int GROUPS = (HEADS_PER_KV + 3) / 4, GROUP = (HEADS_PER_KV + GROUPS - 1) / GROUPS;
@@ -85,16 +85,27 @@ struct NewHead {
   }
 };
 
+#if FP8_CACHE
+__device__ inline void unpack(float (&values)[8], CacheWord word) {
+  const u32 words[2] = {word.x, word.y};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = from_cache((u16)(words[i / 2] >> 16 * (i % 2)));
+    values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
+  }
+}
+#endif
+
 struct AttentionShared {
   float fresh[GROUP + 2][HEAD_DIM], queries[GROUP][HEAD_DIM];
-  uint4 new_rows[2][HEAD_DIM / 8];  // k and v in the model's type
+  CacheWord new_rows[2][HEAD_DIM / 8];  // k and v in the cache's type
   float merged[ATTENTION_WARPS][GROUP][HEAD_DIM], scales[ATTENTION_WARPS][GROUP][2];
 };
 
 __device__ inline void attend(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
                               const float* cos_table, const float* sin_table, const i64* position_ids,
-                              const i64* kv_length, u16* key_cache, u16* value_cache, float* sums, float* scales,
-                              int window, const u16* next_weights, int next_bytes) {
+                              const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache, float* sums,
+                              float* scales, int window, const u16* next_weights, int next_bytes) {
   static_assert(ATTENTION_WARPS >= GROUP + 2);
   STATIC_SHARED(AttentionShared, own);
   if (blockIdx.x >= KV_HEADS * GROUPS * SPLITS) {  // fills a multiprocessor that would have no block
@@ -113,15 +124,15 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
   const i64 cache = ((i64)row * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
   const bool active = column < HEAD_DIM;
 
-  uint4 keys[AHEAD], values[AHEAD];
+  CacheWord keys[AHEAD], values[AHEAD];
   auto fetch = [&](int base) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
       const int cache_row = base + i * ROW_LANES + row_lane;
       const bool valid = active && cache_row < end && cache_row != last;
       const i64 place = cache + (i64)cache_row * HEAD_DIM + column;
-      keys[i] = valid ? load_once(key_cache + place) : uint4{0, 0, 0, 0};
-      values[i] = valid ? load_once(value_cache + place) : uint4{0, 0, 0, 0};
+      keys[i] = valid ? load_once(key_cache + place) : CacheWord{};
+      values[i] = valid ? load_once(value_cache + place) : CacheWord{};
     }
   };
   fetch(begin);
@@ -150,8 +161,8 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
         own.queries[warp][at] = fresh_head.values[i] * (1.4426950408889634f * rsqrt_fast(HEAD_DIM));
         continue;
       }
-      const u16 bits = from_float(fresh_head.values[i]);
-      reinterpret_cast<u16*>(own.new_rows[is_key ? 0 : 1])[at] = bits;
+      const CacheValue bits = to_cache(fresh_head.values[i]);
+      reinterpret_cast<CacheValue*>(own.new_rows[is_key ? 0 : 1])[at] = bits;
       if (group == 0) (is_key ? key_cache : value_cache)[cache + (i64)last * HEAD_DIM + at] = bits;
     }
   }

@@ -98,7 +98,7 @@ extern "C" __global__ void PRODUCT_LIMITS
 #if !TENSOR_CORES || ROWS == 1
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
-              const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
+              const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache,
               float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes) {
   attend(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache, sums,
          scales, (int)window, next_weights, (int)next_bytes);
@@ -108,14 +108,14 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
 #if ROWS > 1
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     new_rows(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
-             const float* sin_table, const i64* position_ids, const i64* kv_length, u16* key_cache, u16* value_cache,
+             const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache,
              u16* queries, i64 tokens) {
   make_new_rows(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache,
                 queries, (int)tokens);
 }
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
-    tree_attention(const u16* queries, const i64* kv_length, const u16* key_cache, const u16* value_cache, float* sums,
+    tree_attention(const u16* queries, const i64* kv_length, const CacheValue* key_cache, const CacheValue* value_cache, float* sums,
                    float* scales, i64 window, const u16* next_weights, i64 next_bytes, const unsigned char* mask,
                    i64 tokens, i64 splits) {
   attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, next_weights, (int)next_bytes,

@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(QKV::THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(32 * ATTENTION_WARPS)
-    attention(const u16* qkv, const i64* kv_length, const u16* keys, const u16* values, u16* out) {
+    attention(const u16* qkv, const i64* kv_length, const CacheValue* keys, const CacheValue* values, u16* out) {
   attend(qkv, kv_length, keys, values, out);
 }
 

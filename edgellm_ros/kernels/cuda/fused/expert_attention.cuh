@@ -20,8 +20,8 @@ struct KeyTile {
   uint4 keys[2][PARTS], values[4][COLUMNS];
 
   // Read rows from `first` on. read(address); rows: how many there are from the first row of `k` and `v` on.
-  template <class Read>
-  __device__ void load_rows(const u16* k, const u16* v, int stride, int first, int rows, Read read) {
+  template <class Value, class Read>
+  __device__ void load_rows(const Value* k, const Value* v, int stride, int first, int rows, Read read) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -130,7 +130,8 @@ struct Seen {
 
 // qkv [rows,QKV_SIZE]; keys and values: those of the cache for the sequence, [KV_HEADS,CAPACITY,HEAD_DIM]; out
 // [rows,Q_SIZE].
-__device__ inline void attend(const u16* qkv, const i64* kv_length, const u16* keys, const u16* values, u16* out) {
+__device__ inline void attend(const u16* qkv, const i64* kv_length, const CacheValue* keys, const CacheValue* values,
+                              u16* out) {
   DYNAMIC_SHARED(memory);
   const int first = blockIdx.x % ROW_TILES * TILE_ROWS;
   const int head = blockIdx.x / ROW_TILES, kv_head = head / (HEADS / KV_HEADS);
@@ -143,7 +144,7 @@ __device__ inline void attend(const u16* qkv, const i64* kv_length, const u16* k
     if (i < cached) {
       const i64 place = (i64)kv_head * CAPACITY * HEAD_DIM;
       tile.load_rows(keys + place, values + place, HEAD_DIM, i * TILE_KEYS, length,
-                     [](const u16* address) { return load_once(address); });
+                     [](const CacheValue* address) { return widen(load_once(address)); });
     } else {
       const u16* const own = sample + Q_SIZE + kv_head * HEAD_DIM;
       tile.load_rows(own, own + KV_SIZE, QKV_SIZE, (i - cached) * TILE_KEYS, HORIZON,

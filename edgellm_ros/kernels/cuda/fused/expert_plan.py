@@ -128,6 +128,7 @@ class ExpertPlan:
         shape, tuning = self.shape, self.tuning
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
+            "FP8_CACHE": int(shape.fp8_cache),
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "ROWS": self.row_tile,
             "WARPS": tuning.warps,

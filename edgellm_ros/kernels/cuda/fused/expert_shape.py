@@ -17,6 +17,7 @@ class ExpertShape:
     """Sizes of an action expert; `builder/flow_expert.py` shows its layers.
 
     - dtype: of weights and of the language model's KV caches, "fp16" or "bf16"
+    - fp8_cache: whether the caches have E4M3 instead
     - kv_caches: which of the language model's caches each layer reads
     - rotary_dim: R, the first values of a head that are rotated; a pair is (i, i + R/2)
     - capacity: C, the rows of the KV caches
@@ -37,6 +38,7 @@ class ExpertShape:
     horizon: int
     actions: int
     epsilon: float = 1e-6
+    fp8_cache: bool = False
 
     @property
     def q_size(self) -> int:

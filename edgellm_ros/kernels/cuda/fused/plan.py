@@ -207,7 +207,8 @@ class QuantizedProductPlan(ProductPlan):
 class Launch:
     """How a kernel is launched.
 
-    early: the kernel may start before the one before it has ended; it waits by itself.
+    - early: the kernel may start before the one before it has ended; it waits by itself
+    - cluster: blocks that share their shared memory, neighbours along the first axis of the grid
     """
 
     name: str
@@ -215,6 +216,7 @@ class Launch:
     threads: int
     shared: int = 0
     early: bool = False
+    cluster: int = 1
 
 
 class FusedPlan:
@@ -411,6 +413,7 @@ class FusedPlan:
         registers = 0 if tuning.slots < 2 or self.lora_rank else tuning.registers  # 0: no limit
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
+            "FP8_CACHE": int(shape.fp8_cache),
             "ROWS": self.rows,
             "TENSOR_CORES": int(self.mma),
             "LORA_RANK": self.lora_rank,

@@ -124,6 +124,87 @@ __device__ inline void wait_for_kernel_before() {
 // Wait for the other lanes of the warp; what they wrote to shared memory before can be read.
 __device__ inline void wait_for_lanes() { __syncwarp(); }
 
+// Blocks of a cluster, from compute capability 9.0 on. What threads did before they arrived is done after the wait.
+__device__ inline void arrive_at_cluster() {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Counts the bytes that blocks of a cluster send to one of them, from phase to phase. A phase ends when `expect` was
+// called for it, by one thread, and as many bytes have come. Bytes of a phase may come before it is expected. The barrier
+// of the cluster takes some thousand cycles, because it flushes all writes; this takes some hundreds.
+struct Arrivals {
+  u64 state;
+
+  // By one thread, before a barrier of the cluster.
+  __device__ void prepare() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Words(this).address) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+  __device__ void expect(u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Words(this).address), "r"(bytes) : "memory");
+#endif
+  }
+  // Wait for the end of a phase; phases are counted from 0.
+  __device__ void wait(int phase) {
+#if __CUDA_ARCH__ >= 900
+    const u32 address = Words(this).address;
+    u32 done = 0;
+    while (!done)
+      asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
+                   : "=r"(done)
+                   : "r"(address), "r"(phase % 2)
+                   : "memory");
+#endif
+  }
+};
+
+// The address of the same place in the shared memory of a block of the cluster.
+__device__ inline u32 place_in(int block, const void* place) {
+  u32 address = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(Words(place).address), "r"(block));
+#endif
+  return address;
+}
+
+// Write to the same place in the shared memory of a block of the cluster, which counts the bytes.
+__device__ inline void send(int block, Arrivals& arrivals, void* place, u32 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(place_in(block, place)),
+               "r"(value), "r"(place_in(block, &arrivals))
+               : "memory");
+#endif
+}
+__device__ inline void send(int block, Arrivals& arrivals, void* place, uint2 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+                   place_in(block, place)),
+               "r"(value.x), "r"(value.y), "r"(place_in(block, &arrivals))
+               : "memory");
+#endif
+}
+__device__ inline void send(int block, Arrivals& arrivals, void* place, uint4 value) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   place_in(block, place)),
+               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(place_in(block, &arrivals))
+               : "memory");
+#endif
+}
+
+__device__ inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
+
 // Start to read memory into the second-level cache; bytes: a multiple of 16.
 __device__ inline void prefetch(const void* address, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -140,6 +221,11 @@ __device__ inline float load(const float* address) {
 __device__ inline u16 load(const u16* address) {
   u16 value;
   asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(address));
+  return value;
+}
+__device__ inline i64 load(const i64* address) {
+  i64 value;
+  asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(value) : "l"(address));
   return value;
 }
 __device__ inline float2 load(const float2* address) {
@@ -208,6 +294,56 @@ __device__ inline u16 from_float(float value) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
+#endif
+
+// Eight values of a row of the KV cache: of the model's type, or E4M3.
+#if FP8_CACHE
+using CacheValue = unsigned char;
+using CacheWord = uint2;
+
+__device__ inline CacheValue to_cache(float value) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return (CacheValue)pair;
+}
+__device__ inline float2 from_cache(u16 pair) {
+  float2 values;
+  asm("{.reg .b32 halves; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 halves, %2; mov.b32 {low, high}, halves;"
+      " cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(values.x), "=f"(values.y)
+      : "h"(pair));
+  return values;
+}
+// Two values in the model's type.
+__device__ inline u32 widen(u16 pair) {
+  u32 values;
+#if BF16
+  const float2 both = from_cache(pair);
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(values) : "f"(both.y), "f"(both.x));
+#else
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(pair));
+#endif
+  return values;
+}
+__device__ inline uint4 widen(CacheWord word) {
+  return {widen((u16)word.x), widen((u16)(word.x >> 16)), widen((u16)word.y), widen((u16)(word.y >> 16))};
+}
+__device__ inline CacheWord load_once(const CacheValue* address) {
+  CacheWord value;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+__device__ inline CacheWord load(const CacheWord* address) {
+  CacheWord value;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
+  return value;
+}
+#else
+using CacheValue = u16;
+using CacheWord = uint4;
+
+__device__ inline CacheValue to_cache(float value) { return from_float(value); }
+__device__ inline uint4 widen(CacheWord word) { return word; }
 #endif
 
 // A constant that stays in a register.

@@ -15,6 +15,8 @@ from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 ATTRIBUTES = driver.CUfunction_attribute
 EARLY_START = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+PORTABLE_CLUSTER = 8  # blocks that every GPU with clusters takes, as far as their shared memory fits
 
 
 class FusedProgram:
@@ -37,6 +39,13 @@ class FusedProgram:
         result = driver.cuLaunchKernelEx(config, self._functions[launch.name], ctypes.addressof(places), 0)
         check(result, f"launching the kernel {launch.name}")
 
+    def most_clusters(self, launch: Launch) -> int:
+        """Return how many clusters of a kernel the device can run at once; 0 = it has no room for one."""
+        self._device.activate()
+        config = self._configs.get(launch) or self._configure(launch)
+        result = driver.cuOccupancyMaxActiveClusters(self._functions[launch.name], config)
+        return int(check(result, f"looking for room for the kernel {launch.name}"))
+
     def _configure(self, launch: Launch) -> Any:
         self._load(launch.name, launch.shared)
         config = driver.CUlaunchConfig()
@@ -44,11 +53,21 @@ class FusedProgram:
         config.blockDimX, config.gridDimZ, config.blockDimY, config.blockDimZ = launch.threads, 1, 1, 1
         config.sharedMemBytes = launch.shared
         config.hStream = driver.CUstream(int(self._device.stream.handle))
+        attributes = []
         if launch.early:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = EARLY_START
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = EARLY_START
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
+        if launch.cluster > 1:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = CLUSTER
+            size = attributes[-1].value.clusterDim
+            size.x, size.y, size.z = launch.cluster, 1, 1
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        if launch.cluster > PORTABLE_CLUSTER:
+            attribute = ATTRIBUTES.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            result = driver.cuFuncSetAttribute(self._functions[launch.name], attribute, 1)
+            check(result, f"setting up the kernel {launch.name}")
         self._configs[launch] = config
         return config
 

@@ -20,6 +20,7 @@ class FusedShape:
     """Sizes and switches of a decoder whose layers are attention and a gated feed-forward block.
 
     - dtype: of weights, embeddings, caches and hidden states, "fp16" or "bf16"
+    - fp8_cache: whether the caches have E4M3 instead, which GPUs have from compute capability 8.9 on
     - rotary_dim: R, the first values of a head that are rotated
     - interleaved: a pair of rotated values is (2i, 2i + 1); False: (i, i + R/2)
     - epsilon: of every RMSNorm
@@ -56,6 +57,7 @@ class FusedShape:
     hidden_state_layers: tuple[int, ...] = ()
     quantized: tuple[tuple[str, Quantized], ...] = ()
     lora_rank: int = 0
+    fp8_cache: bool = False
 
     @property
     def q_size(self) -> int:

@@ -43,7 +43,8 @@ struct Tree {
 // One head of a row for each warp: queries [rows,HEADS,D], keys and values to the cache.
 __device__ inline void make_new_rows(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
                                      const float* cos_table, const float* sin_table, const i64* position_ids,
-                                     const i64* kv_length, u16* key_cache, u16* value_cache, u16* queries, int tokens) {
+                                     const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache, u16* queries,
+                                     int tokens) {
   struct Places {
     float values[ATTENTION_WARPS][HEAD_DIM];
   };
@@ -63,18 +64,28 @@ __device__ inline void make_new_rows(const float* parts, const u16* bias, const 
   if (!valid) return;
   fresh.read(parts, row, head * HEAD_DIM);
   fresh.finish(!is_value, places.values[warp]);
+#if FP8_CACHE
+  if (is_query) {
+    u16* const out = queries + (row * HEADS + head) * HEAD_DIM;
+#pragma unroll
+    for (int i = 0; i < NewHead::ELEMENTS; ++i) out[fresh.at[i]] = from_float(fresh.values[i]);
+    return;
+  }
+  CacheValue* const out = (is_value ? value_cache : key_cache) + slot * HEAD_DIM;
+#else
   u16* const out = is_query ? queries + (row * HEADS + head) * HEAD_DIM
                             : (is_value ? value_cache : key_cache) + slot * HEAD_DIM;
+#endif
 #pragma unroll
-  for (int i = 0; i < NewHead::ELEMENTS; ++i) out[fresh.at[i]] = from_float(fresh.values[i]);
+  for (int i = 0; i < NewHead::ELEMENTS; ++i) out[fresh.at[i]] = to_cache(fresh.values[i]);
 }
 
 // A pair of values from the lower, or the upper halves of two words.
 __device__ inline u32 lower_halves(u32 first, u32 second) { return (first & 0xffffu) | second << 16; }
 __device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 | (second & 0xffff0000u); }
 
-__device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const u16* key_cache,
-                                        const u16* value_cache, float* sums, float* scales, int window,
+__device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const CacheValue* key_cache,
+                                        const CacheValue* value_cache, float* sums, float* scales, int window,
                                         const u16* next_weights, int next_bytes, const unsigned char* mask, int tokens,
                                         int most_splits) {
   STATIC_SHARED(TreeShared, own);
@@ -90,7 +101,7 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
   const int old_end = end < first_new ? end : first_new;
   const i64 cache = ((i64)sequence * KV_HEADS + kv_head) * CAPACITY * HEAD_DIM;
 
-  uint4 keys[2][KEY_CHUNKS], values[VALUE_CHUNKS][4];
+  CacheWord keys[2][KEY_CHUNKS], values[VALUE_CHUNKS][4];
   auto fetch_keys = [&](int base) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -98,7 +109,7 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
       for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk) {
         const int row = base + 8 * i + g;
         keys[i][chunk] = row < old_end ? load_once(key_cache + cache + (i64)row * HEAD_DIM + 32 * chunk + 8 * t)
-                                       : uint4{0, 0, 0, 0};
+                                       : CacheWord{};
       }
   };
   auto fetch_values = [&](int base) {
@@ -108,7 +119,7 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
       for (int i = 0; i < 4; ++i) {
         const int row = base + i / 2 * 8 + 2 * t + i % 2, column = 64 * chunk + 8 * g;
         const bool valid = row < old_end && (HEAD_DIM % 64 == 0 || column < HEAD_DIM);
-        values[chunk][i] = valid ? load_once(value_cache + cache + (i64)row * HEAD_DIM + column) : uint4{0, 0, 0, 0};
+        values[chunk][i] = valid ? load_once(value_cache + cache + (i64)row * HEAD_DIM + column) : CacheWord{};
       }
   };
   // The same of the rows that the kernel before has written.
@@ -118,10 +129,10 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
     for (int i = 0; i < 2; ++i) {
       const int row = base + 8 * i + g;
       if (row < first_new || row >= end) continue;
-      const u16* const source = key_cache + cache + (i64)row * HEAD_DIM + 8 * t;
+      const CacheValue* const source = key_cache + cache + (i64)row * HEAD_DIM + 8 * t;
 #pragma unroll
       for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk)
-        keys[i][chunk] = load(reinterpret_cast<const uint4*>(source + 32 * chunk));
+        keys[i][chunk] = load(reinterpret_cast<const CacheWord*>(source + 32 * chunk));
     }
   };
   auto fetch_new_values = [&](int base) {
@@ -130,11 +141,11 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
     for (int i = 0; i < 4; ++i) {
       const int row = base + i / 2 * 8 + 2 * t + i % 2;
       if (row < first_new || row >= end) continue;
-      const u16* const source = value_cache + cache + (i64)row * HEAD_DIM + 8 * g;
+      const CacheValue* const source = value_cache + cache + (i64)row * HEAD_DIM + 8 * g;
 #pragma unroll
       for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk)
         if (HEAD_DIM % 64 == 0 || 64 * chunk + 8 * g < HEAD_DIM)
-          values[chunk][i] = load(reinterpret_cast<const uint4*>(source + 64 * chunk));
+          values[chunk][i] = load(reinterpret_cast<const CacheWord*>(source + 64 * chunk));
     }
   };
   // What the mask says of this lane's queries, g and g + 8, and rows, two in each half of the cache rows.
@@ -210,8 +221,9 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        mma(scores[i], first, keys[i][chunk].x, keys[i][chunk].y);
-        mma(scores[i], second, keys[i][chunk].z, keys[i][chunk].w);
+        const uint4 key = widen(keys[i][chunk]);
+        mma(scores[i], first, key.x, key.y);
+        mma(scores[i], second, key.z, key.w);
       }
     }
     if (next < end) fetch_keys(next), fetch_new_keys(next), fetch_marks(next);
@@ -257,7 +269,7 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
       u32 words[4][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint4 value = values[chunk][i];
+        const uint4 value = widen(values[chunk][i]);
         words[i][0] = value.x, words[i][1] = value.y, words[i][2] = value.z, words[i][3] = value.w;
       }
 #pragma unroll

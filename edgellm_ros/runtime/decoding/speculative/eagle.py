@@ -175,6 +175,8 @@ class EagleDrafter:
 
     def bind(self, batch: int) -> list[BoundRun]:
         """Bind the head to the tensors of a round."""
+        if self._head.drafts_chains(batch):
+            return []
         size, pending = self._head.hidden_size, self._pending
         embeds = self._embeds.view(batch, self._width, size)
         runs = self._head.bind_accepted(embeds, pending.states.rows(0, batch), pending.newest(batch))
@@ -186,6 +188,9 @@ class EagleDrafter:
     def propose(self, tree: DraftTree) -> None:
         """Draft a tree for each row from its pending tokens."""
         batch, self._nodes = tree.tokens.shape
+        if self._head.drafts_chains(batch):
+            self._propose_chain(tree)
+            return
         logits, states = self._run(self._pending, batch, self._width)
         self.kv_cache.commit_rows(range(batch), self._pending.counts.rows(0, batch))
         table, newest = self._table.rows(0, batch), self._pending.newest(batch)
@@ -198,6 +203,20 @@ class EagleDrafter:
             )
             self._tree_kernels.add_candidates(logits, self._token_of_logit, table, level + 1)
         self._tree_kernels.select_tree(table, self._sampling.last_tokens(range(batch)), tree)
+
+    def _propose_chain(self, tree: DraftTree) -> None:
+        pending, batch = self._pending, tree.tokens.shape[0]
+        self._head.execute_chain(
+            pending.tokens.view(batch, self._width),
+            pending.counts.rows(0, batch),
+            pending.states.view(batch, self._width, self._head.hidden_size),
+            pending.newest(batch),
+            self._token_table,
+            self._token_of_logit,
+            self._table.rows(0, batch),
+            self._sampling.last_tokens(range(batch)),
+            tree,
+        )
 
     def _in_use(self) -> PendingTokens:
         return self._waiting if self._waiting.most else self._pending

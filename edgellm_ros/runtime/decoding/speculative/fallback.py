@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fallback: decides, from what rounds and vanilla steps cost and yield, whether to draft.
 
-A round gains or loses: the time that vanilla steps would take for its tokens, less its own. There is an
-allowance of time that rounds may lose. What rounds gain and lose is added to it, and a share of the time that
-vanilla steps would have taken so far. A round is allowed if the allowance covers the loss of a round whose
-guesses are all wrong:
+A round gains or loses: the time that vanilla steps would take for its tokens, less its own, and less what the
+vanilla step after it takes longer than others, because a pause begins with it. There is an allowance of time
+that rounds may lose. What rounds gain and lose is added to it, and a share of the time that vanilla steps
+would have taken so far. A round is allowed if the allowance covers the loss of a round whose guesses are all
+wrong:
 
   steps       | good rounds         | bad rounds | vanilla steps | a round | vanilla steps | ...
   allowance   | stays at its limit  | falls      | grows slowly  | falls   | grows slowly  |
@@ -27,6 +28,7 @@ UNKNOWN = 2  # rounds until the cost of a round is known
 PROBE = 3  # vanilla steps until their cost is known
 REFRESH = 1024  # rounds until vanilla steps are measured again
 MEASUREMENTS = 9  # of which the median counts
+OUTLIER = 2  # medians; what a step takes longer has another cause
 
 
 class StepTimes:
@@ -65,6 +67,7 @@ class Fallback:
         self._round = self._times.setdefault((batch, True), StepTimes())
         self._queued_rounds = 0
         self._uncharged: list[float] = []  # tokens of rounds that were delivered before their cost was known
+        self._after_round = False
         self._last = self._clock()
 
     def drafts(self) -> bool:
@@ -84,9 +87,10 @@ class Fallback:
 
     def delivered(self, drafted: bool, tokens: float) -> None:
         """Measure a step that has been delivered; tokens: of each sequence, on average."""
-        now = self._clock()
-        (self._round if drafted else self._vanilla).add(now - self._last)
-        self._last = now
+        now, after_round = self._clock(), self._after_round
+        seconds, self._last, self._after_round = now - self._last, now, drafted
+        known = self._round.cost is not None
+        (self._round if drafted else self._vanilla).add(seconds)
         if drafted:
             self._queued_rounds -= 1
             self._uncharged.append(tokens)
@@ -95,9 +99,12 @@ class Fallback:
             return
         if not drafted:
             self._allowance += SHARE * vanilla
+            if after_round:
+                self._allowance -= max(min(seconds, OUTLIER * vanilla) - vanilla, 0.0)
         elif cost is not None:
+            taken = min(seconds, OUTLIER * cost) if known else cost
             for yielded in self._uncharged:
-                self._allowance += (1 + SHARE) * yielded * vanilla - cost
+                self._allowance += (1 + SHARE) * yielded * vanilla - taken
             self._uncharged.clear()
         if cost is not None:
             self._allowance = min(self._allowance, RESERVE * max(cost - vanilla, 0.0))

@@ -14,6 +14,7 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT, DRAFT_EMBEDDING_FILE
 from edgellm_ros.engine_directory.tensor_file import read_tensor
 from edgellm_ros.kernels import Kernels, TreeKernels
+from edgellm_ros.kernels.chain_protocol import ChainDrafter, PromptRows
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.decoding.speculative.drafter import Drafter
@@ -39,11 +40,13 @@ def load_drafter(
     sampling: SamplingRows,
     fused_head: EngineExecutor | None = None,
     most_fused_tokens: int = 0,
+    chain: ChainDrafter | None = None,
+    prompts: PromptRows | None = None,
 ) -> Drafter:
     """Load the drafter that `drafting` names, which `check_drafting` has checked.
 
     - open_engine: opens a graph of the engine directory
-    - fused_head, most_fused_tokens: see `DraftEngineRunner`
+    - fused_head, most_fused_tokens, chain, prompts: see `DraftEngineRunner`
 
     ValueError for a damaged file.
     """
@@ -63,6 +66,8 @@ def load_drafter(
         drafting.tokens_per_round,
         fused_head,
         most_fused_tokens,
+        chain,
+        prompts,
     )
     embedding = token_of_logit = None
     if not draft.shares_embedding:

@@ -72,7 +72,9 @@ class TreeDecoding:
         self._metrics = metrics
         self._sizes = tree_sizes(config.tree_size)
         parts = batch, embedder, runner, sampling, drafter, metrics
-        self._rounds = TreeRounds(device, kernels, config.tree_size, self.tokens_per_step, *parts)
+        self._rounds = TreeRounds(
+            device, kernels, config.tree_size, self.tokens_per_step, *parts, only_chains=config.is_chain
+        )
         self.recorded: RecordedSteps[TreeRound] = RecordedSteps(device, batch.max_size, "rounds of drafting")
         self._root = device.zeros((batch.max_size, 1), np.int64)  # the path of a vanilla step
 

@@ -29,7 +29,11 @@ from edgellm_ros.runtime.metrics import SpecDecodeGenerationMetrics
 
 
 class TreeRounds:
-    """Makes rounds, and owns their tensors. size: most nodes of a tree; tokens: most tokens of a round."""
+    """Makes rounds, and owns their tensors.
+
+    - size: most nodes of a tree; tokens: most tokens of a round
+    - only_chains: whether every tree is a chain, whose accepted KV rows are in their slots already
+    """
 
     def __init__(
         self,
@@ -43,8 +47,10 @@ class TreeRounds:
         sampling: SamplingRows,
         drafter: GuardedDrafter,
         metrics: SpecDecodeGenerationMetrics,
+        only_chains: bool = False,
     ) -> None:
         self.kernels = kernels
+        self.only_chains = only_chains
         self.batch = batch
         self.embedder = embedder
         self.runner = runner
@@ -102,7 +108,8 @@ class TreeRound(Step):
         with rounds.timed("accept_seconds"):
             rounds.sampling.sample_path(rounds.kernels, self._logits, tree, self._path, self._offered)
             counts = rounds.sampling.count(offered=self._offered)
-            rounds.runner.kv_cache.move_path(rounds.kernels, self._path, counts)
+            if not rounds.only_chains:
+                rounds.runner.kv_cache.move_path(rounds.kernels, self._path, counts)
             rounds.batch.commit(counts)
             tokens = rounds.sampling.tokens(*self._path.shape)
             rounds.drafter.accepted(tokens, self._path, counts)
