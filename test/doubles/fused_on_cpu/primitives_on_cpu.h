@@ -279,7 +279,10 @@ inline void mma_bytes(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 template <int LANES>
 u32 highest_of_lanes(u32 value) {
-  for (int other = LANES / 2; other > 0; other /= 2) value = std::max(value, __shfl_xor_sync(~0u, value, other));
+  for (int other = LANES / 2; other > 0; other /= 2) {
+    const auto theirs = __shfl_xor_sync(~0u, value, other);
+    if (value < theirs) value = theirs;
+  }
   return value;
 }
 template <int LANES>
