@@ -12,7 +12,8 @@ then one more step may be queued. The step still runs for the other sequences; t
 sequence are dropped.
 
 A step may yield several tokens. How many is not known when the next step is queued, so a step gets the room
-that remains if every queued step yields its most tokens. The host queues no step without room.
+that remains if every queued step yields its most tokens. The host queues no step without room. A decode
+method may want a step delivered before the next one is queued (`queues_ahead`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class DecodeLoop:
         queued: deque[StepResult] = deque()
         while True:
             # A step yields at least one token per sequence.
-            wanted = min(1 + self._max_queued_steps, *(sequence.tokens_left for sequence in sequences))
+            ahead = self._max_queued_steps if self._method.queues_ahead(sequences) else 0
+            wanted = min(1 + ahead, *(sequence.tokens_left for sequence in sequences))
             while len(queued) < wanted:
                 room = self._room(sequences) - sum(step.most_tokens for step in queued)
                 if queued and room < 1:

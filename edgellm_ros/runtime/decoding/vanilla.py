@@ -59,6 +59,10 @@ class VanillaDecoding:
         self.recorded.queue()
         return self._sampling.copy_to_host(self._step.logits, self._logprobs)
 
+    def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
+        """Return True: a step takes less time than the host between two of them."""
+        return True
+
     def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
         """Do nothing."""
 
