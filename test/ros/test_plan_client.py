@@ -101,7 +101,8 @@ class TestPlan:
         timer = user.create_timer(
             0.01, lambda: answers.append(client.plan(scene.command, images=scene.pixels, timeout_s=30.0))
         )
-        executor.spin_once(timeout_sec=5.0)
+        while not answers:
+            executor.spin_once(timeout_sec=1.0)
         user.destroy_timer(timer)
         executor.remove_node(user)
         executor.shutdown()
