@@ -91,6 +91,20 @@ def test_no_argument_reaches_the_node_past_the_demo(load):
     assert follower["odom_topic"] == "edgellm/odom"
 
 
+@pytest.mark.parametrize(
+    "given, changed",
+    [({}, {}), ({"rate": "10", "stamped": "true"}, {"rate": 10.0, "stamped": True})],
+)
+def test_arguments_of_the_follower_override_its_file_only_where_they_are_given(load, given, changed):
+    module = load("follower")
+    declared = entities(module, "DeclareLaunchArgument")
+    values = {argument.args[0]: argument.kwargs["default_value"] for argument in declared} | given
+    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+    (node,) = module._start_node(None)
+    assert node.kwargs["parameters"][1] == {"autostart": True, "use_sim_time": False, **changed}
+    assert ("~/action_chunk", "edgellm/action_chunk") in node.kwargs["remappings"]
+
+
 @pytest.mark.parametrize("name", ["demo", "replay"])
 class TestEndOfALaunch:
     """What a launch file makes of the end of its main process."""

@@ -298,7 +298,7 @@ def test_limits_watchdog_and_stop_hold_for_random_streams_of_chunks(seeds):
         follower = TrajectoryFollower(settings)
         now = START
         follower.start(now)
-        motions, sent = [follower.motion], []
+        motions, sent, driveable = [follower.motion], [], []
         idle_s, stopped_s = math.inf, None
         rate = rng.choice([1.0, 5.0])
         for tick in range(TICKS):
@@ -307,6 +307,9 @@ def test_limits_watchdog_and_stop_hold_for_random_streams_of_chunks(seeds):
                 now += round(rng.normal(0, 3) * SECOND)
             while rng.random() < rate * period and not 70 < tick < 90:  # a gap
                 sent.append(message_of(rng, now, sent))
+                lasts_s = min(settings.max_chunk_age, sent[-1]["horizon"] * abs(sent[-1]["dt"]))
+                span_s = np.array([-settings.future_tolerance, lasts_s])
+                driveable.append((sent[-1]["stamp"] + span_s * SECOND).tolist())
                 try:
                     follower.add(read_chunk(**sent[-1]), now)
                 except RefusedChunkError:
@@ -318,12 +321,7 @@ def test_limits_watchdog_and_stop_hold_for_random_streams_of_chunks(seeds):
                 follower.resume(now)
                 stopped_s = None
             motions.append(follower.step(now, period))
-            driveable = any(
-                -settings.future_tolerance <= (now - fields["stamp"]) / SECOND <= settings.max_chunk_age
-                and (now - fields["stamp"]) / SECOND < fields["horizon"] * abs(fields["dt"])
-                for fields in sent
-            )
-            idle_s = 0.0 if driveable else idle_s + period
+            idle_s = 0.0 if any(begin <= now <= end for begin, end in driveable) else idle_s + period
             if idle_s > WATCHDOG_S + stopping_s:
                 assert motions[-1].speed == 0, seed
             if stopped_s is not None:
