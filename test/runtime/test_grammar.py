@@ -12,6 +12,7 @@ import pytest
 
 from edgellm_ros.builder import export
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import SamplingParams
@@ -164,6 +165,27 @@ def test_trajectories_follow_a_complete_answer(acting_runtime):
     assert (answer.finish_reason, answer.grammar_complete) == ("stop", True)
     triggered = answer.token_ids[-1] == acting_runtime.config.action.future_start_token_id
     assert (answer.actions is not None) == triggered
+
+
+@pytest.mark.slow
+def test_with_drafting_a_batch_with_a_grammar_decodes_one_token_per_step(draft_engine, device):
+    options = {"prefix_cache_bytes": 0, "lora_dirs": {}}
+    free = request("what do you see?", max_tokens=30, repetition_penalty=1.3)
+    batch = [request(**rules, seed=5) for rules in GRAMMARS]
+    drafting = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
+    with (
+        LLMInferenceRuntime(draft_engine, device, **options) as plain,
+        LLMInferenceRuntime(draft_engine, device, drafting=drafting, **options) as drafted,
+    ):
+        for answer, expected in zip(
+            drafted.handle_request([*batch, free]), plain.handle_request([*batch, free]), strict=True
+        ):
+            assert_same_answer(answer, expected)
+        metrics = drafted.spec_decode_generation_metrics
+        assert metrics.total_runs == 0
+        assert metrics.vanilla_runs > 10
+        drafted.handle_request(free)
+        assert metrics.total_runs > 0
 
 
 @pytest.fixture(scope="module")
