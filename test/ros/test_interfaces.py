@@ -14,8 +14,8 @@ FIELDS = {
     msg.SamplingParams: "temperature top_p top_k min_p repetition_penalty max_tokens stop seed "
     "json_schema regex choices",
     msg.Generation: "header request_id text token_count token_ids prompt_token_count finish_reason "
-    "grammar_complete lora action_chunk_count queue_latency vision_latency audio_latency prefill_latency first_token_latency "
-    "decode_latency action_latency total_latency",
+    "grammar_complete lora action_chunk_count queue_latency vision_latency audio_latency prefill_latency "
+    "first_token_latency decode_latency action_latency total_latency",
     msg.ActionChunk: "header request_id dt horizon names units values sample_index noise_seed",
     srv.SwitchLora.Request: "name",
     srv.ListLoras.Response: "success message names active",
