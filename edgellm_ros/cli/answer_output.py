@@ -45,6 +45,8 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
         "lora": response.lora,
         "metrics": {name: float(value) for name, value in response.metrics.items()},
     }
+    if response.grammar_complete is not None:
+        result["grammar_complete"] = response.grammar_complete
     if with_logprobs:
         result["logprobs"] = [
             [[int(token), float(value)] for token, value in step] for step in response.logprobs or []
@@ -55,9 +57,10 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
 def describe(response: LLMGenerationResponse) -> str:
     """Describe tokens, times and trajectories for people, one line each."""
     metrics = response.metrics
+    cut = " before the grammar is complete" if response.grammar_complete is False else ""
     lines = [
         f"[{response.prompt_tokens} prompt tokens, {len(response.token_ids)} new, finish: "
-        f"{response.finish_reason}, first token {metrics['first_token_s'] * 1e3:.0f} ms, "
+        f"{response.finish_reason}{cut}, first token {metrics['first_token_s'] * 1e3:.0f} ms, "
         f"total {metrics['total_s'] * 1e3:.0f} ms]"
     ]
     for index, path in enumerate([] if response.paths is None else response.paths):

@@ -39,7 +39,8 @@ CONVERSATION_KEYS = ("messages", *TEMPLATE_KEYS)
 MESSAGE_FIELDS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking")
 SHORT_KEYS = {"prompt": "prompt", "system": "system_prompt"}  # key -> field of LLMGenerationRequest
 SAMPLING_KEYS = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop", "seed"
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop", "seed",
+    "json_schema", "regex", "choices",
 )  # fmt: skip
 OTHER_KEYS = ("lora", "logprobs", "history", "speed", "action_samples", "noise_seed", "denoise_steps")
 REQUEST_KEYS = (*CONVERSATION_KEYS, *SHORT_KEYS, "images", "audio", *SAMPLING_KEYS, *OTHER_KEYS)

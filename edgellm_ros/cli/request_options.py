@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.cli import arguments
+from edgellm_ros.cli.inputs import read_bytes
 from edgellm_ros.cli.request_files import FileReaders, ReadSound
 from edgellm_ros.cli.sound_file import read_sound
 from edgellm_ros.cli.video_file import read_video
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from edgellm_ros.engine_directory.config import EngineConfig
     from edgellm_ros.multimodal.sound import Sound
     from edgellm_ros.runtime.request import SamplingParams
+
+
+GRAMMARS = ("json_schema", "regex", "choices")  # of SamplingParams
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +68,15 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-tokens", type=arguments.integer(1), metavar="N", help="longest answer in tokens"
     )
+    group = parser.add_argument_group("grammar of the answer", "give at most one")
+    grammar = group.add_mutually_exclusive_group()
+    grammar.add_argument(
+        "--json-schema", metavar="FILE|TEXT", help="answer with JSON of this JSON schema: a file, or {...}"
+    )
+    grammar.add_argument("--regex", metavar="REGEX", help="answer with text that matches as a whole")
+    grammar.add_argument(
+        "--choices", type=lambda text: tuple(text.split(",")), metavar="A,B", help="answer with one of these"
+    )
 
 
 def sound_reader(engine_dir: str, config: EngineConfig) -> ReadSound:
@@ -94,7 +107,26 @@ def sampling_params(
         for name in ("temperature", "top_k", "top_p", "repetition_penalty")
     }
     sampling.update({name: getattr(args, name) for name in names if getattr(args, name) is not None})
-    return SamplingParams(**{**sampling, "stop": tuple(args.stop), **(given or {})})
+    given = given or {}
+    if not any(given.get(name) for name in GRAMMARS):
+        sampling.update(_grammar(args))
+    return SamplingParams(**{**sampling, "stop": tuple(args.stop), **given})
+
+
+def _grammar(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the grammar that the options give, as fields of SamplingParams."""
+    schema = args.json_schema
+    if schema is None:
+        return {name: getattr(args, name) for name in GRAMMARS if getattr(args, name)}
+    if schema.lstrip().startswith("{"):
+        return {"json_schema": schema}
+    try:
+        text = read_bytes(schema).decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"--json-schema {schema}: not a text file") from None
+    if not text.strip():
+        raise ValueError(f"--json-schema {schema}: the file is empty")
+    return {"json_schema": text}
 
 
 def common_fields(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.protocol import (
+    EXCLUDED,
     Kernels,
     PatchLayout,
     RopeTable,
@@ -19,6 +20,7 @@ from edgellm_ros.kernels.protocol import (
 from edgellm_ros.kernels.tree_protocol import ChainInputs, DraftInputs, DraftTable, DraftTree, TreeKernels
 
 __all__ = [
+    "EXCLUDED",
     "ChainInputs",
     "DraftInputs",
     "DraftTable",

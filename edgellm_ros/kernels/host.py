@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.protocol import EXCLUDED, PatchLayout, RopeTable, SamplingState, StopState
 from edgellm_ros.kernels.random import token_uniform
 
 ALL = slice(None)
@@ -127,6 +127,13 @@ class HostKernels:
         rows = source.array[:, sequence, :, row : row + count]
         sequence, row = target_at
         target.array[:, sequence, :, row : row + count] = rows
+
+    def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
+        vocab = logits.shape[-1]
+        for row, mask in zip(logits.array.reshape(-1, vocab), masks.array, strict=True):
+            excluded = np.unpackbits(~mask.view(np.uint8), count=vocab, bitorder="little").view(bool)
+            if excluded.any():
+                row[excluded & np.isfinite(row)] = EXCLUDED
 
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:
         for row, sampled in enumerate(tokens.array):

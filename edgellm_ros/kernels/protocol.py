@@ -16,6 +16,9 @@ from typing import Protocol
 
 from edgellm_ros.engine.tensor import Tensor
 
+# Logit of a token that a mask excludes: finite after any penalty, and its probability is 0.
+EXCLUDED = -1e30
+
 
 @dataclass(frozen=True)
 class RopeTable:
@@ -194,6 +197,14 @@ class Kernels(Protocol):
 
         source [L,B1,Hkv,C1,D]; target [L,B2,Hkv,C2,D]; source_at, target_at: (sequence, first row). Source
         and target rows must not overlap.
+        """
+        ...
+
+    def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
+        """Set the finite logits [B,1,V] of excluded tokens to EXCLUDED.
+
+        masks [B,W] uint32, W = V / 32 rounded up: token i of sequence b is excluded if bit i % 32 of
+        masks[b, i // 32] is 0. Logits that are not finite stay, so that `sample` finds them.
         """
         ...
 

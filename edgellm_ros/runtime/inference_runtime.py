@@ -377,4 +377,5 @@ def response_of(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMG
         lora=sequence.adapter.name,
         metrics=metrics,
         reused_tokens=sequence.reused_tokens,
+        grammar_complete=sequence.grammar_complete,
     )

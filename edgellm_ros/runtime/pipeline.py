@@ -50,6 +50,7 @@ from edgellm_ros.runtime.fused.actions import load_fused_actions
 from edgellm_ros.runtime.fused.choice import Verification, choose_by_time
 from edgellm_ros.runtime.fused.draft import load_fused_draft
 from edgellm_ros.runtime.fused.loading import AUTO, ENGINE, load_fused
+from edgellm_ros.runtime.grammar import Grammars
 from edgellm_ros.runtime.hidden_states import HiddenStates
 from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
@@ -151,13 +152,14 @@ class Pipeline:
 
         # 3. the batch: all state per row, and the decode method
         cache = self.runner.kv_cache
+        vocab_map = read_vocab_map(root, config.llm) if config.reduced_vocab_size else None
         self.sampling = SamplingRows(
             self.device,
             kernels,
             max_batch_size=builder.max_batch_size,
             vocab_size=config.vocab_size,
             stop_token_ids=config.stop_token_ids,
-            vocab_map=read_vocab_map(root, config.llm) if config.reduced_vocab_size else None,
+            vocab_map=vocab_map,
         )
         recurrent = self.runner.recurrent
         states: list[RowState] = [cache, self.sampling]
@@ -248,7 +250,14 @@ class Pipeline:
         tokenizer = Tokenizer(root / "tokenizer.json")
         prompts = PromptBuilder(tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
         self.preparer = RequestPreparer(
-            config, tokenizer, prompts, self.loras, self.vision, self.audio, self.action
+            config,
+            tokenizer,
+            prompts,
+            self.loras,
+            self.vision,
+            self.audio,
+            self.action,
+            Grammars(tokenizer, config.vocab_size, config.stop_token_ids, vocab_map),
         )
 
     def use_decode_method(self, method: DecodeMethod) -> None:
@@ -411,6 +420,7 @@ class Pipeline:
         self._metrics.prefill.total_runs += 1
         self._metrics.prefill.computed_tokens += sum(map(len, self.input_token_ids)) - reused
         self._metrics.prefill.reused_tokens += reused
+        self.sampling.mask(logits, sequences)
         self.sampling.sample(logits, rows)
         self.sampling.commit_rows(rows, self.sampling.count(rows))
         self.method.prefilled(rows)

@@ -16,6 +16,7 @@ from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of, videos_of
+from edgellm_ros.runtime.grammar import Grammar, make_grammar, schema_text
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
@@ -47,9 +48,10 @@ def check_speed(name: str, speed: float) -> None:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Rules for the sampling of tokens and for the end of an answer.
+    """Rules for the sampling of tokens, for the text and for the end of an answer.
 
-    The same seed gives the same tokens. ValueError names the parameter, its range and the value.
+    The same seed gives the same tokens. At most one of `json_schema`, `regex` and `choices` is given.
+    ValueError names the parameter, its range and the value.
     """
 
     temperature: float = 0.0  # from 1e-6 to 1e6; 0 = always take the most likely token
@@ -60,6 +62,9 @@ class SamplingParams:
     max_tokens: int = 96  # limit of the answer, from 1
     stop: tuple[str, ...] = ()  # strings that end the answer and are not part of its text
     seed: int = 0  # of the random numbers, from 0 to 2**64 - 1
+    json_schema: str | Mapping[str, Any] = ""  # the answer is JSON of this schema, kept as text; "" = off
+    regex: str = ""  # the whole answer matches this regular expression; "" = off
+    choices: tuple[str, ...] = ()  # the answer is one of these strings; empty = off
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -77,6 +82,19 @@ class SamplingParams:
         if isinstance(self.stop, str) or not all(isinstance(stop, str) and stop for stop in self.stop):
             raise ValueError(f"stop must be a sequence of non-empty strings, got {quoted(self.stop)}")
         object.__setattr__(self, "stop", tuple(self.stop))
+        if not isinstance(self.regex, str):
+            raise ValueError(f"regex must be a string, got {quoted(self.regex)}")
+        if isinstance(self.choices, str) or not all(isinstance(text, str) and text for text in self.choices):
+            raise ValueError(f"choices must be a sequence of non-empty strings, got {quoted(self.choices)}")
+        object.__setattr__(self, "choices", tuple(self.choices))
+        if self.json_schema != "":
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        self.grammar  # noqa: B018 - checks
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar of the answer; None = any text."""
+        return make_grammar(str(self.json_schema), self.regex, self.choices)
 
 
 @dataclass(frozen=True)
@@ -209,7 +227,8 @@ class LLMGenerationResponse:
     finish_reason: str  # "stop" (token or string), "length" (max_tokens or KV cache full) or "cancelled"
     prompt_tokens: int  # number of tokens of the prompt
     # per token: (id, natural log-probability) of the most likely tokens in falling order, then of the sampled
-    # token if it is not among them; None if not requested
+    # token if it is not among them; None if not requested. With a grammar: among the tokens that it allows,
+    # which may be fewer
     logprobs: list[list[tuple[int, float]]] | None
     # [n, T, A] in physical units; None if not requested, not triggered by the answer, or cancelled
     actions: np.ndarray | None
@@ -221,3 +240,6 @@ class LLMGenerationResponse:
     # keep_s (storing prompts in the prefix cache), first_token_s, total_s
     metrics: dict[str, float]
     reused_tokens: int = 0  # tokens of the prompt whose KV rows came from the prefix cache
+    # whether `text` is complete by the request's JSON schema, regular expression or choices: false if the
+    # limit, a stop string or a cancellation cut it; None if the request has none
+    grammar_complete: bool | None = None

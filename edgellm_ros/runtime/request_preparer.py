@@ -16,6 +16,7 @@ from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
+from edgellm_ros.runtime.grammar import Grammars
 from edgellm_ros.runtime.lora import LoraAdapters
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.rope import get_rope_index, plain_rope_index
@@ -37,6 +38,7 @@ class RequestPreparer:
         vision: VisionRunner | None,
         audio: AudioRunner | None,
         action: ActionRunner | None,
+        grammars: Grammars,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -45,6 +47,7 @@ class RequestPreparer:
         self._vision = vision
         self._audio = audio
         self._action = action
+        self._grammars = grammars
 
     def prepare(self, requests: Sequence[LLMGenerationRequest], noise_seed: int) -> list[GenerationSequence]:
         """Make the sequences of a batch.
@@ -117,6 +120,9 @@ class RequestPreparer:
         audio_tokens = [self._audio.num_tokens(sound) for sound in sounds] if self._audio else []
         token_ids = self._prompts.build(request, image_tokens, audio_tokens, history, _token_ids(videos))
         sequence = self._make_sequence(request, token_ids, grids, videos, audio_tokens, first_row)
+        grammar = request.sampling.grammar
+        if grammar is not None:
+            sequence.grammar = self._grammars.start(grammar)
         sequence.speed = speed
         sequence.noise_seed = noise_seed if request.noise_seed is None else request.noise_seed
         return sequence

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from edgellm_ros.engine.errors import EngineError
-from edgellm_ros.kernels import PatchLayout, RopeTable, StopState, load_kernels
+from edgellm_ros.kernels import EXCLUDED, PatchLayout, RopeTable, StopState, load_kernels
 
 RNG = np.random.default_rng(0)
 
@@ -227,6 +229,34 @@ def test_embed_of_a_negative_token_id_does_not_fail(side):
     for others in ([3, 9], [3, 11]):
         side.kernels.embed(side.tensor([[-1], *([token] for token in others)]), side.tensor(table), rows, out)
         np.testing.assert_array_equal(side.read(out)[0, 0], table[0])
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 100])
+def test_a_mask_excludes_the_tokens_without_a_bit(side, vocabulary):
+    logits = RNG.standard_normal((3, 1, vocabulary)).astype(np.float32)
+    logits[:, 0, 0] = np.nan, np.inf, -np.inf
+    allowed = RNG.random((3, vocabulary)) < 0.5
+    masks = np.full((3, -(-vocabulary // 32)), 2**32 - 1, np.uint32)
+    for row, token in np.argwhere(~allowed):
+        masks[row, token // 32] -= np.uint32(1 << token % 32)
+    masked = side.tensor(logits)
+    side.kernels.mask_logits(masked, side.tensor(masks))
+    expected = np.where(allowed[:, None] | ~np.isfinite(logits), logits, np.float32(EXCLUDED))
+    np.testing.assert_array_equal(side.read(masked), expected)
+
+
+def test_excluded_tokens_are_never_sampled(side):
+    """With the penalties and temperatures of the largest effect."""
+    logits = np.zeros((1, 40), np.float32)
+    masks = side.tensor(np.array([[0b100100, 0]], np.uint32))
+    seen = np.ones((1, 40), bool)
+    for penalty, temperature in itertools.product((1e-6, 1.0, 1e6), (0.0, 1e-6, 1.0, 1e6)):
+        for seed in range(5):
+            masked = side.tensor(logits[:, None])
+            side.kernels.mask_logits(masked, masks)
+            rules = {"repetition_penalty": penalty, "temperature": temperature, "seed": seed}
+            state = side.sampling_state(1, 40, seen, **rules)
+            assert side.sample(side.read(masked)[:, 0], state)[0] in (2, 5)
 
 
 def test_sampled_tokens_are_mapped_to_the_whole_vocabulary(side):

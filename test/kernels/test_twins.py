@@ -106,6 +106,20 @@ def test_rotary_rows(agree, rng, batch, steps):
     agree(run)
 
 
+def test_masks_of_logits(agree, rng):
+    logits = rng.standard_normal((4, 1, VOCABULARY)).astype(np.float32)
+    logits[1, 0, ::7] = np.nan
+    masks = rng.integers(0, 2**32, (4, VOCABULARY // 32), np.uint32)
+    masks[2] = 2**32 - 1
+
+    def run(place: Side):
+        masked = place.tensor(logits)
+        place.kernels.mask_logits(masked, place.tensor(masks))
+        return (masked,)
+
+    agree(run)
+
+
 def test_rotary_rows_between_whole_positions(agree, rng):
     frequencies = rng.uniform(0, 1, 64).astype(np.float32)
     tables = rng.standard_normal((2, 200, 64)).astype(np.float32)

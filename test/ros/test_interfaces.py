@@ -11,10 +11,11 @@ from edgellm_ros import action, msg, srv
 FIELDS = {
     msg.ChatMessage: "role text images",
     msg.AudioChunk: "header encoding sample_rate channels data",
-    msg.SamplingParams: "temperature top_p top_k min_p repetition_penalty max_tokens stop seed",
-    msg.Generation: "header request_id text token_count token_ids prompt_token_count finish_reason lora "
-    "action_chunk_count queue_latency vision_latency audio_latency prefill_latency first_token_latency "
-    "decode_latency action_latency total_latency",
+    msg.SamplingParams: "temperature top_p top_k min_p repetition_penalty max_tokens stop seed "
+    "json_schema regex choices",
+    msg.Generation: "header request_id text token_count token_ids prompt_token_count finish_reason "
+    "grammar_complete lora action_chunk_count queue_latency vision_latency audio_latency prefill_latency "
+    "first_token_latency decode_latency action_latency total_latency",
     msg.ActionChunk: "header request_id dt horizon names units values sample_index noise_seed",
     srv.SwitchLora.Request: "name",
     srv.ListLoras.Response: "success message names active",

@@ -117,6 +117,23 @@ class TestResult:
         assert not result.action_chunks
         assert not result.paths
 
+    def test_is_one_of_the_choices_or_matches_the_regular_expression(self, peer, goal):
+        goal.action_samples = 0
+        goal.sampling.choices = ["to the door", "to the window"]
+        generation = peer.plan(goal).generation
+        assert generation.text in goal.sampling.choices
+        assert generation.grammar_complete
+        goal.sampling.choices, goal.sampling.regex, goal.sampling.max_tokens = [], "[0-9]{90}", 3
+        generation = peer.plan(goal).generation
+        assert generation.text.isdigit()
+        assert (generation.finish_reason, generation.grammar_complete) == ("length", False)
+
+    def test_names_a_bad_grammar(self, peer, goal):
+        goal.sampling.json_schema = '{"type": "text"}'
+        result = peer.plan(goal)
+        assert result.termination_reason == R.ERROR
+        assert "Invalid type: text" in result.message
+
     def test_follows_the_noise_seed(self, peer, goal):
         def values(seed):
             goal.noise_seed = seed

@@ -13,6 +13,7 @@ from doubles.deferred_runtime import WatchedDevice, queueing
 from edgellm_ros.builder import export
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.grammar import GrammarMatcher
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.prefix_requests import REQUESTS
 from fixtures.random_requests import cancelled_at, random_request
@@ -175,6 +176,23 @@ def test_log_probabilities_are_downloaded_only_on_request(deferred):
 def test_the_next_step_is_queued_before_the_tokens_of_the_last_are_read(deferred):
     deferred.handle_request(request(max_tokens=12, repetition_penalty=1.3))
     assert deferred.pipeline.device.most_host_copies == 2
+
+
+def test_masks_are_computed_while_the_device_computes_the_logits(acting_runtime, deferred, monkeypatch):
+    waiting, device = [], deferred.pipeline.device
+    write_mask = GrammarMatcher.write_mask
+
+    def watch(matcher, mask):
+        waiting.append(device.waiting())
+        write_mask(matcher, mask)
+
+    one = request(regex="[a-z]{20}", max_tokens=12)
+    expected = acting_runtime.handle_request(one)
+    monkeypatch.setattr(GrammarMatcher, "write_mask", watch)
+    assert_same_answer(deferred.handle_request(one), expected)
+    assert len(waiting) == 12
+    assert all(waiting)
+    assert device.most_host_copies == 1
 
 
 def test_no_step_is_queued_beyond_max_tokens(deferred):

@@ -80,6 +80,33 @@ def test_a_batch_of_3_replays_the_graph_of_4(tiny_engine):
             assert_same_answer(answer, on_cpu.handle_request(one))
 
 
+def test_with_a_grammar_steps_are_recorded_up_to_the_logits_when_they_first_run(runtime, on_cpu):
+    runtime.capture_decoding_cuda_graph()
+    one = request(regex="[a-z]{20}", max_tokens=TOKENS)
+    assert used(runtime, one) == (TOKENS - 2, 1)
+    assert used(runtime, one) == (TOKENS - 1, 1)  # the second prefill
+    assert used(runtime, one, request(**WORDS)) == (TOKENS - 2, 1)
+    answers = runtime.handle_request([one, request(**WORDS)])
+    for answer, alone in zip(answers, (one, request(**WORDS)), strict=True):
+        assert_same_answer(answer, on_cpu.handle_request(alone))
+    assert used(runtime, *[request(**WORDS)] * 2) == (TOKENS - 1, 0)
+
+
+def test_a_batch_of_3_with_a_grammar_replays_the_graph_of_4(tiny_engine):
+    rules = ({"regex": "[a-z]{20}"}, {"repetition_penalty": 1.3}, {"choices": ["left" * 9]}, {})
+    batch = [request(max_tokens=TOKENS, **rule) for rule in rules]
+    with (
+        LLMInferenceRuntime(tiny_engine, WatchedDevice(), prefix_cache_bytes=0) as runtime,
+        LLMInferenceRuntime(tiny_engine, "cpu", prefix_cache_bytes=0) as on_cpu,
+    ):
+        runtime.capture_decoding_cuda_graph()
+        runtime.handle_request(batch)  # leaves tokens and lengths of a sequence in row 3
+        assert used(runtime, *batch[:3]) == (TOKENS - 1, 0)
+        answers = runtime.handle_request(batch[:3])
+        for answer, one in zip(answers, batch[:3], strict=True):
+            assert_same_answer(answer, on_cpu.handle_request(one))
+
+
 def test_capture_logs_count_batch_sizes_seconds_and_memory_in_one_line(runtime, monkeypatch, caplog):
     free = iter([50_000_000, 8_000_000, 8_000_000])
     monkeypatch.setattr(runtime.pipeline.device, "memory_info", lambda: (next(free), 100_000_000))

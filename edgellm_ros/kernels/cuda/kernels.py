@@ -22,7 +22,7 @@ from edgellm_ros.kernels.cuda.launches import (
     widest_unit,
 )
 from edgellm_ros.kernels.cuda.layout import MOST_LOGPROBS, SAMPLE_THREADS
-from edgellm_ros.kernels.protocol import PatchLayout, RopeTable, SamplingState, StopState
+from edgellm_ros.kernels.protocol import EXCLUDED, PatchLayout, RopeTable, SamplingState, StopState
 from edgellm_ros.kernels.resampling import bicubic_weights, height_first
 
 MAX_CACHED_WEIGHTS = 32
@@ -174,6 +174,16 @@ class CudaKernels(CudaLaunches):
         self._by_plane(
             f"copy_cache_rows_{width}", layers * heads, count * row // width,
             *addresses, layers, heads, *(stride // width for stride in strides), count * row // width,
+        )  # fmt: skip
+
+    def mask_logits(self, logits: Tensor, masks: Tensor) -> None:
+        check_float32(logits)
+        vocab, words = logits.shape[-1], masks.shape[-1]
+        if masks.size * vocab != logits.size * words or words * 32 < vocab:
+            raise ValueError(f"the masks of {logits!r} must have a bit for each logit, got {masks!r}")
+        self._by_element(
+            "mask_logits", logits.size,
+            logits.pointer, masks.pointer, logits.size, vocab, words, EXCLUDED,
         )  # fmt: skip
 
     def sample(self, logits: Tensor, state: SamplingState, tokens: Tensor) -> None:

@@ -97,6 +97,17 @@ extern "C" __global__ void commit_tokens(const i64* sampled, const i64* tokens, 
   }
 }
 
+// Excludes the tokens whose bit in masks [rows, words] is 0 from logits [rows, vocab]: `Kernels.mask_logits`.
+extern "C" __global__ void mask_logits(float* logits, const u32* masks, i64 size, i64 vocab, i64 words,
+                                       double excluded) {
+  wait_for_kernel_before();
+  for (i64 i = first_index(); i < size; i += index_stride()) {
+    const i64 row = i / vocab, token = i - row * vocab;
+    const bool allowed = masks[row * words + token / 32] >> (token % 32) & 1;
+    if (!allowed && fabsf(logits[i]) <= LARGEST_FLOAT) logits[i] = (float)excluded;
+  }
+}
+
 extern "C" __global__ void commit_rows(i64* lengths, const i64* counts, i64 batch) {
   wait_for_kernel_before();
   for (i64 i = first_index(); i < batch; i += index_stride()) lengths[i] += counts[i];

@@ -42,6 +42,9 @@ def sampling_from_goal(goal: PlanAction.Goal, defaults: Parameters) -> SamplingP
         max_tokens=message.max_tokens if message.max_tokens != 0 else defaults.max_tokens,
         stop=tuple(message.stop),
         seed=message.seed if message.seed >= 0 else defaults.seed,
+        json_schema=message.json_schema,
+        regex=message.regex,
+        choices=tuple(message.choices),
     )
 
 
@@ -123,6 +126,7 @@ def to_generation(
         token_ids=array.array("i", response.token_ids),
         prompt_token_count=response.prompt_tokens,
         finish_reason=response.finish_reason,
+        grammar_complete=bool(response.grammar_complete),
         lora=response.lora,
         action_chunk_count=0 if response.actions is None else len(response.actions),
         queue_latency=queue_s,

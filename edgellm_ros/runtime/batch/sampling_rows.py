@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels import DraftTree, Kernels, SamplingState, StopState, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 from edgellm_ros.runtime.batch.step_result import StepResult
+from edgellm_ros.runtime.grammar import ALL_BITS, word_count
 from edgellm_ros.runtime.request import MAX_LOGPROBS
 
 NO_LOGIT = -1
@@ -65,6 +66,8 @@ class SamplingRows:
         )
         device.upload(self._stop.stop_ids, np.array([*stop_token_ids] or [NO_TOKEN], np.int64))
         self._last_tokens = device.zeros((max_batch_size,), np.int64)
+        self._host_masks = np.full((max_batch_size, word_count(logits)), ALL_BITS)
+        self._masks = device.zeros(self._host_masks.shape, np.uint32)
         self._max_batch_size = max_batch_size
         self.resize(tokens_per_step=1)
 
@@ -136,6 +139,23 @@ class SamplingRows:
     def tokens(self, batch: int, width: int) -> Tensor:
         """Return the token ids [batch,width] of the last step."""
         return self._output.view(batch, width)
+
+    def mask(self, logits: Tensor, sequences: Sequence[GenerationSequence]) -> None:
+        """Exclude the tokens that the grammars of sequences [B] do not allow next from logits [B,1,V].
+
+        The host computes the masks while the device computes the logits. Nothing is queued without a grammar.
+        """
+        if all(sequence.grammar is None for sequence in sequences):
+            return
+        masks = self._host_masks[: len(sequences)]
+        for mask, sequence in zip(masks, sequences, strict=True):
+            if sequence.grammar is None:
+                mask[...] = ALL_BITS
+            else:
+                sequence.grammar.write_mask(mask)
+        uploaded = self._masks.rows(0, len(sequences))
+        self._device.upload(uploaded, masks)
+        self._kernels.mask_logits(logits, uploaded)
 
     def sample(self, logits: Tensor, rows: range | None = None) -> None:
         """Queue the sampling of a step's tokens.

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edgellm_ros.kernels import EXCLUDED
+from edgellm_ros.runtime.grammar import GrammarMatcher
 from edgellm_ros.runtime.lora import LoraAdapter
 from edgellm_ros.runtime.prefix.prefix_cache import Prefix
 from edgellm_ros.runtime.prefix.prefix_key import Key
@@ -32,6 +34,7 @@ class GenerationSequence:
     stop_token_ids: Collection[int]
     future_start_token_id: int | None  # the token that triggers the action head; None = no action head
     text: TextStream  # of the answer
+    grammar: GrammarMatcher | None = None  # of the answer; None = any text
     videos: list[VideoLayout] = field(default_factory=list)
     encoded_rows: set[int] = field(default_factory=set)  # first rows of what the encoders have computed
     speed: float = 0.0  # of the robot at the start, m/s
@@ -116,6 +119,13 @@ class GenerationSequence:
         )
 
     @property
+    def grammar_complete(self) -> bool | None:
+        """Whether the answer is complete by its grammar; None without one."""
+        if self.grammar is None:
+            return None
+        return self.grammar.is_complete(self.text.text if self.text.stopped else None)
+
+    @property
     def is_cancelled(self) -> bool:
         return self.finish_reason == "cancelled"
 
@@ -129,6 +139,8 @@ class GenerationSequence:
             self._finish("stop")
             self._trigger_row_pending = self.wants_actions_now
             return
+        if self.grammar is not None:
+            self.grammar.accept(token)
         self.text.push(token)
         if self.text.stopped:
             self._finish("stop")
@@ -139,10 +151,12 @@ class GenerationSequence:
         """Store the log-probabilities of one token.
 
         The entry has the requested number of most likely tokens, and the sampled token (last of top_ids) if
-        it is not among them.
+        it is not among them. Tokens that the grammar excludes are left out.
         """
         entries = list(zip(top_ids, top_values, strict=True))
         best, sampled = entries[: self.request.logprobs], entries[-1]
+        if self.grammar is not None:
+            best = [entry for entry in best if entry[1] > EXCLUDED / 2]
         self.logprobs.append(best if sampled in best else [*best, sampled])
 
     def report(self, stage: str, step: int) -> bool:

@@ -69,6 +69,15 @@ class RecordedSteps(Generic[StepT]):
         self._graph: DeviceGraph | None = None
         self._to_record: tuple[LoraAdapter, ...] | None = None
 
+    @property
+    def record_lazily(self) -> bool:
+        """Whether a step without a graph is recorded after its first run."""
+        return self._recorder.active
+
+    @record_lazily.setter
+    def record_lazily(self, on: bool) -> None:
+        self._recorder.active = on
+
     def __len__(self) -> int:
         """Return the number of recorded graphs."""
         return len(self._recorded)

@@ -5,6 +5,13 @@
 
 A step takes no input from the host, so steps can be queued one after another, and a whole step can be
 recorded as a graph and launched with one call.
+
+With a grammar in the batch, a step reads masks that the host computes from the tokens before:
+
+  device   ... -> engine -> logits |          mask -> tokens -> counts -> commit
+  host     queue            masks  | upload
+
+Then only the part up to the logits is recorded, when it first runs.
 """
 
 from __future__ import annotations
@@ -45,38 +52,61 @@ class VanillaDecoding:
         self._logits = logits
         self._logprobs = 0
         self.recorded: RecordedSteps[VanillaStep] = RecordedSteps(device, batch.max_size)
+        self.recorded_logits: RecordedSteps[LogitsStep] = RecordedSteps(
+            device, batch.max_size, "decode steps up to the logits"
+        )
 
     def begin(self, batch: Batch) -> None:
         """Select the step for these sequences, recorded or not."""
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
-        self._step = self.recorded.select([sequence.adapter for sequence in batch.sequences], self._make_step)
+        self._sequences = list(batch.sequences)
+        adapters = [sequence.adapter for sequence in batch.sequences]
+        self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
+        if self._has_grammar:
+            self.recorded_logits.select(adapters, self._make_logits_step)
+            self._step = self._make_step(adapters)
+        else:
+            self._step = self.recorded.select(adapters, self._make_step)
 
     def prefilled(self, rows: range) -> None:
         """Do nothing: the tokens are on the device."""
 
     def queue(self, room: int) -> StepResult:
         """Queue one step; see `DecodeMethod`."""
-        self.recorded.queue()
+        if self._has_grammar:
+            self.recorded_logits.queue()
+            self._sampling.mask(self._step.logits, self._sequences)
+            self._step.sample()
+        else:
+            self.recorded.queue()
         return self._sampling.copy_to_host(self._step.logits, self._logprobs)
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
-        """Return True: a step takes less time than the host between two of them."""
-        return True
+        """Return whether the batch has no grammar, whose masks need the tokens before.
+
+        Without one, a step takes less time than the host between two of them.
+        """
+        return not self._has_grammar
 
     def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
         """Do nothing."""
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:
         """Record steps as graphs; see `DecodeMethod`."""
-        return self.recorded.capture(adapters, self._make_step)
+        self.recorded_logits.record_lazily = self.recorded.capture(adapters, self._make_step)
+        return self.recorded_logits.record_lazily
 
     def drop(self, adapter: LoraAdapter) -> None:
         """Drop the graphs of a removed adapter."""
         self.recorded.drop(adapter)
+        self.recorded_logits.drop(adapter)
 
     def _make_step(self, adapters: Sequence[LoraAdapter]) -> VanillaStep:
         logits = self._logits.rows(0, len(adapters))
         return VanillaStep(self._batch, self._embedder, self._runner, self._sampling, logits, adapters)
+
+    def _make_logits_step(self, adapters: Sequence[LoraAdapter]) -> LogitsStep:
+        return LogitsStep(self._make_step(adapters))
 
 
 class VanillaStep(Step):
@@ -101,8 +131,16 @@ class VanillaStep(Step):
 
     def run(self) -> None:
         """Queue the step."""
+        self.compute_logits()
+        self.sample()
+
+    def compute_logits(self) -> None:
+        """Queue the first part of the step."""
         embeds = self._embedder.embed_tokens(self._tokens)
         self._runner.execute_vanilla_decoding_step(embeds, self.logits, self._adapters)
+
+    def sample(self) -> None:
+        """Queue the second part of the step."""
         self._sampling.sample(self.logits)
         self._batch.commit(self._sampling.count())
 
@@ -110,3 +148,18 @@ class VanillaStep(Step):
         """Bind the engine to this step's tensors; all rows have one adapter."""
         embeds = self._embedder.token_embeds(len(self._adapters))
         return self._runner.bind_vanilla_decoding_step(embeds, self.logits, self._adapters)
+
+
+class LogitsStep(Step):
+    """The first part of a vanilla step."""
+
+    def __init__(self, step: VanillaStep) -> None:
+        self._step = step
+
+    def run(self) -> None:
+        """Queue the first part of the step."""
+        self._step.compute_logits()
+
+    def bind(self) -> list[BoundRun]:
+        """Bind the engine to the step's tensors."""
+        return self._step.bind()

@@ -41,6 +41,10 @@ class Tokenizer:
         """Number of tokens, special ones included."""
         return self._tokenizer.get_vocab_size()
 
+    def to_json(self) -> str:
+        """Return the contents of the file."""
+        return str(self._tokenizer.to_str())
+
     def encode(self, text: str) -> list[int]:
         """Convert plain text to ids; special tokens in the text are not recognised.
 

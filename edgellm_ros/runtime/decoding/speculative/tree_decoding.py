@@ -12,8 +12,9 @@ have. So the answer is the same for every tree, and a bad draft costs time only.
 A round takes no input from the host, so rounds can be queued one after another (the first ones of an answer
 are not), and a round of the largest tree can be recorded as a graph and launched with one call
 (tree_round.py). Vanilla steps take the place of rounds where the KV cache has no room for a tree, where all
-requests turn drafting off, where drafting is slower (fallback.py), and for good after the drafter has failed.
-A row whose request turns drafting off takes one token of a round (`SamplingState.path_limit`).
+requests turn drafting off, where drafting is slower (fallback.py), where a request has a grammar, whose masks
+the host computes from the tokens before, and for good after the drafter has failed. A row whose request turns
+drafting off takes one token of a round (`SamplingState.path_limit`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class TreeDecoding:
         """Prepare for steps of these sequences."""
         self._adapters = [sequence.adapter for sequence in batch.sequences]
         self._logprobs = max(sequence.request.logprobs for sequence in batch.sequences)
-        self._wanted = not all(sequence.request.disable_spec_decode for sequence in batch.sequences)
+        self._has_grammar = any(sequence.grammar is not None for sequence in batch.sequences)
+        self._wanted = not self._has_grammar and not all(
+            sequence.request.disable_spec_decode for sequence in batch.sequences
+        )
         self._vanilla.begin(batch)
         if self._wanted and not self._drafter.failed:
             self._largest = self.recorded.select(self._adapters, self._make_round)
@@ -113,7 +117,9 @@ class TreeDecoding:
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
         """Return whether the sequences have had more than a few steps, or the last step was a vanilla one."""
-        return not self._drafts or all(sequence.steps >= STEPS_ALONE for sequence in sequences)
+        if not self._drafts:
+            return self._vanilla.queues_ahead(sequences)
+        return all(sequence.steps >= STEPS_ALONE for sequence in sequences)
 
     def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
         """Count and measure a delivered step."""
@@ -125,7 +131,7 @@ class TreeDecoding:
             self._metrics.generated_tokens += sum(counts)
         else:
             self._metrics.vanilla_runs += 1
-        if self._fallback is not None and served:
+        if self._fallback is not None and served and not self._has_grammar:
             self._fallback.delivered(drafted, sum(count for _, count in served) / len(served))
 
     def capture(self, adapters: Sequence[LoraAdapter]) -> bool:

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of a JSON schema, a regular expression or choices; jsonschema and `re` judge them."""
+
+import itertools
+import json
+import re
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+
+from edgellm_ros.builder import export
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.request import SamplingParams
+from fixtures.random_grammars import random_regex, random_schema
+from fixtures.requests_for_tests import IMAGE, assert_same_answer, assert_same_bits, request
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "x": {"type": "integer", "minimum": 0, "maximum": 99},
+        "turn": {"enum": ["left", "right"]},
+    },
+    "required": ["x", "turn"],
+    "additionalProperties": False,
+}
+PLAN = {"json_schema": SCHEMA, "max_tokens": 200, "temperature": 1.0}
+WORD = {"regex": "[a-z]{3,8}", "max_tokens": 20}
+GRAMMARS = [PLAN, WORD, {"choices": ("left", "right", "left turn"), "temperature": 1.5}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_engine) -> Tokenizer:
+    return Tokenizer(tiny_engine / "tokenizer.json")
+
+
+def random_requests(seed: int, count: int) -> list:
+    rng = np.random.default_rng(seed)
+    rules = []
+    for index in range(count):
+        grammar = {"regex": random_regex(rng)} if index % 2 else {"json_schema": random_schema(rng)}
+        greedy = rng.random() < 0.3
+        rules.append(
+            grammar
+            | {
+                "temperature": 0.0 if greedy else float(rng.uniform(0.5, 2)),
+                "top_k": int(rng.choice([0, 3])),
+                "top_p": float(rng.choice([1.0, 0.7])),
+                "min_p": float(rng.choice([0.0, 0.1])),
+                "repetition_penalty": float(rng.choice([1.0, 1.2])),
+                "seed": int(rng.integers(1000)),
+                "max_tokens": 300,
+            }
+        )
+    return [request(str(rng.choice(["go", "", "what do you see?"])), **rule) for rule in rules]
+
+
+def check(one, answer) -> bool:
+    """Check an answer that has ended by itself; return whether it has."""
+    if answer.finish_reason != "stop":
+        return False
+    assert answer.grammar_complete is True
+    if one.sampling.regex:
+        assert re.fullmatch(one.sampling.regex, answer.text)
+    else:
+        jsonschema.validate(json.loads(answer.text), json.loads(one.sampling.json_schema))
+    return True
+
+
+def answers_are_valid(runtime, seed: int, count: int) -> None:
+    requests = random_requests(seed, count)
+    batch = runtime.config.builder.max_batch_size
+    ended = 0
+    for start in range(0, count, batch):
+        part = requests[start : start + batch]
+        ended += sum(map(check, part, runtime.handle_request(part)))
+    assert ended > 0.7 * count
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_that_end_by_themselves_are_valid(runtime, seed):
+    answers_are_valid(runtime, seed, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_many_answers_that_end_by_themselves_are_valid(runtime, seed):
+    answers_are_valid(runtime, seed, 50)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_choice_may_begin_with_another_one(runtime, seed):
+    choices = ("left", "left turn", 'a "b"\n\\', "größer")
+    answer = runtime.handle_request(request(choices=choices, temperature=2.0, seed=seed))
+    assert answer.text in choices
+    assert answer.grammar_complete is True
+
+
+def test_a_seed_reproduces_an_answer_and_another_one_does_not(runtime):
+    texts = [runtime.handle_request(request(seed=seed, **PLAN)).text for seed in (1, 1, 2, 3, 4)]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+
+
+def test_answers_do_not_depend_on_the_batch(runtime):
+    requests = [request(**rules, seed=5) for rules in GRAMMARS]
+    requests.append(request("what do you see?", max_tokens=30, temperature=1.2, seed=3, logprobs=2))
+    alone = [runtime.handle_request(one) for one in requests]
+    for chosen in ([3, 0], [1, 3, 2], [0, 1, 2, 3]):
+        answers = runtime.handle_request([requests[index] for index in chosen])
+        for index, answer in zip(chosen, answers, strict=True):
+            assert_same_answer(answer, alone[index])
+
+
+def test_a_limit_in_the_middle_says_that_the_answer_is_not_complete(runtime):
+    answer = runtime.handle_request(request(json_schema=SCHEMA, max_tokens=5))
+    assert (answer.finish_reason, answer.grammar_complete) == ("length", False)
+    assert len(answer.token_ids) == 5
+
+
+def test_a_limit_at_the_end_says_that_the_answer_is_complete(runtime):
+    answer = runtime.handle_request(request(regex="abc", max_tokens=3))
+    assert (answer.text, answer.finish_reason, answer.grammar_complete) == ("abc", "length", True)
+
+
+def test_an_answer_without_a_grammar_says_nothing_about_it(runtime):
+    assert runtime.handle_request(request()).grammar_complete is None
+
+
+@pytest.mark.parametrize("regex, complete", [("ab,cd", False), ("(ab)?,cd|ab", True)])
+def test_the_text_before_a_stop_string_is_complete_or_not(runtime, tokenizer, regex, complete):
+    for seed in range(30):
+        answer = runtime.handle_request(request(regex=regex, stop=(",",), temperature=2.0, seed=seed))
+        if answer.text == "ab" and tokenizer.encode(",")[0] in answer.token_ids:
+            break
+    assert (answer.text, answer.finish_reason, answer.grammar_complete) == ("ab", "stop", complete)
+    assert len(answer.token_ids) == 3
+
+
+def test_log_probabilities_are_those_of_the_allowed_tokens(runtime, tokenizer):
+    answer = runtime.handle_request(request(regex="[ab]{4}", logprobs=5, temperature=1.0))
+    allowed = {tokenizer.encode(letter)[0] for letter in "ab"}
+    for entries in answer.logprobs[:4]:
+        assert {token for token, _ in entries} == allowed
+        assert sum(np.exp([value for _, value in entries])) == pytest.approx(1)
+    assert {token for token, _ in answer.logprobs[4]} == set(runtime.config.stop_token_ids)
+
+
+def test_streamed_texts_grow_to_the_answer(runtime):
+    texts = []
+    answer = runtime.handle_request(request(**WORD, on_progress=lambda progress: texts.append(progress.text)))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == answer.text
+    assert len(texts) > 4
+
+
+def test_trajectories_follow_a_complete_answer(acting_runtime):
+    """The model's trigger token is allowed where the grammar is complete."""
+    one = request(images=(IMAGE,), max_tokens=30, regex="[\\s\\S]{3}", action_samples=1, temperature=1.0)
+    answer = acting_runtime.handle_request(one)
+    assert (answer.finish_reason, answer.grammar_complete) == ("stop", True)
+    triggered = answer.token_ids[-1] == acting_runtime.config.action.future_start_token_id
+    assert (answer.actions is not None) == triggered
+
+
+@pytest.mark.slow
+def test_with_drafting_a_batch_with_a_grammar_decodes_one_token_per_step(draft_engine, device):
+    options = {"prefix_cache_bytes": 0, "lora_dirs": {}}
+    free = request("what do you see?", max_tokens=30, repetition_penalty=1.3)
+    batch = [request(**rules, seed=5) for rules in GRAMMARS]
+    drafting = SpecDecodeDraftingConfig(1, 7, 8, "lookup", falls_back=False)
+    with (
+        LLMInferenceRuntime(draft_engine, device, **options) as plain,
+        LLMInferenceRuntime(draft_engine, device, drafting=drafting, **options) as drafted,
+    ):
+        for answer, expected in zip(
+            drafted.handle_request([*batch, free]), plain.handle_request([*batch, free]), strict=True
+        ):
+            assert_same_answer(answer, expected)
+        metrics = drafted.spec_decode_generation_metrics
+        assert metrics.total_runs == 0
+        assert metrics.vanilla_runs > 10
+        drafted.handle_request(free)
+        assert metrics.total_runs > 0
+
+
+@pytest.fixture(scope="module")
+def reduced(tiny_checkpoint, tiny_engine, tokenizer, tmp_path_factory, device):
+    """A runtime with every second printable ASCII token, in falling order: "a" has a logit, "b" has none."""
+    from safetensors.numpy import save_file
+
+    directory = tmp_path_factory.mktemp("reduced")
+    first, stops = tokenizer.encode("a")[0] % 2, EngineConfig.load(tiny_engine).stop_token_ids
+    ids = sorted({*range(first, 94, 2), *stops}, reverse=True)
+    save_file({"vocab_map": np.array(ids, np.int32)}, directory / "map.safetensors")
+    export(tiny_checkpoint, directory / "engine", vocab_map=directory / "map.safetensors")
+    with LLMInferenceRuntime(directory / "engine", device, prefix_cache_bytes=0) as runtime:
+        yield runtime
+
+
+def test_a_reduced_vocabulary_writes_what_the_grammar_allows(reduced):
+    answer = reduced.handle_request(request(regex="[a-f]{5}", temperature=1.0))
+    assert re.fullmatch("[ace]{5}", answer.text)
+    assert answer.grammar_complete is True
+
+
+def test_a_grammar_that_allows_the_greedy_answer_does_not_change_it(reduced):
+    for number in range(10):
+        rules = {"max_tokens": 9, "repetition_penalty": 1.2, "logprobs": 2}
+        free = reduced.handle_request(request(f"{number}", **rules))
+        bound = reduced.handle_request(request(f"{number}", regex="[!-~]*", **rules))
+        assert_same_bits(bound, free)
+
+
+def test_an_answer_ends_where_the_vocabulary_lacks_a_byte(reduced):
+    answer = reduced.handle_request(request(regex="acb"))
+    assert (answer.text, answer.finish_reason, answer.grammar_complete) == ("ac", "stop", False)
+
+
+@pytest.mark.parametrize(
+    "rules, message",
+    [
+        ({"regex": "("}, r"regex '\(' cannot be used: unclosed group"),
+        ({"regex": 7}, "regex must be a string, got 7"),
+        ({"regex": "(?=a)b"}, r"regex '\(\?=a\)b' cannot be used: look-around.* not supported"),
+        ({"json_schema": "{"}, "json_schema '{' is not JSON: Expecting property name"),
+        ({"json_schema": 3}, "json_schema must be JSON text or a mapping, got 3"),
+        ({"json_schema": {"a": {1}}}, "json_schema is not JSON: Object of type set"),
+        ({"json_schema": {"type": "text"}}, "json_schema .* cannot be used: Invalid type: text"),
+        ({"json_schema": {"not": {}}}, "json_schema .* cannot be used: Unimplemented keys"),
+        ({"choices": "left"}, "choices must be a sequence of non-empty strings, got 'left'"),
+        ({"choices": ("a", "")}, "choices must be a sequence of non-empty strings"),
+        ({"choices": ("a",), "regex": "a"}, "an answer has regex or choices, not both"),
+        ({"json_schema": "{}", "regex": "a"}, "an answer has json_schema or regex, not both"),
+    ],
+)
+def test_bad_grammars_are_refused_in_one_line_that_names_them(rules, message):
+    with pytest.raises(ValueError, match=f"^{message}") as refused:
+        SamplingParams(**rules)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_the_library_a_grammar_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=r"^choices needs llguidance.*pip install 'edgellm\[grammar\]'$"):
+        SamplingParams(choices=("a", "b"))
+    assert SamplingParams(max_tokens=3).grammar is None
+
+
+def test_a_schema_is_compiled_once(runtime, monkeypatch):
+    import llguidance
+
+    made = []
+    matcher = llguidance.LLMatcher
+    monkeypatch.setattr(llguidance, "LLMatcher", lambda *a, **k: made.append(a) or matcher(*a, **k))
+    monkeypatch.setattr("edgellm_ros.runtime.grammar._library_text", lambda grammar: 'start: "once"')
+    monkeypatch.setattr("edgellm_ros.runtime.grammar._problem", lambda grammar: "")
+    first = runtime.handle_request(request(regex="compiled once"))
+    assert first.text == "once"
+    assert_same_bits(runtime.handle_request(request(regex="compiled once")), first)
+    assert len(made) == 1
