@@ -117,7 +117,7 @@ class TreeDecoding:
 
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
         """Return whether the sequences have had more than a few steps, or the last step was a vanilla one."""
-        if not self._drafts:
+        if not (self._wanted and self._drafts):
             return self._vanilla.queues_ahead(sequences)
         return all(sequence.steps >= STEPS_ALONE for sequence in sequences)
 
