@@ -5,7 +5,10 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-# Python compiles what it imports; pip would compile all of it first, of which most is never imported.
+# Python compiles what it imports; pip would compile all of it first, of which most is never imported. Without the
+# files that Python writes for that, every process of a test compiles what it imports again: onnx_ir takes 4.4 s of
+# processor time instead of 1.0 s, the node 2.8 s instead of 0.9 s.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 INTERFACES := $(wildcard msg/*.msg srv/*.srv action/*.action)
 

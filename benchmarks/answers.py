@@ -4,8 +4,8 @@
 Measures
 --------
 How many answers name the right colour, shape and side of a solid; other parts of the answer are counted
-apart. Target: at least 95 of 100. With several --engines: the same for each, and how many of its answers are
-those of the first one.
+apart. Target: at least 95 of 100. With several --engines: the same for each, how many of its answers are
+those of the first one, and its logits beside those of the first one.
 
 Conditions
 ----------
@@ -19,19 +19,24 @@ Examples
     python -m benchmarks.answers --scenes 500 --engines engines/arena,engines/arena-int8
 
 Last JSON line: `right` of `scenes`, and `share_right` by part of the answer; with --engines both for each
-directory in `engines`, with `same`.
+directory in `engines`, with `same` and `logits` (relative error and others, as in the report of `edgellm
+export --quantize`).
 
 """
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from benchmarks import common
 from edgellm_ros.arena.renderer import render
 from edgellm_ros.arena.scoring import check
-from edgellm_ros.arena.situation import sample_situations, split_rng
+from edgellm_ros.arena.situation import Situation, sample_situations, split_rng
+from edgellm_ros.cli.quantization_cost import compare_engines
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -43,30 +48,47 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--scenes", type=int, default=100, help="number of scenes (default: %(default)s)")
     common.add_engines(parser)
     args = parser.parse_args(arguments)
+    scenes = make_scenes(args.scenes)
     results: dict[str, dict[str, Any]] = {}
     reference: list[str] = []
-    for folder in common.engines(args):
-        texts, result = answer_scenes(folder, args.scenes)
+    folders = common.engines(args)
+    for folder in folders:
+        texts, result = answer_scenes(folder, scenes)
         reference = reference or texts
         same = sum(ours == theirs for ours, theirs in zip(texts, reference, strict=True))
         results[folder] = {**result, "same": same}
-    if args.engines:
-        return common.finish("answers", scenes=args.scenes, engines=results)
-    return common.finish("answers", scenes=args.scenes, **result)
+    if not args.engines:
+        return common.finish("answers", scenes=args.scenes, **result)
+    requests = {str(number): request for number, (_, request) in enumerate(scenes)}
+    costs = compare_engines(Path(folders[0]), [Path(folder) for folder in folders[1:]], requests)
+    for folder, cost in zip(folders[1:], costs, strict=True):
+        print(f"{folder}: {cost}", file=sys.stderr)
+        results[folder]["logits"] = dataclasses.asdict(cost)
+    return common.finish("answers", scenes=args.scenes, engines=results)
 
 
-def answer_scenes(engine: str, scenes: int) -> tuple[list[str], dict[str, Any]]:
-    """Return an engine's answers, the number of right ones, and the share by part."""
+def make_scenes(count: int) -> list[tuple[Situation, LLMGenerationRequest]]:
+    """Make scenes and the requests that ask about them."""
     rng = split_rng(common.SEED, "test")
+    scenes = []
+    for situation in sample_situations(rng, count, "test"):
+        request = LLMGenerationRequest(
+            prompt=situation.command.text,
+            images=(render(situation.scene, situation.state, rng),),
+            history=situation.history,
+            speed=situation.state.speed,
+        )
+        scenes.append((situation, request))
+    return scenes
+
+
+def answer_scenes(
+    engine: str, scenes: list[tuple[Situation, LLMGenerationRequest]]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return an engine's answers, the number of right ones, and the share by part."""
     texts, right, parts, totals = [], 0, Counter[str](), Counter[str]()
     with LLMInferenceRuntime(engine) as runtime:
-        for situation in sample_situations(rng, scenes, "test"):
-            request = LLMGenerationRequest(
-                prompt=situation.command.text,
-                images=(render(situation.scene, situation.state, rng),),
-                history=situation.history,
-                speed=situation.state.speed,
-            )
+        for situation, request in scenes:
             texts.append(runtime.handle_request(request).text)
             verdict = check(texts[-1], situation)
             parts.update(name for name, is_right in verdict.items() if is_right)

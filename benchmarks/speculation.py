@@ -13,7 +13,8 @@ For "off" and each of --settings, on the path that users take (`LLMInferenceRunt
 - stages: each level of the draft, the choice of the tree, the verification, and the acceptance (sampling, KV
   rows, commits). They are measured in a run of its own, in which the device is idle before each stage and
   no graphs are used; so their sum is more than a round. With --profile they are also measured as they run in
-  recorded rounds, from the times of kernels.
+  recorded rounds, from the times of kernels. A chain that one kernel drafts has no levels, and without
+  --profile it is part of the verification.
 
 Conditions
 ----------

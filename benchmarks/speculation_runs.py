@@ -31,6 +31,7 @@ from edgellm_ros.runtime.request import LLMGenerationRequest
 OFF = "off"
 STAGE_KERNELS = {  # of a GPU: the last kernel of each stage, but the first one after "verify"
     "add_candidates": "level",
+    "draft_chain": "tree",
     "select_tree": "tree",
     "find_continuation": "tree",
     "sample_path": "verify",

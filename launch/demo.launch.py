@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the arena (the simulated demo world) and the node `edgellm` that drives in it.
 
+With `follower:=true`, `edgellm_follower` drives along the action chunks of `edgellm`.
+
 ros2 launch edgellm_ros demo.launch.py engine_dir:=/path/to/engines/arena
 """
 
 from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, EmitEvent, IncludeLaunchDescription, RegisterEventHandler
+from launch.conditions import IfCondition
 from launch.event_handlers import OnProcessExit
 from launch.events import Shutdown
 from launch.events.process import ProcessExited
@@ -17,11 +20,17 @@ from launch_ros.substitutions import FindPackageShare
 
 # The arena publishes on the node's own topics. Without these values, an `image_topic:=...` given to the demo
 # would reach the included launch file and disconnect the node.
+FOLLOWER_TOPICS = {
+    "action_chunk_topic": "edgellm/action_chunk",
+    "odom_topic": "edgellm/odom",
+    "cmd_vel_topic": "~/cmd_vel",
+    "path_topic": "~/path",
+}
 TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "odom", "command", "audio")}
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Declare the arguments and start both nodes.
+    """Declare the arguments and start the nodes.
 
     The launch ends with the arena, and fails if the arena failed.
     """
@@ -36,6 +45,7 @@ def generate_launch_description() -> LaunchDescription:
                 "episodes": ParameterValue(LaunchConfiguration("episodes"), value_type=int),
                 "seed": ParameterValue(LaunchConfiguration("seed"), value_type=int),
                 "spoken": ParameterValue(LaunchConfiguration("spoken"), value_type=bool),
+                "follower": ParameterValue(LaunchConfiguration("follower"), value_type=bool),
                 "out": ParameterValue(LaunchConfiguration("out"), value_type=str),
             }
         ],
@@ -55,6 +65,20 @@ def generate_launch_description() -> LaunchDescription:
             "log_level": LaunchConfiguration("log_level"),
             **TOPICS,
         }.items(),
+    )
+    follower = IncludeLaunchDescription(
+        PythonLaunchDescriptionSource(PathJoinSubstitution([share, "launch", "follower.launch.py"])),
+        launch_arguments={
+            "params_file": PathJoinSubstitution([share, "config", "follower.yaml"]),
+            "rate": "10",  # a command for each step of the arena
+            "stamped": "true",
+            "namespace": LaunchConfiguration("namespace"),
+            "autostart": LaunchConfiguration("autostart"),
+            "use_sim_time": "true",
+            "log_level": LaunchConfiguration("log_level"),
+            **FOLLOWER_TOPICS,
+        }.items(),
+        condition=IfCondition(LaunchConfiguration("follower")),
     )
     return LaunchDescription(
         [
@@ -77,6 +101,12 @@ def generate_launch_description() -> LaunchDescription:
                 description="Give commands as speech on ~/audio instead of text on ~/command.",
             ),
             DeclareLaunchArgument(
+                "follower",
+                default_value="false",
+                choices=["true", "false"],
+                description="Drive by the commands of edgellm_follower instead of the action chunks.",
+            ),
+            DeclareLaunchArgument(
                 "lora",
                 default_value="",
                 description="LoRA adapter of the checkpoint to use; empty = base model.",
@@ -97,18 +127,19 @@ def generate_launch_description() -> LaunchDescription:
                 default_value=PathJoinSubstitution([share, "config", "demo.yaml"]),
                 description="YAML file with parameters of the edgellm node.",
             ),
-            DeclareLaunchArgument("namespace", default_value="", description="Namespace of both nodes."),
+            DeclareLaunchArgument("namespace", default_value="", description="Namespace of all nodes."),
             DeclareLaunchArgument(
                 "autostart",
                 default_value="true",
                 choices=["true", "false"],
-                description="Configure and activate the node at start; false = a lifecycle manager does it.",
+                description="Configure and activate the nodes at start; false = a lifecycle manager does it.",
             ),
             DeclareLaunchArgument(
                 "log_level", default_value="info", description="Lowest severity that is logged."
             ),
             arena,
             edgellm,
+            follower,
             RegisterEventHandler(OnProcessExit(target_action=arena, on_exit=_end)),
         ]
     )

@@ -19,7 +19,7 @@ from edgellm_ros.kernels import Kernels, load_kernels
 from fixtures import on_device
 from fixtures.on_device import DEVICES, for_runtime, open_for_tests
 
-PARITY = re.compile(r"^(pytestmark = )?.*\bmark\.parity\b", re.MULTILINE)  # of a whole module, or of a test
+PARITY = re.compile(r"^(pytestmark = (?:\[\s*)?)?.*\bmark\.parity\b", re.MULTILINE)  # of a module or test
 
 
 def pytest_addoption(parser) -> None:
@@ -46,14 +46,21 @@ def use_cores(count: int) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config) -> bool | None:
-    """Leave out modules that `make parity` runs nothing of, and in other runs those that only it runs.
+    """Leave out modules that this run has no test of.
 
-    The latter import PyTorch and transformers. A module that is named on the command line is never left out.
+    Those that only `make parity` runs import PyTorch and transformers. Tests in real time are in modules with
+    this mark, and in test/ros. A module that is named on the command line is never left out.
     """
     wanted = config.option.markexpr
-    if not collection_path.match("test_*.py") or not (wanted == "parity" or "not parity" in wanted):
+    if not collection_path.match("test_*.py"):
         return None
-    marks = PARITY.findall(collection_path.read_text(encoding="utf-8"))
+    source = collection_path.read_text(encoding="utf-8")
+    in_real_time = "mark.real_time" in source or collection_path.parent.name == "ros"
+    if wanted.startswith("real_time") and not in_real_time:
+        return True
+    if wanted != "parity" and "not parity" not in wanted:
+        return None
+    marks = PARITY.findall(source)
     left_out = not marks if wanted == "parity" else any(marks)
     return True if left_out else None
 

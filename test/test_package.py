@@ -41,8 +41,8 @@ LAYERS = {
 }
 ROS_MODULES = {
     "rclpy", "rcl_interfaces", "action_msgs", "builtin_interfaces", "diagnostic_msgs", "geometry_msgs",
-    "lifecycle_msgs", "nav_msgs", "rosgraph_msgs", "sensor_msgs", "std_msgs", "trajectory_msgs",
-    "ament_index_python",
+    "lifecycle_msgs", "nav_msgs", "rosgraph_msgs", "sensor_msgs", "std_msgs", "std_srvs", "trajectory_msgs",
+    "ament_index_python", "unique_identifier_msgs",
 }  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 PATTERNS = ["*.py", "*.cu*", "*.cpp", "*.h", "*.sh", "*.cmake", "*.msg", "*.srv", "*.action", "scripts/*"]
@@ -209,3 +209,9 @@ def test_imports_between_rooms_of_the_runtime_point_down(room):
             parts = name.split(".")
             if parts[:2] == ["edgellm_ros", "runtime"]:
                 assert parts[2] in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_client_says_what_is_missing_where_ros_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rclpy", None)
+    with pytest.raises(ImportError, match="no Python module rclpy: PlanClient needs ROS 2"):
+        from edgellm_ros.client import PlanClient  # noqa: F401

@@ -46,7 +46,7 @@ from training.transfer import to_device
 
 TEXT_VOCABULARY = 900
 CTC_WEIGHT = 0.5
-TIME_EVERY = 10  # steps between two readings of the clock
+TIME_EVERY = 10  # steps between two readings of the clock, which is also read at each of the first ones
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def train(args: argparse.Namespace, ranks: Ranks, samples: Samples, policy: Poli
     spoken = round(args.batch * args.spoken)
     begin, step, report = time.monotonic(), 0, time.monotonic()
     while True:
-        if step % TIME_EVERY == 0:
+        if step < TIME_EVERY or step % TIME_EVERY == 0:
             progress = ranks.agree((time.monotonic() - begin) / (60 * args.minutes))
             if progress >= 1.0:
                 break

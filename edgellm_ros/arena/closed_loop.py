@@ -48,13 +48,15 @@ def drive(
     on_step: Callable[[], None] = lambda: None,
     replan_steps: int = REPLAN_STEPS,
     latency_steps: int = LATENCY_STEPS,
+    command: Callable[[State], tuple[float, float]] | None = None,
 ) -> Drive:
     """Drive until the episode's outcome is settled.
 
     `think` turns a camera frame [H, W, 3] RGB into a plan. `on_step` is called after each step of the world.
     The robot waits for its first plan, executes that plan from its first action, and brakes if a plan has no
     actions. The robot follows the speeds of the plan. ValueError if a plan is too short to last until the
-    next plan takes over.
+    next plan takes over. `command` turns the robot's state into the action (acceleration, curvature) of the
+    next step, instead of the plans: for a driver that gets the plans by another way.
     """
     if not 0 <= latency_steps <= replan_steps or replan_steps < 1:
         raise ValueError(
@@ -79,7 +81,9 @@ def drive(
             actions = np.concatenate([np.zeros((latency_steps, 2)), actions])
         fresh = _course(world.state.speed, actions)
         for index in range(replan_steps):
-            if index < latency_steps:
+            if command is not None:
+                action = command(world.state)
+            elif index < latency_steps:
                 action = course.action(replan_steps + index, world.state.speed)
             else:
                 action = fresh.action(index, world.state.speed)

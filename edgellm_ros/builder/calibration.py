@@ -47,7 +47,7 @@ class CalibrationPlan:
 def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> CalibrationPlan:
     """Read a checkpoint that `export` is to round with these options; no weight is read.
 
-    Raises the errors of `export`, and ValueError for adapters.
+    Raises the errors of `export`.
     """
     checkpoint = Path(checkpoint)
     # In fp32, as a CPU runs it, and without parts that have no share in an answer.
@@ -58,22 +58,22 @@ def plan_calibration(checkpoint: str | Path, options: ExportOptions) -> Calibrat
         "max_lora_rank": 0,
         "with_draft": False,
     }
-    rounded = plan_export(checkpoint, options)  # refuses what `export` does
-    if rounded.config.builder.max_lora_rank:
-        raise ValueError(
-            f"{checkpoint}: scales of a layer's inputs would change its LoRA adapters: --max-lora-rank 0 "
-            "exports an engine without adapters"
-        )
+    plan_export(checkpoint, options)  # refuses what `export` does
     plan = plan_export(checkpoint, ExportOptions(**plain))
     _, weights, model = read_model(checkpoint, read_section(checkpoint / "config.json"))
     has_expert = (checkpoint / EXPERT_FOLDER).is_dir()  # an action expert reads the values in the KV cache
     layers = decoder_layers(model.embedding)
-    groups = tuple(input_groups(weights, layers, model.llm, model.norm_shift, values=not has_expert))
+    layout = rounded_layout(options, model)
+    groups = list(input_groups(weights, layers, model.llm, model.norm_shift, values=not has_expert))
+    scaled = {layer for group in groups for layer in group.layers}
+    for name in weights:
+        layer = name.removesuffix(".weight")
+        if layer not in scaled and layout.group_of(weights.tensors, layer) is not None:
+            groups.append(InputGroup((layer,), None))
     llm = plan.graphs[graph_path("llm")]
     assert isinstance(llm, ModelBuilder)
     values = {group.layers[0]: str(llm.linear_inputs[group.layers[0]].name) for group in groups}
-    layout = rounded_layout(options, model)
-    return CalibrationPlan(plain, plan.config, weights, layout, groups, values)
+    return CalibrationPlan(plain, plan.config, weights, layout, tuple(groups), values)
 
 
 def find_scales(plan: CalibrationPlan, inputs: Mapping[str, LayerInputs]) -> list[GroupScales]:

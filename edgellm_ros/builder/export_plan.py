@@ -7,7 +7,7 @@ Everything that can be refused is refused here, from configurations and headers,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,8 @@ from edgellm_ros.engine_directory.files import (
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
+from edgellm_ros.engine_directory.lora_inputs import engine_module
+from edgellm_ros.engine_directory.lora_scales import LORA_SCALES_FILE, LoraScales
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter
 
 EMBEDDING_FILE = "embedding.safetensors"
@@ -196,6 +198,8 @@ def plan_export(checkpoint: Path, options: ExportOptions) -> ExportPlan:
     if options.max_lora_rank is None:
         rank = max((adapter.rank for adapter in adapters.values()), default=0)
         config = dataclasses.replace(config, builder=dataclasses.replace(limits, max_lora_rank=rank))
+    if options.scales and config.builder.max_lora_rank:
+        texts[LORA_SCALES_FILE] = _lora_scales(options.scales).contents()
     parts: dict[str, GraphBuilder] = {"llm": llm}
     parts |= {part: build(options.precision) for part, build in model.encoders.items()}
     variants: dict[str, GraphBuilder] = {}  # for CUDA
@@ -292,10 +296,25 @@ def read_model(checkpoint: Path, section: ConfigSection) -> tuple[Family, Weight
         raise ValueError(f"{error}{_size(checkpoint)}") from None
 
 
+def _lora_scales(scales: Sequence[GroupScales]) -> LoraScales:
+    """Collect the factors of adapters for layers with scaled inputs."""
+    inputs: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}
+    for each in scales:
+        group = each.group
+        if group.source is None:
+            continue
+        inputs |= {engine_module(layer): each.scales for layer in group.layers}
+        if group.shift is None:
+            outputs[engine_module(group.source)] = group.source_factors(each.scales)
+    return LoraScales(inputs, outputs)
+
+
 def rounded_layout(options: ExportOptions, model: Model) -> RoundedLayout:
     """Make the layout of the weights that `quantize` asks for."""
     layers, dtype = decoder_layers(model.embedding), np.dtype(DTYPES[options.precision].numpy())
-    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype)
+    kept = {layer: shares for each in options.scales for layer, shares in each.kept.items()}
+    return RoundedLayout(str(options.quantize), options.group_size, layers, dtype, kept)
 
 
 def _size(checkpoint: Path) -> str:

@@ -25,6 +25,7 @@ from edgellm_ros.engine_directory.files import D2T_FILE, DRAFT_EMBEDDING_FILE, l
 from edgellm_ros.engine_directory.fused_draft import FUSED_DRAFT_FILE
 from edgellm_ros.engine_directory.fused_expert import FUSED_EXPERT_FILE
 from edgellm_ros.engine_directory.fused_model import FUSED_FILE
+from edgellm_ros.engine_directory.lora_scales import LORA_SCALES_FILE
 
 
 def export(
@@ -133,7 +134,7 @@ def _clear(engine: Path) -> None:
     engine.mkdir(parents=True, exist_ok=True)
     (engine / CONFIG_FILE).unlink(missing_ok=True)
     tensors = f"{VOCAB_MAP}.safetensors", LM_HEAD_FILE, D2T_FILE, DRAFT_EMBEDDING_FILE
-    optional = *tensors, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
+    optional = *tensors, LORA_SCALES_FILE, FUSED_FILE, FUSED_EXPERT_FILE, FUSED_DRAFT_FILE
     endings = (".onnx", ".*.onnx", ".onnx.data", ".*.onnx.data")
     graphs = [f"*/{name}{ending}" for name in ("model", "verify") for ending in endings]
     for pattern in (*graphs, "*/*.plan*", *optional):

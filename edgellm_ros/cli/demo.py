@@ -72,6 +72,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="give commands as speech in noisy rooms on ~/audio, instead of text on ~/command",
     )
     parser.add_argument(
+        "--follower",
+        action="store_true",
+        help="drive by the velocity commands of the node edgellm_follower instead of the action chunks",
+    )
+    parser.add_argument(
         "--lora",
         default="",
         metavar="NAME",
@@ -105,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         lora=args.lora,
         decode=args.decode,
         precision=args.precision,
+        follower=args.follower,
     )
     display = Display(sys.stderr, args.episodes)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm_ros.builder.exporter import export
 from edgellm_ros.cli.calibration_requests import ANSWER_TOKENS, GREEDY
-from edgellm_ros.cli.token_runs import TokenInputs, record_runs, run_graph, text_inputs
+from edgellm_ros.cli.token_runs import TokenRun, record_runs, run_graph, text_inputs
 from edgellm_ros.engine.onnxruntime_session import open_session
 from edgellm_ros.engine_directory.files import graph_path
 from edgellm_ros.runtime.request import LLMGenerationRequest
@@ -65,25 +65,32 @@ def measure_costs(
     engines = [Path(engine) for engine in engines]
     with tempfile.TemporaryDirectory(dir=engines[0].absolute().parent, prefix=".unquantized-") as folder:
         export(checkpoint, folder, **{**options, "with_draft": False})
-        runs = record_runs(Path(folder), requests)
-        references = _run(Path(folder), [run.inputs for run in runs])
+        return compare_engines(Path(folder), engines, requests)
+
+
+def compare_engines(
+    reference: Path, engines: Sequence[Path], requests: Mapping[str, LLMGenerationRequest]
+) -> list[QuantizationCost]:
+    """Compare engines with a reference engine, all of one checkpoint and precision, on the CPU."""
+    runs = record_runs(reference, requests)
+    references = _run(reference, runs)
     costs = []
     for engine in engines:
         same = [a.answer == b.answer for a, b in zip(runs, record_runs(engine, requests), strict=True)]
-        costs.append(_compare(references, _run(engine, [run.inputs for run in runs]), same))
+        costs.append(_compare(references, _run(engine, runs), same))
     return costs
 
 
 def logits(engine: Path, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Compute the logits [S,V] after each token of each sequence, with the graph that a CPU runs."""
-    return _run(engine, [text_inputs(engine, tokens) for tokens in sequences])
+    return _run(engine, [TokenRun(text_inputs(engine, tokens), ()) for tokens in sequences])
 
 
-def _run(engine: Path, sequences: Sequence[TokenInputs]) -> list[np.ndarray]:
+def _run(engine: Path, runs: Sequence[TokenRun]) -> list[np.ndarray]:
     path = engine / graph_path("llm")
     variant = path.with_suffix(".cpu.onnx")
     session = open_session(variant if variant.is_file() else path)
-    return [run_graph(session, engine, each, ["logits"])[0][0].astype(np.float64) for each in sequences]
+    return [run_graph(session, engine, run.inputs, ["logits"])[0][0].astype(np.float64) for run in runs]
 
 
 def _compare(

@@ -29,6 +29,7 @@ from edgellm_ros.engine_directory.adapter_folder import (
     find_adapters,
 )
 from edgellm_ros.engine_directory.lora_inputs import LoraInput, is_lora_input, lora_inputs, lora_targets
+from edgellm_ros.engine_directory.lora_scales import LoraScales
 from edgellm_ros.engine_directory.peft_adapter import PeftAdapter, read_peft_adapter
 
 __all__ = [
@@ -66,13 +67,19 @@ class LoraAdapters:
 
     Requests that name no adapter use the active one. All methods may be called from any thread, also while a
     batch runs: the batch keeps the adapters with which it began. If the engine does not support empty
-    tensors, the base model is an adapter of rank 1 with zeros.
+    tensors, the base model is an adapter of rank 1 with zeros. scales: factors of adapters for this engine.
     """
 
     def __init__(
-        self, device: Device, bindings: Iterable[Binding], max_rank: int, supports_empty_tensors: bool = True
+        self,
+        device: Device,
+        bindings: Iterable[Binding],
+        max_rank: int,
+        supports_empty_tensors: bool = True,
+        scales: LoraScales | None = None,
     ) -> None:
         self._device = device
+        self._scales = scales or LoraScales()
         self._max_rank = max_rank
         bound = {binding.name: binding for binding in bindings if is_lora_input(binding.name)}
         self._inputs = lora_inputs({name: binding.shape for name, binding in bound.items()})
@@ -128,7 +135,7 @@ class LoraAdapters:
                 f"adapter {quoted(name)}: this engine has no LoRA inputs, export it with --max-lora-rank"
             )
         self._check_new(name)
-        peft = read_peft_adapter(directory, self.targets, self._max_rank)
+        peft = self._scales.apply(read_peft_adapter(directory, self.targets, self._max_rank))
         arrays = self._pack(peft)
         tensors = self._upload(arrays, peft.rank)
         adapter = LoraAdapter(name, peft.rank, _digest(arrays), tensors, frozenset(arrays))

@@ -22,6 +22,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.binding_names import LM_HEAD
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import CHAIN, graph_path
+from edgellm_ros.engine_directory.lora_scales import LoraScales
 from edgellm_ros.engine_directory.tensor_file import read_tensor, read_vocab_map
 from edgellm_ros.kernels import load_kernels, load_tree_kernels
 from edgellm_ros.multimodal.audio_runner import AudioRunner
@@ -112,6 +113,7 @@ class Pipeline:
             only_chains=only_chains,
             fused_size=fused_size(drafting, config),
             fused=fused,
+            lora_scales=LoraScales.read(root),
         )
         self.vision = self.audio = self.action = None
         if config.vision is not None:

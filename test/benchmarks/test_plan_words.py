@@ -33,4 +33,6 @@ def test_answers_of_several_engines_are_compared_with_those_of_the_first(engines
     first, second = result["engines"].values()
     assert first["same"] == 8
     assert 7 <= second["same"] <= 8
+    assert 0 < second["logits"]["relative_error"] < 0.1
+    assert "logits" not in first
     assert abs(first["right"] - second["right"]) <= 1

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +14,19 @@ from edgellm_ros.builder import export
 from edgellm_ros.builder.calibration import find_scales, plan_calibration
 from edgellm_ros.builder.export_plan import ExportOptions
 from edgellm_ros.builder.quantization.folding import InputGroup
+from edgellm_ros.builder.quantization.rounding import RoundedLayout
 from edgellm_ros.builder.quantization.search import GroupScales
+from edgellm_ros.cli import calibration
 from edgellm_ros.cli.calibration import layer_inputs
 from edgellm_ros.cli.quantization_cost import logits
 from edgellm_ros.cli.token_runs import TokenRun, text_inputs
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationRequest
 from fixtures.decoder_checkpoint import write_decoder_checkpoint
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.internvl_checkpoint import write_internvl_checkpoint
 from fixtures.outlier_checkpoint import write_outlier_checkpoint
+from fixtures.tiny_adapter import write_adapter
 from fixtures.tiny_checkpoint import write_tiny_checkpoint
 
 OPTIONS = {"quantize": "int4", "group_size": 32, "max_lora_rank": 0}
@@ -50,7 +57,8 @@ def random_scales(checkpoint: Path, rng: np.random.Generator) -> list[GroupScale
     for group in plan.groups:
         size = plan.weights.shape(f"{group.layers[0]}.weight")[1]
         scales = np.exp(rng.uniform(-np.log(5), np.log(5), size)).astype(np.float32)
-        found.append(GroupScales(group, 0.5, group.share(scales), 1.0))
+        scales = group.share(scales) if group.source is not None else np.ones_like(scales)
+        found.append(GroupScales(group, 0.5, scales, 1.0))
     return found
 
 
@@ -69,15 +77,16 @@ def test_scales_of_inputs_leave_the_logits_of_weights_that_are_not_rounded(tmp_p
 
 
 @pytest.mark.slow
-def test_every_rounded_layer_but_the_outputs_of_recurrent_ones_is_in_one_group(tmp_path):
+def test_every_rounded_layer_is_in_one_group_and_those_behind_mixed_channels_are_not_scaled(tmp_path):
     for name, family in FAMILIES.items():
         plan = plan_calibration(family(tmp_path / name), ExportOptions(**OPTIONS))
         layers = [layer for group in plan.groups for layer in group.layers]
         modules = {tensor.removesuffix(".weight") for tensor in plan.weights}
         rounded = {module for module in modules if plan.layout.group_of(plan.weights.tensors, module)}
-        left = {module.rpartition(".")[2] for module in rounded - set(layers)}
-        assert left <= {"out_proj", *(["o_proj"] if "expert" in name else [])}, name
+        assert rounded <= set(layers)
         assert len(layers) == len(set(layers)) > 4
+        kept = {group.layers[0].rpartition(".")[2] for group in plan.groups if group.source is None}
+        assert kept <= {"out_proj", *(["o_proj"] if "expert" in name else [])}, name
 
 
 def test_query_heads_that_share_a_value_head_share_its_scales():
@@ -88,9 +97,33 @@ def test_query_heads_that_share_a_value_head_share_its_scales():
     np.testing.assert_array_equal(shared[1], [[16, 17, 18, 19]] * 3)
 
 
+def test_weights_beyond_the_share_that_a_group_keeps_are_cut_off(tmp_path):
+    weight = np.array([[1.0, -8.0, 3.0, 0.2] * 4, [7.0, 1.0, 1.0, 1.0] * 4], np.float32)
+    layout = RoundedLayout("int4", 32, "model", np.dtype(np.float32))
+    found = layout.rounded(weight, 16, np.array([[0.875], [1.0]], np.float32))
+    np.testing.assert_allclose(found[0], [1, -8, 3, 0] * 4)  # steps of 1: from -8 to 7
+    found = layout.rounded(weight, 16, np.array([[0.4375], [1.0]], np.float32))
+    np.testing.assert_allclose(found[0], [1, -4, 3, 0] * 4)  # steps of 0.5
+    np.testing.assert_allclose(found[1], weight[1])
+
+
 def runs_over(engine: Path, rng: np.random.Generator, count: int) -> list[TokenRun]:
     ids = [rng.integers(0, 200, 40).tolist() for _ in range(count)]
     return [TokenRun(text_inputs(engine, tokens), ()) for tokens in ids]
+
+
+def test_few_of_many_tokens_are_kept_and_magnitudes_are_those_of_all(tmp_path, rng, monkeypatch):
+    checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint")
+    plan = plan_calibration(checkpoint, ExportOptions(**OPTIONS))
+    export(checkpoint, tmp_path / "plain", **plan.arguments)
+    runs = runs_over(tmp_path / "plain", rng, 3)
+    every = layer_inputs(tmp_path / "plain", runs, plan)
+    monkeypatch.setattr(calibration, "MAX_ROWS", 13)
+    some = layer_inputs(tmp_path / "plain", runs, plan)
+    kept = np.linspace(0, 3 * 40 - 1, 13).round().astype(int)
+    for layer, inputs in every.items():
+        np.testing.assert_array_equal(some[layer].rows, inputs.rows[kept])
+        np.testing.assert_allclose(some[layer].magnitudes, np.abs(inputs.rows).mean(0), rtol=1e-5)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -129,7 +162,21 @@ def test_a_calibrated_engine_has_the_graphs_of_a_rounded_one(tmp_path, rng):
     assert sizes[0] == sizes[1]
 
 
-def test_adapters_of_the_checkpoint_are_refused(tmp_path):
-    checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="--max-lora-rank 0 exports an engine without adapters"):
-        plan_calibration(checkpoint, ExportOptions(**{**OPTIONS, "max_lora_rank": 4}))
+@pytest.mark.slow
+def test_an_adapter_changes_the_answers_of_a_scaled_engine_as_those_of_a_plain_one(tmp_path, rng):
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint")
+    shutil.rmtree(checkpoint / "action_expert")  # so that o_proj is scaled too
+    write_adapter(tmp_path / "adapter", checkpoint)
+    request = LLMGenerationRequest("go to the red box", lora="adapter", logprobs=5)
+    found = {}
+    for name, scales in (("plain", []), ("scaled", random_scales(checkpoint, rng))):
+        export(checkpoint, tmp_path / name, max_lora_rank=8, with_draft=False, scales=scales)
+        with LLMInferenceRuntime(tmp_path / name, lora_dirs={"adapter": tmp_path / "adapter"}) as runtime:
+            found[name] = runtime.handle_request(request)
+            base = runtime.handle_request(dataclasses.replace(request, lora=""))
+        assert base.token_ids != found[name].token_ids
+    assert (tmp_path / "scaled" / "lora_scales.safetensors").is_file()
+    assert not (tmp_path / "plain" / "lora_scales.safetensors").exists()
+    assert found["scaled"].token_ids == found["plain"].token_ids
+    values = [[each[1] for entries in answer.logprobs for each in entries] for answer in found.values()]
+    np.testing.assert_allclose(values[1], values[0], atol=1e-4)

@@ -108,6 +108,6 @@ def test_a_frame_that_cannot_be_decoded_is_named_with_the_bag(tmp_path, config):
 
 @pytest.mark.slow
 def test_export_calibrates_with_a_bag(tiny_checkpoint, tmp_path, capsys):
-    arguments = ["export", str(tiny_checkpoint), str(tmp_path / "engine"), "--max-lora-rank", "0"]
+    arguments = ["export", str(tiny_checkpoint), str(tmp_path / "engine")]
     assert main([*arguments, "--quantize", "int8", "--calibrate", str(ARENA), "--no-report"]) == 0
     assert f"{ARENA}: 15 requests, " in capsys.readouterr().err

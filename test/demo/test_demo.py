@@ -154,3 +154,21 @@ def test_an_arena_that_dies_is_reported(arena_engine, tmp_path):
     assert process.returncode == 1
     assert "the arena ended with exit code -9" in stderr
     assert_gone([node, arena])
+
+
+def test_the_follower_drives_the_robot_to_its_target(arena_engine, tmp_path):
+    process = demo(arena_engine, tmp_path, "--seed", str(SEED), "--follower", "--json")
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout.splitlines()[-1])["successes"] == 1
+
+
+def test_without_the_followers_commands_the_robot_does_not_drive(arena_engine, tmp_path):
+    process = demo(arena_engine, tmp_path, "--follower")
+    wait_for_first_plan(process)
+    node, follower, arena = sorted(children_of(process.pid))
+    os.kill(follower, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the follower ended with exit code -9" in stderr
+    assert_gone([node, follower, arena])

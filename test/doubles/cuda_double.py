@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from doubles.host_compiler import BLOCKS, FOLDER, build_library
 from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.kernels import CudaKernels
 from edgellm_ros.kernels.cuda.tree_kernels import CudaTreeKernels
 from fixtures.device_under_test import Side
-
-FOLDER = Path(__file__).parent / "cuda_on_cpu"
 
 
 class DoubleDevice:
@@ -92,14 +90,8 @@ def build(folder: Path) -> DoubleProgram:
 
     (folder / "kernels.inc").write_text(source(tuple(dict.fromkeys(KERNELS + TREE_KERNELS))))
     library = folder / "kernels.so"
-    options = ["-O2", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
-    options += [
-        "-U_FORTIFY_SOURCE",
-        "-Wl,-Bsymbolic",
-    ]  # for jumps between stacks; for kernels with names of libc functions
-    options += [f"-D{name}={value}" for name, value in macros()]
-    files = [f"-I{FOLDER}", f"-I{folder}", str(FOLDER / "launch.cpp"), "-o", str(library)]
-    subprocess.run(["g++", *options, *files], check=True)
+    options = ["-O2", "-ffp-contract=off", *(f"-D{name}={value}" for name, value in macros())]
+    build_library(library, FOLDER / "launch.cpp", (BLOCKS,), options)
     return DoubleProgram(library)
 
 

@@ -35,7 +35,7 @@ SMALL = FusedShape(
 )  # fmt: skip
 CPU_TUNING = FusedTuning(
     threads=64, tile=64, narrow_tile=128, head_tile=64, stages=3, mma_threads=64, mma_stages=2, split_rows=16,
-    prefetched_bytes=1 << 14, quantized_threads=64, quantized_stages=4,
+    filled_at_once=1, quantized_threads=64, quantized_stages=4,
     quantized_tile=32, quantized_wide_tile=32, quantized_narrow_tile=32,
 )  # fmt: skip
 FLOAT8, BITS = np.dtype(ml_dtypes.float8_e4m3fn), {1: np.uint8, 2: np.uint16}
@@ -303,7 +303,8 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
     "shape, lengths, tuning",
     [
         pytest.param(
-            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40], {}, id="1 row"
+            changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [40],
+            {"quantized_repeated_bytes": 0}, id="1 row",
         ),
         pytest.param(
             changed(max_rows=2, o_bias=True, mlp_bias=True, hidden=576, inner=320,
@@ -313,7 +314,8 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
         pytest.param(
             changed(dtype="bf16", max_rows=8, hidden=576, inner=320,
                     quantized=quantized((4, 64, True), (8, 128), (4, 32, True), (8, 64, True))),
-            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16}, id="bf16, zero points, 7 rows",
+            [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16, "quantized_repeated_bytes": 0},
+            id="bf16, zero points, 7 rows",
         ),
     ],
 )  # fmt: skip
@@ -326,7 +328,7 @@ def test_a_step_with_quantised_weights_is_that_of_numpy(fused, shape, lengths, t
     "tuning",
     [
         pytest.param({"mma_rows": 2}, id="without tensor cores"),
-        pytest.param({"wide_hidden": 0, "mma_threads": 256}, id="in wide tiles"),
+        pytest.param({"wide_hidden": 0, "mma_threads": 256, "merged_hidden": 0}, id="in wide tiles, o_x"),
     ],
 )
 def test_a_step_of_one_row_is_that_of_numpy(fused, tuning):
@@ -335,10 +337,18 @@ def test_a_step_of_one_row_is_that_of_numpy(fused, tuning):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied):
+@pytest.mark.parametrize(
+    "tied, direct_rows",
+    [
+        pytest.param(False, 2, id="x in global memory"),
+        pytest.param(True, 2, id="x in global memory, tied"),
+        pytest.param(True, 17, id="x in shared memory, tied"),
+    ],
+)
+def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied, direct_rows):
     shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
-    check(fused, shape, list(range(6, 150, 13)), tuning=dataclasses.replace(CPU_TUNING, repeated_bytes=0))
+    tuning = dataclasses.replace(CPU_TUNING, repeated_bytes=0, direct_rows=direct_rows)
+    check(fused, shape, list(range(6, 150, 13)), tuning=tuning)
 
 
 def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
@@ -347,6 +357,16 @@ def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
     assert [name for name, apart in few.apart.items() if apart] == ["o"]
     assert all(many.apart.values())
     assert many.products["qkv"].width < few.products["qkv"].width  # only the block's share
+
+
+def test_x_of_adapted_rows_takes_shared_memory():
+    shape = FusedShape(
+        "fp16", 28, 2048, 16, 8, 128, 6144, 151936, 128, 8192, tied=True, max_rows=16, lora_rank=16
+    )
+    plain, adapted = (FusedPlan(shape, 8, 132, 227 << 10, FusedTuning(), each) for each in (False, True))
+    product = plain.products["gate_up"]
+    assert product.shared_bytes == product.ring + product.sums
+    assert not any(product.direct for product in adapted.products.values())
 
 
 @pytest.mark.slow
@@ -446,6 +466,17 @@ def test_values_that_overflow_half_precision_give_nan(fused):
     assert np.isnan(device.download(tensors["logits"])).all()
 
 
+@pytest.mark.slow
+def test_values_that_overflow_before_a_quantised_product_give_nan(fused):
+    device, make = fused
+    shape = changed(quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32)))
+    model = Model(shape, [40])
+    model.layers[0].input_norm[...] = 60000
+    weights, tensors = model.on_device(device)
+    make(shape, weights, tuning=dataclasses.replace(CPU_TUNING, quantized_repeated_bytes=0)).run(tensors)
+    assert np.isnan(device.download(tensors["logits"])).all()
+
+
 class Recorder:
     """A program that keeps the launches of all plans."""
 
@@ -463,9 +494,9 @@ def test_kernels_after_the_first_start_early_where_the_gpu_can(arch, early):
     model = Model(SMALL, [5])
     weights, tensors = model.on_device(device)
     FusedDecoder(device, SMALL, weights, lambda plan: program).run(tensors)
-    layer = ["qkv", "attention", "o_x", "o", "gate_up", "down"]
+    layer = ["qkv", "attention", "o", "gate_up", "down"]
     assert [launch.name for launch in program.launches] == [*layer, *layer, "lm_head"]
-    assert [launch.early for launch in program.launches] == [False, *[early] * 12]
+    assert [launch.early for launch in program.launches] == [False, *[early] * 10]
 
 
 @pytest.mark.parametrize(
@@ -500,7 +531,7 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
         ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0, False),
         ("sm_90", 256, 16, (), 0, False),
         ("sm_89", 256, 8, (), 0, True),
-        ("sm_110", 64, 1, quantized((4, 128), None, None, (4, 64, True)), 0, True),
+        ("sm_110", 64, 1, quantized((4, 128), (8, 64), None, (4, 64, True)), 0, True),
         ("sm_90", 128, 1, (), 64, False),
     ],
 )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -33,30 +35,62 @@ extern "C" __global__ void multiply(const u32* a, const u16* b, float* d) {
   mma(sums, left, low, high);
   upper[0] = sums[0], upper[1] = sums[1], lower[0] = sums[2], lower[1] = sums[3];
 }
+
+// The same of bytes: a [16,32], b [8,32] with signs.
+extern "C" __global__ void multiply_bytes(const u32* a, const u32* b, int* d) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  a += warp * 128, b += warp * 64, d += warp * 128;
+  const u32 left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
+  int* const upper = d + g * 8 + 2 * t;
+  int* const lower = upper + 64;
+  int sums[4] = {upper[0], upper[1], lower[0], lower[1]};
+  mma_bytes(sums, left, b[g * 8 + t], b[g * 8 + t + 4]);
+  mma_bytes(sums, left, b[g * 8 + t], b[g * 8 + t + 4]);
+  upper[0] = sums[0], upper[1] = sums[1], lower[0] = sums[2], lower[1] = sums[3];
+}
 """
 
 
-def program(device, dtype: str, folder):
-    """Compile MULTIPLY for the device."""
-    macros = [("BF16", str(int(dtype == "bf16")))]
-    if device.memory != "cuda":
-        fused_on_cpu.build(folder / "multiply.so", MULTIPLY, macros, ("multiply",))
-        return fused_on_cpu.HostKernels(folder / "multiply.so")
-    from edgellm_ros.kernels.cuda.fused.program import FusedProgram
+@pytest.fixture(scope="module")
+def program(device, tmp_path_factory):
+    """Function that compiles MULTIPLY for the device and a type, once."""
+    folder = tmp_path_factory.mktemp("primitives")
 
-    macros.append(("TRIGGER_FIRST", "0"))
-    options = ProgramOptions(arch=device.arch, std="c++17", define_macro=macros)
-    return FusedProgram(device, compile_source(device.arch, source((HARDWARE,)) + MULTIPLY, options))
+    @functools.cache
+    def make(dtype: str):
+        macros = [("BF16", str(int(dtype == "bf16")))]
+        if device.memory != "cuda":
+            library = folder / f"{dtype}.so"
+            fused_on_cpu.build(library, MULTIPLY, macros, ("multiply", "multiply_bytes"))
+            return fused_on_cpu.HostKernels(library)
+        from edgellm_ros.kernels.cuda.fused.program import FusedProgram
+
+        macros.append(("TRIGGER_FIRST", "0"))
+        options = ProgramOptions(arch=device.arch, std="c++17", define_macro=macros)
+        return FusedProgram(device, compile_source(device.arch, source((HARDWARE,)) + MULTIPLY, options))
+
+    return make
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_mma_adds_the_product_of_two_matrices(device, dtype, tmp_path):
+def test_mma_adds_the_product_of_two_matrices(device, dtype, program):
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((2, 16, n)).astype(TYPES[dtype]) for n in (16, 8))
     d = random.standard_normal((2, 16, 8)).astype(np.float32)
     tensors = put(device, a.view(np.uint16)), put(device, b.view(np.uint16)), put(device, d)
     launch = Launch("multiply", (1, 1), 64)
-    program(device, dtype, tmp_path).launch(launch, *(tensor.pointer for tensor in tensors))
+    program(dtype).launch(launch, *(tensor.pointer for tensor in tensors))
     expected = d + 2 * (a.astype(np.float64) @ b.astype(np.float64))
     np.testing.assert_allclose(device.download(tensors[2]), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_mma_bytes_adds_the_product_of_two_matrices(device, program):
+    random = np.random.default_rng(0)
+    a, b = random.integers(0, 256, (2, 16, 32), np.uint8), random.integers(-128, 128, (2, 8, 32), np.int8)
+    d = random.integers(-1000, 1000, (2, 16, 8), np.int32)
+    tensors = put(device, a), put(device, b), put(device, d)
+    program("fp16").launch(Launch("multiply_bytes", (1, 1), 64), *(tensor.pointer for tensor in tensors))
+    expected = d + 2 * (a.astype(np.int32) @ b.astype(np.int32).swapaxes(1, 2))
+    np.testing.assert_array_equal(device.download(tensors[2]), expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of `edgellm export --calibrate` against AWQ's search, in PyTorch on transformers' model."""
+"""Scales of `edgellm export --calibrate` against AWQ's searches, in PyTorch on transformers' model."""
 
 from __future__ import annotations
 
@@ -17,32 +17,50 @@ from edgellm_ros.cli.calibration import layer_inputs  # noqa: E402
 from edgellm_ros.cli.token_runs import TokenRun, text_inputs  # noqa: E402
 from fixtures.outlier_checkpoint import write_outlier_checkpoint  # noqa: E402
 
+CUT = {"v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 GROUP, TOP = 32, {"int4": 7, "int8": 127}
 
 
+def rounded(weight: torch.Tensor, top: int, largest: torch.Tensor | None = None) -> torch.Tensor:
+    """llm-awq's `pseudo_quantize_tensor` with symmetric groups; largest [N,K/group]: None = of each group."""
+    blocks = weight.reshape(len(weight), -1, GROUP)
+    largest = blocks.abs().amax(-1) if largest is None else largest
+    steps = largest[..., None].clamp(min=1e-5) / top
+    return (torch.clamp(torch.round(blocks / steps), -top - 1, top) * steps).reshape(weight.shape)
+
+
 def awq_scales(layers: list[torch.nn.Linear], x: torch.Tensor, top: int) -> tuple[float, torch.Tensor]:
-    """The search of llm-awq's `auto_scale_block`, with symmetric groups; x [T,K]."""
-
-    def rounded(weight: torch.Tensor) -> torch.Tensor:
-        blocks = weight.reshape(-1, GROUP)
-        steps = blocks.abs().amax(1, keepdim=True).clamp(min=1e-5) / top
-        return (torch.clamp(torch.round(blocks / steps), -top - 1, top) * steps).reshape(weight.shape)
-
+    """The search of llm-awq's `auto_scale_block`; x [T,K]."""
     magnitudes, best = x.abs().mean(0), (float("inf"), 0.0, x)
     for step in range(20):
         scales = magnitudes.pow(step / 20).clamp(min=1e-4)
         scales = scales / (scales.max() * scales.min()).sqrt()
         loss = sum(
-            ((x @ layer.weight.T - (x / scales) @ rounded(layer.weight * scales).T) ** 2).sum().item()
+            ((x @ layer.weight.T - (x / scales) @ rounded(layer.weight * scales, top).T) ** 2).sum().item()
             for layer in layers
         )
         best = min(best, (loss, step / 20, scales), key=lambda found: found[0])
     return best[1], best[2]
 
 
+def awq_largest(weight: torch.Tensor, x: torch.Tensor, top: int) -> torch.Tensor:
+    """The search of llm-awq's `auto_clip_layer`: the largest magnitude that each group keeps [N,K/group]."""
+    blocks, rows = weight.reshape(len(weight), -1, GROUP), x.reshape(len(x), -1, GROUP)
+    expected = torch.einsum("tgi,ngi->tng", rows, blocks)
+    whole = blocks.abs().amax(-1)
+    best, fewest = whole.clone(), torch.full_like(whole, float("inf"))
+    for step in range(10):
+        largest = whole * (1 - step / 20)
+        found = torch.einsum("tgi,ngi->tng", rows, rounded(weight, top, largest).reshape(blocks.shape))
+        errors = ((found - expected) ** 2).mean(0)
+        best = torch.where(errors < fewest, largest, best)
+        fewest = torch.minimum(fewest, errors)
+    return best / whole
+
+
 @pytest.mark.parametrize("kind", TOP)
 @torch.no_grad()
-def test_scales_are_those_of_awqs_search(tmp_path, kind):
+def test_scales_and_shares_are_those_of_awqs_searches(tmp_path, kind):
     checkpoint = write_outlier_checkpoint(tmp_path / "checkpoint", num_key_value_heads=4)
     options = ExportOptions(quantize=kind, group_size=GROUP, max_lora_rank=0)
     plan = plan_calibration(checkpoint, options)
@@ -65,4 +83,10 @@ def test_scales_are_those_of_awqs_search(tmp_path, kind):
         exponent, scales = awq_scales(layers, inputs[each.group.layers[0]], TOP[kind])
         assert each.exponent == exponent, each.group.layers
         np.testing.assert_allclose(each.scales, scales.numpy(), rtol=1e-3)
+        for name, layer in zip(each.group.layers, layers, strict=True):
+            if name in each.kept:
+                x = inputs[each.group.layers[0]] / scales
+                shares = awq_largest(layer.weight * scales, x, TOP[kind]).numpy()
+                assert (np.abs(each.kept[name] - shares) < 1e-3).mean() > 0.99, name  # ties differ
+    assert {name.rpartition(".")[2] for each in found for name in each.kept} == CUT
     assert len({each.exponent for each in found}) > 3

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from edgellm_ros.ros.follower.parameters import SPECS as FOLLOWER_SPECS
 from edgellm_ros.ros.node.parameters import SPECS
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +47,9 @@ class AnyModule(ModuleType):
 def load(monkeypatch):
     """`load("demo")`: the launch file as a module, on stand-ins for `launch` and `launch_ros`."""
     for name in (
-        "launch", "launch.actions", "launch.event_handlers", "launch.events", "launch.events.process",
-        "launch.launch_description_sources", "launch.substitutions", "launch_ros", "launch_ros.actions",
-        "launch_ros.parameter_descriptions", "launch_ros.substitutions",
+        "launch", "launch.actions", "launch.conditions", "launch.event_handlers", "launch.events",
+        "launch.events.process", "launch.launch_description_sources", "launch.substitutions", "launch_ros",
+        "launch_ros.actions", "launch_ros.parameter_descriptions", "launch_ros.substitutions",
     ):  # fmt: skip
         monkeypatch.setitem(sys.modules, name, AnyModule(name))
 
@@ -68,7 +69,7 @@ def entities(module: ModuleType, kind: str) -> list[Recorded]:
     return [entity for entity in listed if entity.kind == kind]
 
 
-@pytest.mark.parametrize("name", ["edgellm", "demo", "replay"])
+@pytest.mark.parametrize("name", ["edgellm", "demo", "follower", "replay"])
 def test_every_argument_of_a_launch_file_has_a_description(load, name):
     arguments = entities(load(name), "DeclareLaunchArgument")
     assert arguments
@@ -77,12 +78,31 @@ def test_every_argument_of_a_launch_file_has_a_description(load, name):
 
 def test_no_argument_reaches_the_node_past_the_demo(load):
     """`image_topic:=/camera` for the demo would reach the included file and disconnect the node."""
-    declared = {argument.args[0] for argument in entities(load("edgellm"), "DeclareLaunchArgument")}
-    (include,) = entities(load("demo"), "IncludeLaunchDescription")
-    given = dict(include.kwargs["launch_arguments"])
-    assert given.keys() == declared
+    edgellm, follower = (
+        dict(include.kwargs["launch_arguments"])
+        for include in entities(load("demo"), "IncludeLaunchDescription")
+    )
+    for name, given in (("edgellm", edgellm), ("follower", follower)):
+        declared = {argument.args[0] for argument in entities(load(name), "DeclareLaunchArgument")}
+        assert given.keys() == declared
     for name in ("image", "odom", "command", "audio"):
-        assert given[f"{name}_topic"] == f"~/{name}"
+        assert edgellm[f"{name}_topic"] == f"~/{name}"
+    assert follower["action_chunk_topic"] == "edgellm/action_chunk"  # what the node publishes to
+    assert follower["odom_topic"] == "edgellm/odom"
+
+
+@pytest.mark.parametrize(
+    "given, changed",
+    [({}, {}), ({"rate": "10", "stamped": "true"}, {"rate": 10.0, "stamped": True})],
+)
+def test_arguments_of_the_follower_override_its_file_only_where_they_are_given(load, given, changed):
+    module = load("follower")
+    declared = entities(module, "DeclareLaunchArgument")
+    values = {argument.args[0]: argument.kwargs["default_value"] for argument in declared} | given
+    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+    (node,) = module._start_node(None)
+    assert node.kwargs["parameters"][1] == {"autostart": True, "use_sim_time": False, **changed}
+    assert ("~/action_chunk", "edgellm/action_chunk") in node.kwargs["remappings"]
 
 
 @pytest.mark.parametrize("name", ["demo", "replay"])
@@ -117,8 +137,9 @@ def test_every_launch_argument_is_described(path):
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.name)
 def test_parameter_files_name_parameters_of_the_node_with_values_of_their_type(path):
+    specs = FOLLOWER_SPECS if path.stem == "follower" else SPECS
     for node in yaml.safe_load(path.read_text()).values():
         for name, value in flat(node["ros__parameters"]).items():
             if name == "use_sim_time":
                 continue
-            assert type(value) is type(SPECS[name].default), name
+            assert type(value) is type(specs[name].default), name

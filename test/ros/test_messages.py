@@ -8,7 +8,7 @@ from builtin_interfaces.msg import Time
 from std_msgs.msg import Header
 
 from edgellm_ros.ros.messaging import to_nanoseconds, to_time
-from edgellm_ros.ros.node.messages import to_path
+from edgellm_ros.ros.path_message import to_path
 
 LAST_TIME = 2**31 * 10**9 - 1  # the seconds of a ROS time are int32
 

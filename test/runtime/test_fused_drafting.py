@@ -165,6 +165,22 @@ def test_recorded_rounds_draft_whole_chains(engines):
 
 
 @on_host
+@pytest.mark.parametrize("tokens, in_vain", [(8, 0), (32, 1)])
+def test_only_later_rounds_of_an_answer_are_queued_ahead(engines, tokens, in_vain):
+    one = request("hello", max_tokens=tokens, repetition_penalty=1.3)
+    with LLMInferenceRuntime(engines(), prefix_cache_bytes=0) as plain:
+        answer = plain.handle_request(one).token_ids
+    with queueing(), LLMInferenceRuntime(
+        engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0
+    ) as runtime:
+        drafter = draft_by_script(runtime, CHAIN.drafting_step, CHAIN.tree_size, right=1.0)
+        drafter._back, drafter.answers = 1, lambda one: answer
+        assert runtime.handle_request(one).token_ids == answer
+        found = runtime.spec_decode_generation_metrics
+    assert found.total_runs == found.verified_trees + in_vain
+
+
+@on_host
 def test_runs_of_more_tokens_than_the_kernels_take_are_the_engines(heads, engines):
     with LLMInferenceRuntime(engines(), drafting=TREE, prefix_cache_bytes=0) as runtime:
         head = runtime.pipeline.drafter.drafter._head

@@ -35,6 +35,9 @@ class ScriptedDecoding:
     def prefilled(self, rows) -> None:
         pass
 
+    def queues_ahead(self, sequences) -> bool:
+        return True
+
     def delivered(self, result, served) -> None:
         pass
 

@@ -287,14 +287,11 @@ class TestRefused:
             LLMGenerationRequest("", disable_spec_decode=1)
 
 
-def test_small_dense_models_draft_on_a_gpu_only_if_an_option_asks_for_it(draft_engine, monkeypatch):
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_auto_drafts_where_the_engine_has_a_head(draft_engine, on_cpu):
     config = EngineConfig.load(draft_engine)
-    assert drafting_config("auto", config, on_cpu=True) is not None
-    assert drafting_config("auto", config, on_cpu=False) is None
-    assert drafting_config("auto", config, on_cpu=False, drafting_step=2).drafting_step == 2
-    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.LEAST_HIDDEN_SIZE"
-    monkeypatch.setattr(limit, config.hidden_size)
-    assert drafting_config("auto", config, on_cpu=False) is not None
+    assert drafting_config("auto", config, on_cpu) == drafting_config("eagle", config, on_cpu)
+    assert drafting_config("auto", dataclasses.replace(config, draft=None), on_cpu) is None
 
 
 def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engine, monkeypatch):
@@ -303,7 +300,7 @@ def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engi
     assert chosen is not None
     assert chosen.is_chain
     assert chosen.tree_size == 8
-    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.LEAST_HIDDEN_SIZE"
+    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL"
     monkeypatch.setattr(limit, config.hidden_size)
     larger = drafting_config("eagle", config, on_cpu=False)
     assert larger is not None
@@ -318,7 +315,7 @@ def test_small_dense_models_draft_longer_chains_on_a_cpu(draft_engine, monkeypat
     assert chosen.is_chain
     assert {name: getattr(chosen, name) for name in sizes} == sizes
     monkeypatch.setattr(
-        "edgellm_ros.runtime.decoding.speculative.drafting_config.LEAST_HIDDEN_SIZE", config.hidden_size
+        "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL", config.hidden_size
     )
     larger = drafting_config("eagle", config, on_cpu=True)
     assert larger is not None

@@ -13,6 +13,7 @@ import pytest
 from doubles.deferred_runtime import WatchedDevice, queueing
 from doubles.scripted_drafter import draft_by_script
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
+from edgellm_ros.runtime.decoding.speculative import tree_decoding
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.random_requests import cancelled_at, random_request
@@ -192,7 +193,8 @@ def test_a_lost_device_is_raised(drafting):
 
 
 @pytest.mark.only_on("cpu", reason="brings its own device")
-def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_draft_engine, acting_runtime):
+def test_rounds_are_queued_ahead_on_an_asynchronous_device(acting_draft_engine, acting_runtime, monkeypatch):
+    monkeypatch.setattr(tree_decoding, "STEPS_ALONE", 0)  # the answers are short
     rng = np.random.default_rng(3)
     with queueing(), LLMInferenceRuntime(
         acting_draft_engine, WatchedDevice(), prefix_cache_bytes=0, drafting=CHAIN

@@ -54,7 +54,7 @@ def test_ranks_of_several_machines_are_refused(monkeypatch):
 def test_the_command_writes_one_checkpoint(tmp_path):
     """With a few steps on few samples, in two processes."""
     options = "--minutes 0.02 --batch 2 --first 32 --capacity 64 --clips 700 --workers 2 --eval-scenes 2"
-    options += " --corpus 200"
+    options += " --corpus 60"
     where = ["--init", "models/arena", "--out", str(tmp_path)]
     printed = run_python(*TORCHRUN, "-m", "training.train", *where, *options.split())
     assert "steps of 2 x 2" in printed

@@ -13,8 +13,9 @@ layer, whose outputs are divided: what is between that layer and x must be linea
     | down                         | up: x = silu(gate) up; relu(up)^2 takes the root of s     |
     | o                            | v: query heads that share a value head share its scales   |
 
-Layers behind the norm of a recurrent layer (out_proj) keep their inputs. Sources: llm-awq,
-awq/quantize/auto_scale.py; AutoAWQ, awq/quantize/scale.py.
+Layers behind the norm of a recurrent layer (out_proj) keep their inputs, as does o_proj where an action
+expert reads the values in the KV cache. Sources: llm-awq, awq/quantize/auto_scale.py; AutoAWQ,
+awq/quantize/scale.py.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SQUARED = "mixer.down_proj"  # its inputs are relu(up)^2
 
 @dataclass(frozen=True)
 class InputGroup:
-    """Linear layers that read the same inputs, and the module before them.
+    """Linear layers that read the same inputs, and the module before them, if that can divide these.
 
     - shift: the module is a norm that multiplies by shift + weight; None = a linear layer
     - power: inputs grow with this power of the module's results
@@ -52,7 +53,7 @@ class InputGroup:
     """
 
     layers: tuple[str, ...]
-    source: str
+    source: str | None
     shift: float | None = None
     power: float = 1.0
     heads: tuple[int, int, int] | None = None
@@ -64,13 +65,19 @@ class InputGroup:
         grouped = magnitudes.reshape(self.heads)
         return np.broadcast_to(grouped.mean(1, keepdims=True), self.heads).reshape(-1)
 
-    def fold(self, weights: Weights, scales: np.ndarray) -> None:
-        """Divide the inputs of the layers by scales [K], which `share` leaves as they are."""
-        for layer in self.layers:
-            weights.multiply(f"{layer}.weight", scales[None])
+    def source_factors(self, scales: np.ndarray) -> np.ndarray:
+        """Compute the factors [N] of the results of `source`, for scales of the inputs [K]."""
         if self.heads is not None:
             scales = scales.reshape(self.heads)[:, 0].reshape(-1)
-        factors = (1 / scales.astype(np.float64) ** (1 / self.power)).astype(np.float32)
+        return (1 / scales.astype(np.float64) ** (1 / self.power)).astype(np.float32)
+
+    def fold(self, weights: Weights, scales: np.ndarray) -> None:
+        """Divide the inputs of the layers by scales [K], which `share` leaves as they are."""
+        if self.source is None:
+            return
+        for layer in self.layers:
+            weights.multiply(f"{layer}.weight", scales[None])
+        factors = self.source_factors(scales)
         if self.shift is not None:
             weights.multiply(f"{self.source}.weight", factors, self.shift)
             return

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantises the layers of a checkpoint that is not quantised: round to nearest, with groups of inputs.
 
-The scale of a group is its largest magnitude over 7 (4 bits) or 127 (8 bits), so that no value is cut off.
+The scale of a group is its largest magnitude over 7 (4 bits) or 127 (8 bits), so that no value is cut off;
+with `kept` of a calibration it is a share of that, and larger values are cut off there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -25,11 +26,19 @@ KEPT = ("in_proj_a", "in_proj_b")
 class RoundedLayout:
     """Rounds the layers of a language model; its embeddings, LM head and encoders stay as they are."""
 
-    def __init__(self, kind: str, group: int, layers: str, dtype: np.dtype) -> None:
+    def __init__(
+        self,
+        kind: str,
+        group: int,
+        layers: str,
+        dtype: np.dtype,
+        kept: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         """Make a layout.
 
         kind: one of TYPES; group: one of GROUP_SIZES; layers: module of the decoder's layers, such as
-        "model.layers"; dtype: of the scales in the graph.
+        "model.layers"; dtype: of the scales in the graph; kept: share of its largest magnitude that each
+        group keeps [N,K/group], by layer, where that is less than 1.
         """
         if kind not in TYPES:
             raise ValueError(f"quantize must be one of {', '.join(TYPES)}, got {kind!r}")
@@ -37,6 +46,7 @@ class RoundedLayout:
             raise ValueError(f"group_size must be one of {', '.join(map(str, GROUP_SIZES))}, got {group}")
         self._dtype, self._top = TYPES[kind]
         self._group, self._layers, self._scale_type = group, f"{layers}.", dtype
+        self._kept = dict(kept or {})
 
     def matrix(self, tensors: Stored, module: str) -> QuantizedMatrix | None:
         """Return the rounded weight of a layer; None if the layer stays as it is."""
@@ -50,8 +60,8 @@ class RoundedLayout:
             fan_out,
             self._dtype,
             group,
-            lambda: self._values(weight, group),
-            lambda: self._scales(weight, group),
+            lambda: self._values(weight, group, self._kept.get(module)),
+            lambda: self._scales(weight, group, self._kept.get(module)),
         )
 
     def group_of(self, tensors: Stored, module: str) -> int | None:
@@ -65,35 +75,42 @@ class RoundedLayout:
         group = min(self._group, fan_in & -fan_in) if fan_in % self._group else self._group
         return None if group < SMALLEST_GROUP else group
 
-    def rounded(self, rows: np.ndarray, group: int) -> np.ndarray:
+    def rounded(
+        self, rows: np.ndarray, group: int, kept: np.ndarray | float | None = None
+    ) -> np.ndarray:
         """Round weights [N,K] fp32, to what their integers stand for."""
         blocks = rows.reshape(len(rows), -1, group).copy()
-        scales = self._scales_of(blocks)
+        scales = self._scales_of(blocks, kept)
         self._round(blocks, scales)
         return (blocks * scales[:, :, None]).reshape(rows.shape)
 
-    def _values(self, weight: StoredTensor, group: int) -> np.ndarray:
+    def _values(self, weight: StoredTensor, group: int, kept: np.ndarray | None) -> np.ndarray:
         """Compute values [K,N]."""
         values = np.empty(weight.shape, np.int8)
-        for start, blocks, scales in self._strips(weight, group):
+        for start, blocks, scales in self._strips(weight, group, kept):
             self._round(blocks, scales)
             values[start : start + len(blocks)] = blocks.reshape(len(blocks), -1)
         return values.T
 
-    def _scales(self, weight: StoredTensor, group: int) -> np.ndarray:
+    def _scales(self, weight: StoredTensor, group: int, kept: np.ndarray | None) -> np.ndarray:
         """Compute scales [K/group,N]."""
-        return np.concatenate([scales for _, _, scales in self._strips(weight, group)]).T
+        return np.concatenate([scales for _, _, scales in self._strips(weight, group, kept)]).T
 
-    def _strips(self, weight: StoredTensor, group: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def _strips(
+        self, weight: StoredTensor, group: int, kept: np.ndarray | None
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield the first output of each strip, its weights [n,K/group,group] and scales [n,K/group]."""
         for start in range(0, weight.shape[0], STRIP):
             rows = weight.read(start, start + STRIP).astype(np.float32)
             blocks = rows.reshape(len(rows), -1, group)
-            yield start, blocks, self._scales_of(blocks)
+            here = None if kept is None else kept[start : start + STRIP]
+            yield start, blocks, self._scales_of(blocks, here)
 
-    def _scales_of(self, blocks: np.ndarray) -> np.ndarray:
+    def _scales_of(self, blocks: np.ndarray, kept: np.ndarray | float | None) -> np.ndarray:
         """Compute scales [n,K/group] of weights [n,K/group,group], with the precision of the graph."""
         scales = np.abs(blocks).max(-1) / self._top
+        if kept is not None:
+            scales *= kept
         return np.maximum(scales, np.finfo(np.float16).tiny).astype(self._scale_type).astype(np.float32)
 
     def _round(self, blocks: np.ndarray, scales: np.ndarray) -> None:

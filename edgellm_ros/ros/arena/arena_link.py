@@ -94,7 +94,7 @@ class ArenaLink(Node):
 
         `yaw_rate` in rad/s.
         """
-        self._time.publish(Clock(clock=to_time(stamp)))
+        self.publish_clock(stamp)
         message = Odometry(child_frame_id=BASE_FRAME)
         message.header.stamp, message.header.frame_id = to_time(stamp), ODOM_FRAME
         message.pose.pose.position.x, message.pose.pose.position.y = state.x, state.y
@@ -103,6 +103,10 @@ class ArenaLink(Node):
         message.twist.twist.linear.x = state.speed
         message.twist.twist.angular.z = yaw_rate
         self._odometry.publish(message)
+
+    def publish_clock(self, stamp: int) -> None:
+        """Set the clock to `stamp`."""
+        self._time.publish(Clock(clock=to_time(stamp)))
 
     def say(self, command: str) -> None:
         """Send a command; an empty one ends the previous command."""

@@ -4,6 +4,9 @@
 Time is simulated. The camera is triggered once per plan, and the clock stands still until the answer to
 that frame has arrived; the latency of a plan is a parameter (`latency_steps`). So an episode depends on its
 seed only, not on the speed of the computer.
+
+With the parameter `follower`, the node edgellm_follower drives: each step waits for its command, and a plan
+is driven from the step after its frame on.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ from edgellm_ros.arena.episode import Episode, World, make_episode
 from edgellm_ros.arena.person import SAY_AT_MOST, Person, person_of
 from edgellm_ros.arena.picture import save_episode
 from edgellm_ros.arena.scoring import names_target
-from edgellm_ros.arena.unicycle import DT, HISTORY, wrap
+from edgellm_ros.arena.unicycle import DT, HISTORY, State, wrap
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.arena.arena_link import ArenaLink, LinkError, Timing
+from edgellm_ros.ros.arena.follower_link import FollowerLink
 from edgellm_ros.ros.arena.microphone import Microphone, save_wav
 
 STEP_NS = round(DT * 1e9)
@@ -46,6 +50,12 @@ PARAMETERS = {
         None,
         None,
     ),
+    "follower": (
+        False,
+        "Drive by the stamped commands of edgellm_follower (rate 10, stamped) instead of the action chunks.",
+        None,
+        None,
+    ),
     "question": ("", "Question at the start of each episode, before the command; empty = none.", None, None),
     "out": (
         "",
@@ -57,7 +67,7 @@ PARAMETERS = {
     "replan_steps": (REPLAN_STEPS, "Time between camera frames, in steps of 0.1 s.", 1, 20),
     "latency_steps": (
         LATENCY_STEPS,
-        "Time from a frame to the first action of its plan, in steps of 0.1 s.",
+        "Time from a frame to the first action of its plan, in steps of 0.1 s; not with follower.",
         0,
         20,
     ),
@@ -87,6 +97,7 @@ class ArenaNode(ArenaLink):
         self._stamp_ns = 10 * 10**9  # in ROS, time 0 means that there is no time
         self._heading = 0.0  # of the robot, a step ago
         self._microphone = Microphone(self) if self.value("spoken") else None
+        self._follower = FollowerLink(self) if self.value("follower") else None
 
     def value(self, name: str):
         """Return the value of a parameter."""
@@ -98,6 +109,8 @@ class ArenaNode(ArenaLink):
         Raises LinkError if one cannot be finished.
         """
         self.wait_until_active(self.value("active_timeout"))
+        if self._follower is not None:
+            self._follower.wait_until_active(self.value("active_timeout"))
         for number in self._numbers():
             episode = make_episode(self.value("seed") * EPISODE_SEEDS + number)
             self.play(number, episode)
@@ -110,6 +123,8 @@ class ArenaNode(ArenaLink):
         world = World(episode)
         self._heading = world.state.heading
         self.set_noise_seed(episode.seed)
+        if self._follower is not None:
+            self._follower.stop()  # the last episode's chunk is not driven in this one
         for _ in range(PAUSE_STEPS):
             self._advance(world)
         person = person_of(episode.seed) if self._microphone is not None else None
@@ -129,12 +144,15 @@ class ArenaNode(ArenaLink):
             timings.append(timing)
             return plan
 
+        if self._follower is not None:
+            self._follower.resume()
         driven = drive(
             world,
             think,
             lambda: self._advance(world),
             self.value("replan_steps"),
             self.value("latency_steps"),
+            self._followed if self._follower is not None else None,
         )
         self.say("")
         picture = None
@@ -168,6 +186,10 @@ class ArenaNode(ArenaLink):
         self._stamp_ns += STEP_NS
         self.publish_state(self._stamp_ns, world.state, wrap(world.state.heading - self._heading) / DT)
         self._heading = world.state.heading
+
+    def _followed(self, state: State) -> tuple[float, float]:
+        """Return the follower's action for the next step."""
+        return self._follower.action(self._stamp_ns, state)
 
     def _look(
         self, number: int, world: World, frame: NDArray[np.uint8], command: str | None

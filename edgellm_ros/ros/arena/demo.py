@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`edgellm demo`: the arena and the edgellm node in closed loop, as two processes.
 
-This process supervises the two: it exports the engines if they are missing or outdated, starts both in a
-ROS domain of their own, shows the arena's events (JSON lines through a pipe), and ends both on every way out.
+A third one is the follower, if it drives. This process supervises them: it exports the engines if they are
+missing or outdated, starts the processes in a ROS domain of their own, shows the arena's events (JSON lines
+through a pipe), and ends the processes on every way out.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import json
 import selectors
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgellm_ros.arena.unicycle import DT
 from edgellm_ros.builder.export_cache import export_if_needed
 from edgellm_ros.engine.device import open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.arena.display import Display
 from edgellm_ros.ros.processes import (
+    FOLLOWER_MODULE,
     NODE_MODULE,
     Child,
     own_domain,
@@ -55,6 +58,7 @@ class DemoOptions:
     lora: str = ""
     decode: str = "auto"
     precision: str = "fp32"
+    follower: bool = False
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -85,9 +89,15 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         display.status("starting the edgellm node and the arena ...")
         node = Child("edgellm node", node_arguments(options), options.out / "edgellm_node.log", environment)
         stack.callback(node.stop)
+        nodes = [node]
+        if options.follower:
+            log = options.out / "edgellm_follower.log"
+            follower = Child("follower", follower_arguments(), log, environment)
+            stack.callback(follower.stop)
+            nodes.append(follower)
         arena = Child("arena", arena_arguments(options), options.out / "arena.log", environment, pipe=True)
         stack.callback(arena.stop)
-        for event in arena_events(arena, node):
+        for event in arena_events(arena, nodes):
             display.show(event)
             if event["event"] == "outcome":
                 outcomes.append(event)
@@ -123,15 +133,24 @@ def arena_arguments(options: DemoOptions) -> list[str]:
         "out": str(options.out.resolve()),
         "question": QUESTION,
         "spoken": options.spoken,
+        "follower": options.follower,
         "events": True,
     }
     return ["-m", ARENA_MODULE, *ros_arguments(parameters)]
 
 
-def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
+def follower_arguments() -> list[str]:
+    """Return the command line of the follower, which gives one stamped command for each step of the arena."""
+    parameters = {"rate": 1.0 / DT, "stamped": True, "autostart": True, "use_sim_time": True}
+    remappings = {"~/action_chunk": "edgellm/action_chunk", "~/odom": "edgellm/odom"}
+    rules = [word for old, new in remappings.items() for word in ("-r", f"{old}:={new}")]
+    return ["-m", FOLLOWER_MODULE, *ros_arguments(parameters), *rules]
+
+
+def arena_events(arena: Child, nodes: Sequence[Child]) -> Iterator[dict[str, Any]]:
     """Yield the arena's events until it ends.
 
-    Raises DemoError if the arena fails, if the node ends, or after a long time without an event.
+    Raises DemoError if the arena fails, if a node ends, or after a long time without an event.
     """
     with selectors.DefaultSelector() as selector:
         selector.register(arena.stdout, selectors.EVENT_READ)
@@ -145,17 +164,14 @@ def arena_events(arena: Child, node: Child) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
                 continue
             silent_s += poll_s
-            if node.process.poll() is not None:
-                raise DemoError(
-                    f"the edgellm node ended with exit code {node.process.returncode}; {_tail(node)}"
-                )
+            _check_alive(nodes)
             if silent_s > SILENCE_S:
                 raise DemoError(f"no event from the arena for {SILENCE_S:.0f} s; {_tail(arena)}")
     code = arena.process.wait()
-    if node.process.poll() is not None:
-        raise DemoError(f"the edgellm node ended with exit code {node.process.returncode}; {_tail(node)}")
+    _check_alive(nodes)
     if code:
-        raise DemoError(f"the arena ended with exit code {code}; {_tail(arena)}\n{_tail(node)}")
+        tails = "\n".join(_tail(child) for child in (arena, *nodes))
+        raise DemoError(f"the arena ended with exit code {code}; {tails}")
 
 
 def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
@@ -195,6 +211,14 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
         ],
         "pictures": [outcome["picture"] for outcome in outcomes],
     }
+
+
+def _check_alive(nodes: Sequence[Child]) -> None:
+    for node in nodes:
+        if node.process.poll() is not None:
+            raise DemoError(
+                f"the {node.name} ended with exit code {node.process.returncode}; {_tail(node)}"
+            )
 
 
 def _tail(child: Child) -> str:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from builtin_interfaces.msg import Time
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from diagnostic_msgs.msg import DiagnosticStatus
 
+from edgellm_ros.ros.diagnostic_status import FAULT, WARN, make_status
 from edgellm_ros.ros.node.metrics import NodeMetrics, resident_memory
 from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.ros.node.parts import Parts
 
-WARN, FAULT = DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 INPUT_VALUES = (
     "image_rate",
     "odometry_rate",
@@ -41,7 +40,7 @@ def engine_status(state: str, problem: str, parameters: Parameters) -> Diagnosti
         "device": parameters.device,
         "memory_resident": resident_memory(),
     }
-    return _make("engine", [(WARN, problem)] if problem else [], values)
+    return make_status("engine", [(WARN, problem)] if problem else [], values)
 
 
 def input_status(parts: Parts, values: Mapping[str, float], parameters: Parameters) -> DiagnosticStatus:
@@ -68,7 +67,7 @@ def input_status(parts: Parts, values: Mapping[str, float], parameters: Paramete
     shown: dict[str, object] = {name: values[name] for name in INPUT_VALUES if name in values}
     shown["image_age"], shown["odometry_age"] = metrics.frames.age, metrics.odometry.age
     shown["audio_age"] = metrics.sound.age
-    return _make("inputs", problems, shown)
+    return make_status("inputs", problems, shown)
 
 
 def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int) -> DiagnosticStatus:
@@ -76,33 +75,8 @@ def plan_status(metrics: NodeMetrics, values: Mapping[str, float], waiting: int)
     problems = [(WARN, metrics.problem)] if metrics.problem else []
     shown: dict[str, object] = {name: value for name, value in values.items() if name not in INPUT_VALUES}
     shown["goals_waiting"] = waiting
-    return _make("plans", problems, shown)
-
-
-def make_array(stamp: Time, statuses: list[DiagnosticStatus]) -> DiagnosticArray:
-    """Put all statuses of the node into one message."""
-    array = DiagnosticArray(status=statuses)
-    array.header.stamp = stamp
-    return array
+    return make_status("plans", problems, shown)
 
 
 def _since(age_s: float) -> str:
     return f"for {age_s:.1f} s" if math.isfinite(age_s) else "so far"
-
-
-def _make(name: str, problems: list[tuple[bytes, str]], values: Mapping[str, object]) -> DiagnosticStatus:
-    """Make one status: worst level, all problems as text, and the values."""
-    level = max((level for level, _ in problems), default=DiagnosticStatus.OK)
-    message = "; ".join(text for _, text in problems) or "ok"
-    pairs = [KeyValue(key=key, value=_format(value)) for key, value in values.items()]
-    return DiagnosticStatus(name=name, level=level, message=message, hardware_id="edgellm_ros", values=pairs)
-
-
-def _format(value: object) -> str:
-    """Format a value: counts and bytes whole, other numbers to the microsecond.
-
-    Simulated clocks and memory sizes need more than the six digits of `:g`.
-    """
-    if not isinstance(value, float) or not math.isfinite(value):
-        return str(value)
-    return str(int(value)) if value.is_integer() else f"{value:.6f}".rstrip("0").rstrip(".")

@@ -9,9 +9,7 @@ Further signals within 2 s are ignored; a later signal ends the process at once 
 from __future__ import annotations
 
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 
 import rclpy
@@ -20,6 +18,7 @@ from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.signals import SignalHandlerOptions
 
 from edgellm_ros.echo import escaped
+from edgellm_ros.ros.lifecycle import Stop, spin_once
 from edgellm_ros.ros.node.node import EdgeLLMNode
 from edgellm_ros.ros.signals import call_on_signal, ignore_signals
 
@@ -55,32 +54,13 @@ def main(args: Sequence[str] | None = None) -> int:
     return 0
 
 
-class Stop:
-    """A request to end the node, from any thread; wakes the executor."""
-
-    def __init__(self) -> None:
-        self.executor: SingleThreadedExecutor | None = None
-        self._requested = threading.Event()
-
-    @property
-    def requested(self) -> bool:
-        """Whether the end of the node was requested."""
-        return self._requested.is_set()
-
-    def request(self) -> None:
-        """Request the end of the node."""
-        self._requested.set()
-        if self.executor is not None:
-            self.executor.wake()
-
-
 def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
     if node.parameters.autostart and not stop.requested:
         configured = node.trigger_configure()  # loads engines: may take long
         if configured == TransitionCallbackReturn.SUCCESS and not stop.requested:
             node.trigger_activate()
     while not stop.requested:
-        _spin_once(node, executor)
+        spin_once(node, executor)
     if node.goals_in_progress:
         node.stop_planning("the node shuts down")
         _spin_while(node, executor, lambda: node.goals_in_progress > 0, FAREWELL_S)
@@ -94,15 +74,7 @@ def _spin_while(
 ) -> None:
     end = time.monotonic() + timeout_s
     while condition() and (left := end - time.monotonic()) > 0:
-        _spin_once(node, executor, left)
-
-
-def _spin_once(node: EdgeLLMNode, executor: SingleThreadedExecutor, timeout_s: float | None = None) -> None:
-    """Run one callback, and log its exception: one bad callback must not end the node."""
-    try:
-        executor.spin_once(timeout_sec=timeout_s)
-    except Exception:
-        node.get_logger().error(traceback.format_exc())
+        spin_once(node, executor, left)
 
 
 if __name__ == "__main__":

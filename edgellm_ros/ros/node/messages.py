@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import array
-import math
 from collections.abc import Sequence
 
 import numpy as np
-from geometry_msgs.msg import Point, Pose, PoseStamped, Quaternion
-from nav_msgs.msg import Path
 from std_msgs.msg import Header
 
 from edgellm_ros.action import Plan as PlanAction
@@ -19,7 +16,7 @@ from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation
 from edgellm_ros.multimodal.pcm import PcmFormat, join
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.sound_stream import Utterance
-from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds, to_time
+from edgellm_ros.ros.messaging import to_time
 from edgellm_ros.ros.node.images import decode_image
 from edgellm_ros.ros.node.parameters import MAX_INT32, Parameters
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
@@ -165,25 +162,6 @@ def to_action_chunks(
         )
         for index, sample in enumerate(actions)
     ]
-
-
-def to_path(states: np.ndarray, dt: float, header: Header) -> Path:
-    """Convert the states of a trajectory to poses, each with its own time.
-
-    `states` [T+1, 4]: x, y, heading, speed; `dt`: seconds from one to the next.
-    """
-    start = to_nanoseconds(header.stamp)
-    poses = []
-    for step, (x, y, heading, _) in enumerate(states.tolist()):
-        stamp = to_time(start + round(step * dt * NANOSECONDS))
-        orientation = Quaternion(z=math.sin(heading / 2), w=math.cos(heading / 2))
-        poses.append(
-            PoseStamped(
-                header=Header(stamp=stamp, frame_id=header.frame_id),
-                pose=Pose(position=Point(x=x, y=y), orientation=orientation),
-            )
-        )
-    return Path(header=header, poses=poses)
 
 
 def _check_range(name: str, value: int, high: int, zero: str) -> None:

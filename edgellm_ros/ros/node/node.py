@@ -12,22 +12,20 @@ engines. Callbacks only move messages; the planning thread runs the engines. par
 
 from __future__ import annotations
 
-import functools
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType
-from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 
 from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
-from edgellm_ros.ros.node.diagnostics import engine_status, input_status, make_array, plan_status
+from edgellm_ros.ros.diagnostic_status import make_array
+from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
+from edgellm_ros.ros.node.diagnostics import engine_status, input_status, plan_status
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.parameter_checks import check_parameters, declare_parameters
 from edgellm_ros.ros.node.parameters import Parameters
@@ -37,20 +35,6 @@ from edgellm_ros.ros.node.speech_input import audio_type
 
 STOP_TIMEOUT_S = 5.0  # for the running plan to end at its next token
 NOT_CONFIGURED = "not configured"
-
-
-def _logged(transition: Callable) -> Callable:
-    """Log the exception of a transition, which rclpy would hide."""
-
-    @functools.wraps(transition)
-    def wrapper(self: EdgeLLMNode, state: LifecycleState) -> TransitionCallbackReturn:
-        try:
-            return transition(self, state)
-        except Exception:
-            self.get_logger().error(traceback.format_exc())
-            raise
-
-    return wrapper
 
 
 class EdgeLLMNode(LifecycleNode):
@@ -64,7 +48,7 @@ class EdgeLLMNode(LifecycleNode):
         self._live_parameters = LiveParameters(declare_parameters(self))
         self.add_on_set_parameters_callback(self._before_parameters_set)
         self.add_post_set_parameters_callback(self._on_parameters_set)
-        self._refuse_impossible_transitions()
+        refuse_impossible_transitions(self)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         # Not the node's clock: diagnostics are published while simulated time is paused, too.
         self.create_timer(1.0, self._every_second, clock=Clock(clock_type=ClockType.STEADY_TIME))
@@ -77,7 +61,7 @@ class EdgeLLMNode(LifecycleNode):
     @property
     def state(self) -> str:
         """The name of the lifecycle state."""
-        return self._state_machine.current_state[1]
+        return state_name(self)
 
     @property
     def goals_in_progress(self) -> int:
@@ -86,7 +70,7 @@ class EdgeLLMNode(LifecycleNode):
 
     # Lifecycle
 
-    @_logged
+    @logged
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the engines and make topics, services and the action."""
         parameters = self.parameters
@@ -103,25 +87,25 @@ class EdgeLLMNode(LifecycleNode):
         self.get_logger().info(f"engines of {printable(parameters.engine_dir)} loaded on {parameters.device}")
         return super().on_configure(state)
 
-    @_logged
+    @logged
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Open the subscriptions and accept goals."""
         self._parts.activate()
         return super().on_activate(state)
 
-    @_logged
+    @logged
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Stop planning; end goals as preempted, drop commands and old input."""
         self.stop_planning("the node was deactivated")
         return super().on_deactivate(state)
 
-    @_logged
+    @logged
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free the engines and remove topics, services and the action."""
         self._release()
         return super().on_cleanup(state)
 
-    @_logged
+    @logged
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free the engines from any state.
 
@@ -133,7 +117,7 @@ class EdgeLLMNode(LifecycleNode):
             close_runtime(self._parts.runtime, self.parameters, self.get_logger())
         return super().on_shutdown(state)
 
-    @_logged
+    @logged
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free everything after a failed transition; the next state is unconfigured."""
         self.stop_planning("the node failed")
@@ -156,23 +140,6 @@ class EdgeLLMNode(LifecycleNode):
         if parts is not None:
             parts.destroy()
             close_runtime(parts.runtime, self.parameters, self.get_logger())
-
-    def _refuse_impossible_transitions(self) -> None:
-        """Answer requests for a transition that the present state does not allow.
-
-        rclpy would let the state machine's exception leave the service callback and end the node.
-        """
-        change_state = self._service_change_state.callback
-
-        def guarded(request: Any, response: Any) -> Any:
-            try:
-                return change_state(request, response)
-            except rclpy_implementation.RCLError as error:
-                self.get_logger().warning(f"transition refused: {error}")
-                response.success = False
-                return response
-
-        self._service_change_state.callback = guarded
 
     # Parameters
 

@@ -28,9 +28,10 @@ from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.images import decode_image
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_age, check_not_future
 from edgellm_ros.ros.node.live_parameters import LiveParameters
-from edgellm_ros.ros.node.messages import to_action_chunks, to_generation, to_path
+from edgellm_ros.ros.node.messages import to_action_chunks, to_generation
 from edgellm_ros.ros.node.odometry import OdometryBuffer
 from edgellm_ros.ros.node.worker import CANCELLED, COMPLETED, ERROR, STALE_INPUT, Job, Outcome
+from edgellm_ros.ros.path_message import to_path
 from edgellm_ros.runtime.conversation import (
     USER,
     AudioPart,

@@ -11,11 +11,9 @@ The host decides when a sequence has ended, because only the host checks stop st
 then one more step may be queued. The step still runs for the other sequences; the tokens of the finished
 sequence are dropped.
 
-A grammar allows the next token by the tokens before, so with one in the batch the host queues a step after it
-has delivered the one before, and computes the masks while the device computes the logits.
-
 A step may yield several tokens. How many is not known when the next step is queued, so a step gets the room
-that remains if every queued step yields its most tokens. The host queues no step without room.
+that remains if every queued step yields its most tokens. The host queues no step without room. A decode
+method may want a step delivered before the next one is queued (`queues_ahead`).
 """
 
 from __future__ import annotations
@@ -47,12 +45,10 @@ class DecodeLoop:
         sequences = list(self._batch.sequences)
         if all(sequence.decoding for sequence in sequences):
             self._method.begin(self._batch)
-        ahead = self._max_queued_steps
-        if any(sequence.grammar is not None for sequence in sequences):
-            ahead = 0
         queued: deque[StepResult] = deque()
         while True:
             # A step yields at least one token per sequence.
+            ahead = self._max_queued_steps if self._method.queues_ahead(sequences) else 0
             wanted = min(1 + ahead, *(sequence.tokens_left for sequence in sequences))
             while len(queued) < wanted:
                 room = self._room(sequences) - sum(step.most_tokens for step in queued)

@@ -38,6 +38,10 @@ class DecodeMethod(Protocol):
         """
         ...
 
+    def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
+        """Return whether the next step may be queued before the step of these sequences is delivered."""
+        ...
+
     def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
         """Take note of a delivered step; served: sequences that were still decoding, with their tokens."""
         ...

@@ -21,6 +21,7 @@ from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
+from edgellm_ros.engine_directory.lora_scales import LoraScales
 from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache, check_cache_type
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
@@ -63,6 +64,7 @@ class LLMEngineRunner:
     - fused_size: size of the engine's output `fused_hidden_states`; 0 = it has none
     - fused: the fused kernels, which run decode steps of at most `most_fused_rows` rows, and verifications of
       at most `most_verified_rows` nodes in all; None = the executor of other decode steps
+    - lora_scales: factors of adapters; None = all are 1
 
     EngineError if the executors cannot share a KV cache, or for trees that are no chains on an engine
     without a mask.
@@ -80,6 +82,7 @@ class LLMEngineRunner:
         only_chains: bool = False,
         fused_size: int = 0,
         fused: FusedDecoding | None = None,
+        lora_scales: LoraScales | None = None,
     ) -> None:
         self.config = config
         decode_executor = decode_executor or executor
@@ -152,6 +155,7 @@ class LLMEngineRunner:
             executor.bindings.values(),
             config.max_supported_lora_rank,
             executor.supports_empty_tensors and decode_executor.supports_empty_tensors,
+            lora_scales,
         )
         self._adapted_decode: _Engine | None = None
         if fused is not None and fused.adapted is not None:

@@ -3,22 +3,14 @@
 //
 // Each thread of a block is a fiber that runs until it waits for others; the fibers of a block take turns in a
 // random order within one thread of the host. Blocks of a cooperative launch run at once, each in a thread of its
-// own, others one after the other.
+// own, others one after the other. `blocks.cpp` has what runs them, which is compiled once for all kernels; this
+// file and the kernels are compiled without C++'s library, whose headers take longer than a kernel.
 #pragma once
-#include <setjmp.h>
-#include <ucontext.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <thread>
-#include <vector>
+#include <limits.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
 #define __device__
 #define __global__
@@ -32,48 +24,27 @@ struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 
 struct Dim { unsigned x, y, z; };
-inline thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+extern __thread Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_cpu {
 
 constexpr unsigned WARP = 32;
-constexpr size_t STACK_BYTES = 32 << 10;
 
 struct Meeting {  // of the threads that wait for each other
-  unsigned size = 0, arrived = 0;
-  unsigned long held = 0;
-};
-
-struct Fiber {
-  ucontext_t start;  // begins it; from then on jumps, which need no system calls
-  jmp_buf place;
-  unsigned index = 0;
-  bool begun = false, done = false, odd = false;  // odd: which half of the warp's slots is written next
+  unsigned size, arrived;
+  unsigned long held;
 };
 
 struct Block {
-  std::function<void()> kernel;
-  std::vector<Fiber> fibers;
   Meeting all;
-  std::vector<Meeting> warps;
-  std::vector<uint64_t> slots;  // of each warp, twice one for each lane
-  jmp_buf scheduler;
-  Fiber* running = nullptr;
+  Meeting* warps;
+  uint64_t* slots;  // of each warp, twice one for each lane
 };
 
-inline thread_local Block* block;
+extern __thread Block* block;
+extern __thread bool* second_half;  // of the running thread: which half of the warp's slots is written next
 
-inline void yield() {
-  if (!_setjmp(block->running->place)) _longjmp(block->scheduler, 1);
-}
-
-inline void resume(Fiber& fiber) {
-  block->running = &fiber;
-  if (_setjmp(block->scheduler)) return;
-  if (fiber.begun) _longjmp(fiber.place, 1);
-  fiber.begun = true;
-  setcontext(&fiber.start);
-}
+void yield();
 
 inline void meet(Meeting& meeting) {
   const unsigned long meetings = meeting.held;
@@ -84,74 +55,15 @@ inline void meet(Meeting& meeting) {
   while (meeting.held == meetings) yield();
 }
 
-inline void run_fiber() {
-  block->kernel();
-  block->running->done = true;
-  yield();
-}
-
-inline void run_block(unsigned threads, const std::function<void()>& kernel, unsigned seed) {
-  Block own;
-  block = &own;
-  own.kernel = kernel;
-  own.fibers.resize(threads);
-  own.all.size = threads;
-  own.warps.resize((threads + WARP - 1) / WARP);
-  own.slots.resize(own.warps.size() * WARP * 2);
-  for (unsigned i = 0; i < threads; ++i) ++own.warps[i / WARP].size;
-  std::unique_ptr<char[]> stacks(new char[STACK_BYTES * threads]);
-  for (unsigned i = 0; i < threads; ++i) {
-    Fiber& fiber = own.fibers[i];
-    fiber.index = i;
-    getcontext(&fiber.start);
-    fiber.start.uc_stack.ss_sp = &stacks[STACK_BYTES * i];
-    fiber.start.uc_stack.ss_size = STACK_BYTES;
-    fiber.start.uc_link = nullptr;
-    makecontext(&fiber.start, run_fiber, 0);
-  }
-  std::vector<unsigned> turns(threads);
-  std::iota(turns.begin(), turns.end(), 0u);
-  std::shuffle(turns.begin(), turns.end(), std::minstd_rand(seed));
-  for (unsigned left = threads; left > 0;) {
-    for (unsigned index : turns) {
-      Fiber& fiber = own.fibers[index];
-      if (fiber.done) continue;
-      threadIdx = {index, 0, 0};
-      resume(fiber);
-      left -= fiber.done;
-    }
-  }
-}
-
-inline void run_grid(Dim grid, unsigned threads, bool cooperative, const std::function<void()>& kernel) {
-  static std::atomic<unsigned> launches{1};
-  const unsigned seed = 1000003 * launches++;
-  auto run = [&](unsigned x, unsigned y) {
-    blockIdx = {x, y, 0};
-    gridDim = grid;
-    blockDim = {threads, 1, 1};
-    run_block(threads, kernel, seed + y * grid.x + x);
-  };
-  std::vector<std::thread> running;
-  for (unsigned y = 0; y < grid.y; ++y)
-    for (unsigned x = 0; x < grid.x; ++x)
-      if (cooperative)
-        running.emplace_back(run, x, y);
-      else
-        run(x, y);
-  for (auto& thread : running) thread.join();
-}
-
 // What the lane `from` of this warp has as its value; all lanes call it together.
 template <class T>
 T exchange(T value, unsigned from) {
-  Fiber& fiber = *block->running;
-  const unsigned warp = fiber.index / WARP;
-  uint64_t* slots = &block->slots[(2 * warp + fiber.odd) * WARP];
-  fiber.odd = !fiber.odd;
-  std::memcpy(&slots[fiber.index % WARP], &value, sizeof(T));
+  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  uint64_t* slots = &block->slots[(2 * warp + *second_half) * WARP];
+  *second_half = !*second_half;
+  memcpy(&slots[lane], &value, sizeof(T));
   meet(block->warps[warp]);
-  std::memcpy(&value, &slots[from], sizeof(T));
+  memcpy(&value, &slots[from], sizeof(T));
   return value;
 }
 
@@ -159,18 +71,15 @@ template <class To, class From>
 To same_bits(From from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
-  std::memcpy(&to, &from, sizeof(To));
+  memcpy(&to, &from, sizeof(To));
   return to;
 }
 
 }  // namespace cuda_on_cpu
 
 inline void __syncthreads() { cuda_on_cpu::meet(cuda_on_cpu::block->all); }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-inline void __nanosleep(unsigned) {
-  std::this_thread::yield();
-  cuda_on_cpu::yield();
-}
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+void __nanosleep(unsigned);
 
 template <class T>
 T __shfl_sync(unsigned, T value, unsigned from) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A library with all kernels and one function that launches them by name. kernels.inc: the CUDA sources.
-#include "cuda_on_cpu.h"
 #include "kernel_table.h"
 
 #include "kernels.inc"
 
 #define BY_WIDTH(name) KERNEL(name##_1) KERNEL(name##_2) KERNEL(name##_4) KERNEL(name##_8) KERNEL(name##_16)
 
-static const KernelTable kernels = {
+static const NamedKernel kernels[] = {
     BY_WIDTH(embed) BY_WIDTH(deepstack) BY_WIDTH(copy_cache_rows) BY_WIDTH(causal_mask) BY_WIDTH(commit_states)
     BY_WIDTH(begin_accepted) BY_WIDTH(begin_level) BY_WIDTH(tree_mask) BY_WIDTH(move_cache_rows) BY_WIDTH(take_rows) BY_WIDTH(take_accepted) BY_WIDTH(put_rows)
     KERNEL(resize_width) KERNEL(resize_height) KERNEL(cut_patches)
@@ -19,10 +18,9 @@ static const KernelTable kernels = {
 // 0 when the kernel has run, 1 for an unknown name, 2 for a wrong number of arguments.
 extern "C" int launch(const char* name, unsigned blocks, unsigned rows, unsigned threads, int cooperative,
                       Arguments arguments, int count) {
-  const auto kernel = kernels.find(name);
-  if (kernel == kernels.end()) return 1;
-  const Prepared prepared = kernel->second(arguments, count);
-  if (!prepared) return 2;
-  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, cooperative, prepared);
+  const NamedKernel* kernel = find_kernel(kernels, name);
+  if (!kernel) return 1;
+  if (kernel->count != count) return 2;
+  cuda_on_cpu::run_grid({blocks, rows, 1}, threads, cooperative, {kernel->run, arguments}, nullptr, nullptr);
   return 0;
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import subprocess
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from doubles.cuda_double import DoubleDevice
+from doubles.host_compiler import BLOCKS, build_library
 from edgellm_ros.kernels.cuda.fused.plan import Launch
 
 FOLDER = Path(__file__).parent
@@ -77,11 +77,7 @@ class FusedDoubleProgram:
 def build(library: Path, source: str, macros: list[tuple[str, str]], kernels: tuple[str, ...] = ()) -> None:
     """Compile kernels that need `primitives.cuh`. kernels: their names; empty = those of a decode step."""
     (library.parent / "fused.inc").write_text(source)
-    options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w"]
-    # for jumps between stacks; for libraries of several plans in one process
-    options += ["-U_FORTIFY_SOURCE", "-Wl,-Bsymbolic", "-fno-gnu-unique"]
-    options += [f"-D{name}={value}" for name, value in macros]
+    options = ["-Og", "-w", f"-I{FOLDER}", *(f"-D{name}={value}" for name, value in macros)]
     if kernels:
         options.append(f"-DKERNELS={' '.join(f'KERNEL({name})' for name in kernels)}")
-    places = [f"-I{FOLDER}", f"-I{FOLDER.parent / 'cuda_on_cpu'}", f"-I{library.parent}"]
-    subprocess.run(["g++", *options, *places, str(FOLDER / "launch.cpp"), "-o", str(library)], check=True)
+    build_library(library, FOLDER / "launch.cpp", (BLOCKS, FOLDER / "clusters.cpp"), options)

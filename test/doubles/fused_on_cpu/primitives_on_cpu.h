@@ -4,13 +4,12 @@
 #pragma once
 #include "cuda_on_cpu.h"
 
-#include <mutex>
-
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr bool STARTS_EARLY = true;
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
 
 struct float2 { float x, y; };
@@ -18,27 +17,17 @@ struct alignas(16) longlong2 { i64 x, y; };
 
 namespace fused_on_cpu {
 
-alignas(16) inline thread_local uint4 shared_memory[(256 << 10) / sizeof(uint4)];
-
-struct Copy { uint4* target; const void* source; bool valid; };
-
-// Copies of one thread of a block, in groups; a new launch begins without any.
-struct Copies {
-  std::vector<std::vector<Copy>> groups{{}};
-  size_t finished = 0;
-};
-inline thread_local std::vector<Copies> copies;
-
-}  // namespace fused_on_cpu
-
-namespace fused_on_cpu {
-
+constexpr size_t SHARED_BYTES = 256 << 10;
 constexpr int POISON = 0xff;  // NaN in every type
-inline thread_local unsigned blocks = 0;  // that this thread of the host has run
+
+extern __thread uint4* shared_memory;  // of SHARED_BYTES
+extern __thread unsigned blocks;       // that this thread of the host has run
+
+void finish_copies(int groups);  // all copies of this thread but those of the newest groups
 
 template <class T>
 T& poisoned(T& memory, unsigned& block) {
-  if (block != blocks) std::memset(&memory, POISON, sizeof memory);
+  if (block != blocks) memset(&memory, POISON, sizeof memory);
   block = blocks;
   return memory;
 }
@@ -69,7 +58,7 @@ struct Words {
   template <class T>
   T at(int places) const {
     T value;
-    std::memcpy(&value, memory + 16 * places, sizeof value);
+    memcpy(&value, memory + 16 * places, sizeof value);
     return value;
   }
   uint2 read_pair() const { return at<uint2>(0); }
@@ -97,57 +86,33 @@ inline void load_matrices(u32 (&values)[4], Place place) {
   cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]);
 }
 
-inline void copy_async(Place target, const void* source, bool valid = true) {
-  fused_on_cpu::copies[threadIdx.x].groups.back().push_back({target.memory, source, valid});
-}
+void copy_async(Place target, const void* source, bool valid = true);
 template <i64 BYTES>
 void copy_async_from(Place target, const void* source) {
   copy_async(target, static_cast<const char*>(source) + BYTES);
 }
-inline void commit_copies() { fused_on_cpu::copies[threadIdx.x].groups.emplace_back(); }
+void commit_copies();
 
 template <int GROUPS>
 void wait_for_copies() {
-  auto& own = fused_on_cpu::copies[threadIdx.x];
-  const size_t committed = own.groups.size() - 1;
-  for (; own.finished + GROUPS < committed; ++own.finished)
-    for (const auto& copy : own.groups[own.finished]) {
-      *copy.target = uint4{0, 0, 0, 0};
-      if (copy.valid) std::memcpy(copy.target, copy.source, sizeof(uint4));
-    }
+  fused_on_cpu::finish_copies(GROUPS);
 }
 
+inline void start_next_kernel() {}
 inline void wait_for_kernel_before() {}
 inline void wait_for_lanes() { cuda_on_cpu::meet(cuda_on_cpu::block->warps[threadIdx.x / cuda_on_cpu::WARP]); }
 
 namespace fused_on_cpu {
 
-// Blocks that run at once and write to each other's shared memory.
-struct Cluster {
-  std::vector<uint4*> memory;  // of each block, once it has begun
-  unsigned threads = 0;        // of all blocks
-  std::atomic<unsigned> arrived{0};
-  std::atomic<unsigned long> held{0};
-};
-inline thread_local Cluster* cluster;
-inline thread_local std::vector<unsigned long> arrivals;  // meetings that had been held when a thread arrived
+uint4* memory_in_cluster(int block);  // the shared memory of a block of this cluster
+void wait_for_other_blocks();
+void lock_arrivals();
+void unlock_arrivals();
 
 }  // namespace fused_on_cpu
 
-inline void arrive_at_cluster() {
-  auto& own = *fused_on_cpu::cluster;
-  fused_on_cpu::arrivals.resize(std::max<size_t>(fused_on_cpu::arrivals.size(), threadIdx.x + 1));
-  fused_on_cpu::arrivals[threadIdx.x] = own.held;
-  if (++own.arrived == own.threads) own.arrived = 0, ++own.held;
-}
-inline void wait_for_cluster() {
-  while (fused_on_cpu::cluster->held == fused_on_cpu::arrivals[threadIdx.x]) {
-    if (threadIdx.x == 0) std::this_thread::yield();
-    cuda_on_cpu::yield();
-  }
-}
-
-inline std::mutex arrivals_mutex;
+void arrive_at_cluster();
+void wait_for_cluster();
 
 struct Arrivals {
   u64 state;  // phases that have ended, whether the next one is expected, bytes of it that are to come
@@ -155,20 +120,19 @@ struct Arrivals {
   struct Parts { int bytes; short expected; unsigned short ended; };
   template <class Change>
   void change(Change change) {
-    const std::lock_guard<std::mutex> lock(arrivals_mutex);
+    fused_on_cpu::lock_arrivals();
     Parts parts = cuda_on_cpu::same_bits<Parts>(state);
     change(parts);
     if (parts.expected && parts.bytes == 0) parts = {0, 0, (unsigned short)(parts.ended + 1)};
     __atomic_store_n(&state, cuda_on_cpu::same_bits<u64>(parts), __ATOMIC_SEQ_CST);
+    fused_on_cpu::unlock_arrivals();
   }
 
   void prepare() { state = 0; }
   void expect(u32 bytes) { change([&](Parts& parts) { parts.bytes += bytes, parts.expected = 1; }); }
   void wait(int phase) {
-    while (cuda_on_cpu::same_bits<Parts>(__atomic_load_n(&state, __ATOMIC_SEQ_CST)).ended % 2 == phase % 2) {
-      if (threadIdx.x == 0) std::this_thread::yield();
-      cuda_on_cpu::yield();
-    }
+    while (cuda_on_cpu::same_bits<Parts>(__atomic_load_n(&state, __ATOMIC_SEQ_CST)).ended % 2 == phase % 2)
+      fused_on_cpu::wait_for_other_blocks();
   }
 };
 
@@ -177,30 +141,25 @@ namespace fused_on_cpu {
 template <class T>
 T* place_in(int block, T* place) {
   const size_t offset = reinterpret_cast<char*>(place) - reinterpret_cast<char*>(shared_memory);
-  return reinterpret_cast<T*>(reinterpret_cast<char*>(cluster->memory[block]) + offset);
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(memory_in_cluster(block)) + offset);
 }
 
 }  // namespace fused_on_cpu
 
 template <class T>
 void send(int block, Arrivals& arrivals, void* place, T value) {
-  std::memcpy(fused_on_cpu::place_in(block, static_cast<char*>(place)), &value, sizeof value);
+  memcpy(fused_on_cpu::place_in(block, static_cast<char*>(place)), &value, sizeof value);
   fused_on_cpu::place_in(block, &arrivals)->change([](Arrivals::Parts& parts) { parts.bytes -= sizeof value; });
 }
 
 inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
-
-inline void prefetch(const void* address, u32 bytes) {
-  static thread_local volatile char read;
-  if (bytes) read = static_cast<const char*>(address)[bytes - 1];
-}
 
 template <class T>
 T load(const T* address) { return *address; }
 
 inline uint4 load_once(const void* address) {
   uint4 value;
-  std::memcpy(&value, address, sizeof value);
+  memcpy(&value, address, sizeof value);
   return value;
 }
 
@@ -257,7 +216,7 @@ inline uint4 widen(CacheWord word) {
 }
 inline CacheWord load_once(const CacheValue* address) {
   CacheWord value;
-  std::memcpy(&value, address, sizeof value);
+  memcpy(&value, address, sizeof value);
   return value;
 }
 #else
@@ -280,7 +239,7 @@ struct Lanes { T values[2][cuda_on_cpu::WARP]; unsigned exchanges[cuda_on_cpu::W
 // What all lanes of the warp have as their value.
 template <class T>
 const T* exchange_all(const T& value) {
-  static thread_local std::vector<Lanes<T>> all(1024 / cuda_on_cpu::WARP);
+  static __thread Lanes<T> all[1024 / cuda_on_cpu::WARP];
   const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, warp = threadIdx.x / cuda_on_cpu::WARP;
   Lanes<T>& own = all[warp];
   const unsigned half = own.exchanges[lane]++ % 2;
@@ -307,6 +266,32 @@ inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
 }
 
+inline void mma_bytes(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const fused_on_cpu::Fragments* lanes = fused_on_cpu::exchange_all(fused_on_cpu::Fragments{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const unsigned lane = threadIdx.x % cuda_on_cpu::WARP, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i)  // D[g + i / 2 * 8][2t + i % 2]
+    for (unsigned k = 0; k < 32; ++k) {
+      const unsigned at = k % 16 / 4, shift = k % 4 * 8;
+      const u32 left = lanes[4 * g + at].a[i / 2 + k / 16 * 2] >> shift & 255;
+      sums[i] += (int)left * (signed char)(lanes[4 * (2 * t + i % 2) + at].b[k / 16] >> shift);
+    }
+}
+
+template <int LANES>
+u32 highest_of_lanes(u32 value) {
+  for (int other = LANES / 2; other > 0; other /= 2) {
+    const auto theirs = __shfl_xor_sync(~0u, value, other);
+    if (value < theirs) value = theirs;
+  }
+  return value;
+}
+template <int LANES>
+int sum_of_lanes(int value) {
+  for (int other = LANES / 2; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
+  return value;
+}
+
 inline float exp2_fast(float value) { return exp2f(value); }
 inline float rsqrt_fast(float value) { return 1 / sqrtf(value); }
 inline i64 round_to_integer(float value) { return llrintf(value); }
+inline int round_to_int(float value) { return (int)llrintf(value); }

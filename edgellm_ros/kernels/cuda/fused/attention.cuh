@@ -28,14 +28,6 @@ struct Splits {
   }
 };
 
-// Read this block's share of the next kernel's weights into the L2 cache.
-__device__ inline void prefetch_share(const u16* weights, int bytes) {
-  if (bytes <= 0 || threadIdx.x != 0) return;
-  const u32 blocks = gridDim.x * gridDim.y, share = ((u32)bytes / blocks + 127) / 128 * 128;
-  const u32 start = (blockIdx.y * gridDim.x + blockIdx.x) * share;
-  if (start < (u32)bytes) prefetch(weights + start / 2, (u32)bytes - start < share ? (u32)bytes - start : share);
-}
-
 // What one warp makes of a head of the new row: queries of the group, then keys and values. Lanes take every 32nd value.
 struct NewHead {
   static constexpr int ELEMENTS = HEAD_DIM / 32;
@@ -105,7 +97,7 @@ struct AttentionShared {
 __device__ inline void attend(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm,
                               const float* cos_table, const float* sin_table, const i64* position_ids,
                               const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache, float* sums,
-                              float* scales, int window, const u16* next_weights, int next_bytes) {
+                              float* scales, int window) {
   static_assert(ATTENTION_WARPS >= GROUP + 2);
   STATIC_SHARED(AttentionShared, own);
   if (blockIdx.x >= KV_HEADS * GROUPS * SPLITS) {  // fills a multiprocessor that would have no block
@@ -147,7 +139,6 @@ __device__ inline void attend(const float* parts, const u16* bias, const u16* q_
                        sin_table + position, !is_value);
   }
   wait_for_kernel_before();
-  prefetch_share(next_weights, next_bytes);
   if (split >= splits.used) return;
 
   if (is_query || is_key || is_value) {

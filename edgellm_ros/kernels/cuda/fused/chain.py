@@ -56,6 +56,7 @@ class ChainPlan:
             (shape.layers != 1, f"the head has {shape.layers} layers"),
             (shape.head_dim not in HEAD_DIMS, f"head_dim is {shape.head_dim}, not one of {HEAD_DIMS}"),
             (shape.interleaved, "pairs of rotated values are neighbours"),
+            (shape.fp8_cache, "the KV cache has 8 bits"),
             (self.cluster % shape.kv_heads != 0, f"{shape.kv_heads} KV heads for {self.cluster} blocks"),
             (self.rows > MOST_ROWS, f"{self.rows} accepted tokens, more than {MOST_ROWS}"),
         ):

@@ -6,7 +6,7 @@
 // Each kernel begins with what its inputs need: the norm of the residual stream, the sums of a product's parts. All
 // blocks repeat that work, which costs less than a kernel of its own, unless there are many rows: then qkv_x, gate_up_x,
 // down_x and lm_head_x make x [rows] of the product that follows. o_x merges the attention's splits; `o` does so itself
-// without tensor cores and with quantised weights.
+// without tensor cores, with quantised weights, and for one row of a small model.
 //
 // A row is a token. Several tokens of one sequence, a chain or a tree, and many rows take new_rows and tree_attention in
 // place of `attention`.
@@ -32,14 +32,16 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
                                        u16* hidden, bool hidden_is_normed, const u16* ready, int rows,
                                        const Adapters& adapters, Finish finish) {
   DYNAMIC_SHARED(memory);
-  const Shared<P> shared(memory);
+  const Shared<P> shared(memory, ready);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
     wait_for_kernel_before();
     return;
   }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  if constexpr (READY) {
+  if constexpr (P::DIRECT) {
+    wait_for_kernel_before();
+  } else if constexpr (READY) {
     wait_for_kernel_before();
     copy_x<P>(shared.x, ready, P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES);
   } else {
@@ -50,27 +52,33 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
               [&](int row) { share_x<P>(shared.x, x, 0, row); });
     for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   }
-  __syncthreads();
+  if constexpr (!P::DIRECT) __syncthreads();
   multiply_adapted<P>(shared, stream, first, count, LoraSums<P>(memory), adapters, rows, finish);
 }
 
-// The product with a matrix whose result is added to the residual stream. prepare(): before the kernel waits; fill(k, x):
-// write x, of which row k is the first.
-template <class P, class Prepare, class Fill>
-__device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, int rows,
+// The product with a matrix whose result is added to the residual stream. ready: x of a kernel of its own; otherwise
+// prepare() comes before the kernel waits, and fill(k, x) writes x, of which row k is the first.
+template <class P, bool READY, class Prepare, class Fill>
+__device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64* residual, const u16* ready, int rows,
                                         const Adapters& adapters, Prepare prepare, Fill fill) {
   DYNAMIC_SHARED(memory);
-  const Shared<P> shared(memory);
+  const Shared<P> shared(memory, ready);
   if (blockIdx.x >= P::BLOCKS) {  // fills a multiprocessor that would have no block
     wait_for_kernel_before();
     return;
   }
   const int first = P::first_unit(blockIdx.x), count = P::first_unit(blockIdx.x + 1) - first;
   Stream<P> stream(weights, shared.ring, first, count);
-  prepare();
+  if constexpr (!READY) prepare();
   wait_for_kernel_before();
-  fill(P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES, shared.x);
-  __syncthreads();
+  if constexpr (!P::DIRECT) {
+    const int first_k = P::POSITIONS == P::STEPS ? 0 : first % P::STEPS * P::K_LANES;
+    if constexpr (READY)
+      copy_x<P>(shared.x, ready, first_k);
+    else
+      fill(first_k, shared.x);
+    __syncthreads();
+  }
   const auto add = [&](int tile, int at, int row, float sum, bool from_start) {
     const int column = tile * P::TILE + at;
     if (row >= rows || column >= P::N) return;
@@ -99,9 +107,9 @@ extern "C" __global__ void PRODUCT_LIMITS
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache,
-              float* sums, float* scales, i64 window, const u16* next_weights, i64 next_bytes) {
+              float* sums, float* scales, i64 window) {
   attend(parts, bias, q_norm, k_norm, cos_table, sin_table, position_ids, kv_length, key_cache, value_cache, sums,
-         scales, (int)window, next_weights, (int)next_bytes);
+         scales, (int)window);
 }
 #endif
 
@@ -116,10 +124,8 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
 
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     tree_attention(const u16* queries, const i64* kv_length, const CacheValue* key_cache, const CacheValue* value_cache, float* sums,
-                   float* scales, i64 window, const u16* next_weights, i64 next_bytes, const unsigned char* mask,
-                   i64 tokens, i64 splits) {
-  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, next_weights, (int)next_bytes,
-                   mask, (int)tokens, (int)splits);
+                   float* scales, i64 window, const unsigned char* mask, i64 tokens, i64 splits) {
+  attend_from_tree(queries, kv_length, key_cache, value_cache, sums, scales, (int)window, mask, (int)tokens, (int)splits);
 }
 #endif
 
@@ -166,8 +172,8 @@ extern "C" __global__ void PRODUCT_LIMITS
     int used[ROWS];
   };
   STATIC_SHARED(Merge, merge);
-  multiply_and_add<O>(
-      weights, bias, residual, (int)rows, {adapters, (int)tokens, O::N, O::N},
+  multiply_and_add<O, O_X>(
+      weights, bias, residual, ready, (int)rows, {adapters, (int)tokens, O::N, O::N},
       [&] {
         const int row = threadIdx.x;
         if (row < rows)
@@ -175,10 +181,6 @@ extern "C" __global__ void PRODUCT_LIMITS
         __syncthreads();
       },
       [&](int first, u16* x) {
-        if constexpr (O_X) {
-          copy_x<O>(x, ready, first);
-          return;
-        }
         // A thread's first values are on their way while the shares of the splits are computed.
         float early[AT_ONCE];
         const int early_row = threadIdx.x / WIDTH, early_k = (first + threadIdx.x % WIDTH) % (O::STEPS * O::K_LANES);
@@ -240,30 +242,45 @@ extern "C" __global__ void PRODUCT_LIMITS
       [&](int tile, int at, int row, float sum, bool) { leave_part<GATE_UP>(parts, tile, at, row, sum); });
 }
 
-__device__ inline float gated(const float* parts, const u16* bias, int row, int k) {
-  float gate = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k);
-  float up = sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k);
+__device__ inline float gated(float gate, float up, const u16* bias, int k) {
   if (MLP_BIAS) gate += to_float(bias[k]), up += to_float(bias[INNER + k]);
   return gate * up / (1.0f + exp2_fast(-1.4426950408889634f * gate));
 }
+__device__ inline float gated(const float* parts, const u16* bias, int row, int k) {
+  return gated(sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, k),
+               sum_of_parts<GATE_UP, GATE_UP_PARTS>(parts, row, INNER + k), bias, k);
+}
+// 4 values from k on, a multiple of 4.
+__device__ inline void gated(float (&values)[4], const float* parts, const u16* bias, int row, int k) {
+  float gates[4], ups[4];
+  sums_of_parts<GATE_UP, GATE_UP_PARTS>(gates, parts, row, k);
+  sums_of_parts<GATE_UP, GATE_UP_PARTS>(ups, parts, row, INNER + k);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = gated(gates[i], ups[i], bias, k + i);
+}
 
-// A block makes THREADS values of one row.
+// A thread makes 4 values of one row.
 extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, const float* parts, u16* x) {
+  const int row = blockIdx.y, k = 4 * (blockIdx.x * THREADS + threadIdx.x);
   wait_for_kernel_before();
-  const int row = blockIdx.y, k = blockIdx.x * THREADS + threadIdx.x;
-  if (k < INNER) x[DOWN::x_place(k, row)] = from_float(gated(parts, bias, row, k));
+  if (k >= INNER) return;
+  float values[4];
+  gated(values, parts, bias, row, k);
+  if constexpr (TENSOR_CORES && !DOWN::QUANTIZED) {
+    write_x(x + DOWN::x_place(k, row), values);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[DOWN::x_place(k + i, row)] = from_float(values[i]);
+  }
 }
 
 extern "C" __global__ void PRODUCT_LIMITS
     down(const u16* weights, const u16* bias, const u16* gate_up_bias, const float* parts, i64* residual, const u16* ready,
          i64 rows, const Adapter* adapters, i64 tokens) {
-  multiply_and_add<DOWN>(
-      weights, bias, residual, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, [] {},
+  multiply_and_add<DOWN, DOWN_X>(
+      weights, bias, residual, ready, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, [] {},
       [&](int first, u16* x) {
-        if constexpr (DOWN_X)
-          copy_x<DOWN>(x, ready, first);
-        else
-          fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) { return gated(parts, gate_up_bias, row, k); });
+        fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) { return gated(parts, gate_up_bias, row, k); });
       });
 }
 

@@ -75,9 +75,6 @@ class FusedDecoder:
         self._adapted_plans = self._make_plans(shape, adapted=True) if shape.lora_rank else {}
         self.max_adapted_rows = min(shape.max_rows, max(self._adapted_plans, default=0))
         self.max_rows = min(shape.max_rows, max(self._variants))
-        form, size = shape.form("gate_up"), 2 * shape.hidden * shape.inner
-        gate_up = 2 * size if form is None else size * form.bits // 8
-        self._prefetched = min(self._tuning.prefetched_bytes, gate_up // 16 * 16)
         plans = [variant.plan for variant in self._variants.values()]
         self._scratch = self._make_scratch([*plans, *self._adapted_plans.values()])
         self._fusion = fusion
@@ -216,13 +213,12 @@ class FusedDecoder:
         embeds = 0 if layer else tensors["inputs_embeds"].pointer
         hidden = self._state(tensors, layer) if layer in self._states else self._hidden_states(tensors, layer)
         made = qkv, weights.qkv_bias, weights.q_norm, weights.k_norm, *rope, length, *caches
-        following = weights.gate_up, self._prefetched
-        attention: dict[str, tuple[int, ...]] = {"attention": (*made, *splits, window, *following)}
+        attention: dict[str, tuple[int, ...]] = {"attention": (*made, *splits, window)}
         most_splits = 0
         if plan.makes_new_rows(tokens):
             queries, most_splits = scratch["queries"], plan.tree_splits(rows, tokens)
             mask = tensors["attention_mask"].pointer if tokens > 1 and "attention_mask" in tensors else 0
-            seen = queries, length, *caches, *splits, window, *following, mask, tokens, most_splits
+            seen = queries, length, *caches, *splits, window, mask, tokens, most_splits
             attention = {"new_rows": (*made, queries, tokens), "tree_attention": seen}
         merge = window, tokens, most_splits
         qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)

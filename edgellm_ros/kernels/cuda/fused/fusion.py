@@ -105,6 +105,7 @@ class FusionPlan:
             "TENSOR_CORES": int(self.mma),
             "THREADS": product.threads,
             "STAGES": product.stages,
+            "FILLED_AT_ONCE": product.stages,
             "TRIGGER_FIRST": 1,
             "STATE_SIZE": shape.state_size,
             "FUSED_SIZE": shape.fused_size,

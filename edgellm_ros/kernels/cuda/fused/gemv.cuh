@@ -10,7 +10,14 @@
 // TENSOR_CORES: products are computed on tensor cores. A warp takes 64 columns and 16 k per step, four copies of each thread; the
 // weights are the left side of `mma` (16 columns, 16 k), eight rows of x the right side. Otherwise a thread makes one
 // copy per step, and multiplies only what it copied itself.
+//
+// DIRECT: x, which a kernel of its own has written in the order in which the lanes need it, stays in global memory. Each
+// warp reads it into registers X_AHEAD steps ahead, so no x takes part of shared memory and no warp waits for others.
 
+constexpr int X_AHEAD = 3;
+// Steps of the ring that are on their way at once before the kernel waits. Small kernels run at that time, and all that
+// they read would come behind the whole ring.
+constexpr int FILLED = STARTS_EARLY && FILLED_AT_ONCE < STAGES ? FILLED_AT_ONCE : STAGES;
 constexpr int WARP_COLUMNS = 64, WARP_K = 16;  // of a warp's step on tensor cores
 constexpr int COPIES = TENSOR_CORES ? 4 : 1;            // of a thread per step
 // x in shared memory: [k,ROWS], with tensor cores [k / 16,ROWS,16]; there, gaps spread writes over the banks.
@@ -22,9 +29,10 @@ constexpr int SUMS_ROWS = TENSOR_CORES && ROWS > 8 ? 8 : ROWS, SUMS_STRIDE = WAR
 template <class P>
 struct Shares {
   __device__ static constexpr int first_unit(int block) {
-    return P::WHOLE ? (int)((i64)block * P::TILES / P::BLOCKS) * P::STEPS : (int)((i64)block * P::UNITS / P::BLOCKS);
+    static_assert((u64)P::UNITS * (P::BLOCKS + 1) >> 32 == 0);
+    return P::WHOLE ? (u32)block * P::TILES / P::BLOCKS * P::STEPS : (u32)block * P::UNITS / P::BLOCKS;
   }
-  __device__ static constexpr int block_of(int unit) { return (int)(((i64)(unit + 1) * P::BLOCKS - 1) / P::UNITS); }
+  __device__ static constexpr int block_of(int unit) { return ((u32)(unit + 1) * P::BLOCKS - 1) / P::UNITS; }
   __device__ static constexpr int first_block(int tile) { return block_of(tile * P::STEPS); }
   __device__ static constexpr int parts(int tile) { return block_of((tile + 1) * P::STEPS - 1) - first_block(tile) + 1; }
   __device__ static constexpr int most_parts() {
@@ -34,11 +42,11 @@ struct Shares {
   }
 };
 
-template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, bool WHOLE_ = false>
-struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_>> {
+template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, bool WHOLE_ = false, bool DIRECT_ = false>
+struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_, DIRECT_>> {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_;
   static constexpr bool WHOLE = WHOLE_;  // blocks take whole tiles
-  static constexpr bool QUANTIZED = false;
+  static constexpr bool QUANTIZED = false, DIRECT = DIRECT_;
   static constexpr int COLUMN_LANES = TILE / 8, K_LANES = THREADS / COLUMN_LANES * COPIES;
   static constexpr int STEPS = (K + K_LANES - 1) / K_LANES;  // of a tile
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;
@@ -46,14 +54,20 @@ struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_>> {
   // x of so many steps is in shared memory: of all, or of those of one block that have different k.
   static constexpr int POSITIONS = ALL_OF_X || MOST_UNITS > STEPS ? STEPS : MOST_UNITS;
   static constexpr int RING = STAGES * COPIES * THREADS;             // places
-  static constexpr int X = POSITIONS * K_LANES / X_GROUP * X_STRIDE;  // values
+  static constexpr int X = DIRECT ? 0 : POSITIONS * K_LANES / X_GROUP * X_STRIDE;  // values in shared memory
+  static constexpr int X_ROOM = X;
   static constexpr int SUMS = THREADS / 32 * SUMS_ROWS * (TENSOR_CORES ? SUMS_STRIDE : TILE);
   static constexpr int SHARED = 16 * RING + 2 * X + 4 * SUMS;
   static_assert(!TENSOR_CORES || TILE % WARP_COLUMNS == 0 && THREADS / 32 % (TILE / WARP_COLUMNS) == 0);
+  static_assert(!DIRECT || TENSOR_CORES && K % WARP_K == 0);
 
+  // DIRECT: [k / 16,row / 16] of what 32 lanes have of 16 k and up to 16 rows, up to 8 values of each lane.
   __device__ static constexpr int x_place(int k, int row) {
-    return k / X_GROUP * X_STRIDE + row * X_GROUP + k % X_GROUP;
+    if (!DIRECT) return k / X_GROUP * X_STRIDE + row * X_GROUP + k % X_GROUP;
+    const int first = (k / WARP_K * ROWS + row / 16 * 16) * WARP_K;
+    return first + (row % 8 * 4 + k % WARP_K / 4) * (ROWS > 8 ? 8 : 4) + row / 8 % 2 * 4 + k % 4;
   }
+  __device__ static constexpr int x_values(int k) { return k / X_GROUP * X_STRIDE; }  // before this k
 };
 
 // Sum of a product [parts,ROWS,N] that its blocks left in parts, in the order of k. All parts are read at once.
@@ -67,6 +81,25 @@ __device__ inline float sum_of_parts(const float* parts, int row, int column) {
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) sum += part < count ? values[part] : 0.0f;
   return sum;
+}
+
+// The same of 4 columns beside each other, the first of which is a multiple of 4.
+template <class P, int PARTS>
+__device__ inline void sums_of_parts(float (&sums)[4], const float* parts, int row, int column) {
+  const int count = P::parts(column / P::TILE);
+  uint4 values[PARTS];
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part)
+    values[part] = load(reinterpret_cast<const uint4*>(
+        parts + ((i64)(part < count ? part : count - 1) * ROWS + row) * P::N + column));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] = 0;
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part) {
+    const u32 words[4] = {values[part].x, values[part].y, values[part].z, values[part].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += part < count ? __uint_as_float(words[i]) : 0.0f;
+  }
 }
 
 // The threads' shares of a step. With tensor cores, lanes 8 * r to 8 * r + 7 copy 128 bytes of row 4 * copy + r of
@@ -110,8 +143,12 @@ struct Stream {
       : place(ring), left(count), step(first % P::STEPS), slot(0) {
     column = first / P::STEPS * P::TILE + share.column;
     source = weights + (i64)(share.k + step * P::K_LANES) * P::N + column;
+    start_next_kernel();
 #pragma unroll
-    for (int i = 0; i < STAGES; ++i) next();
+    for (int i = 0; i < STAGES; ++i) {
+      if (i >= FILLED) wait_for_copies<FILLED - 1>();
+      next();
+    }
   }
 
   // Wait for the oldest step and return this thread's copy.
@@ -197,11 +234,117 @@ struct Shared {
   uint4* ring;
   u16* x;
   float* sums;  // also for the sums of norms
+  const u16* ready;  // DIRECT: x in global memory
 
-  __device__ explicit Shared(uint4* memory)
-      : ring(memory),
+  __device__ explicit Shared(uint4* memory, const u16* ready = nullptr)
+      : ready(ready),
+        ring(memory),
         x(reinterpret_cast<u16*>(memory + P::RING)),
-        sums(reinterpret_cast<float*>(x + P::X)) {}
+        sums(reinterpret_cast<float*>(x + P::X_ROOM)) {}
+};
+
+// A lane's x of a step: of 16 k and rows g, g + 8 and so on, lane 4 * g + t has k 4t to 4t + 3.
+constexpr int ROWS_OF_8 = (ROWS + 7) / 8;
+struct LaneX {
+  uint2 words[ROWS_OF_8];
+};
+
+// x of a block's steps, one after the other, in shared memory.
+template <class P>
+struct SharedX {
+  static constexpr int X_STEP = P::K_LANES / X_GROUP * X_STRIDE;
+  const u16 *const begin, *now;
+
+  __device__ SharedX(const Shared<P>& shared, int first_x, int step)
+      : begin(shared.x + first_x), now(begin + (P::POSITIONS == P::STEPS ? step * X_STEP : 0)) {}
+
+  __device__ LaneX take() {
+    LaneX x;
+#pragma unroll
+    for (int rows = 0; rows < ROWS_OF_8; ++rows)
+      x.words[rows] = *reinterpret_cast<const uint2*>(now + rows * 8 * X_GROUP);
+    now += X_STEP;
+    return x;
+  }
+
+  template <class Sums>
+  __device__ void add_steps(Sums& sums, Stream<P>& stream, int steps) {
+#pragma unroll 1
+    for (; steps > 0; --steps) {
+      if constexpr (TENSOR_CORES)
+        sums.add(stream, take());
+      else
+        sums.add(stream, now), now += X_STEP;
+    }
+  }
+
+  __device__ void begin_tile() {
+    if constexpr (P::POSITIONS == P::STEPS) now = begin;
+  }
+};
+
+// The same in global memory.
+template <class P>
+struct DirectX {
+  static constexpr int GROUPS = P::TILE / WARP_COLUMNS, EACH = ROWS > 8 ? 8 : 4;
+  static constexpr int STEP = P::K_LANES * ROWS;  // values
+  const u16* const begin;
+  int step;
+  LaneX ahead[X_AHEAD];
+
+  __device__ DirectX(const Shared<P>& shared, int, int step)
+      : begin(shared.ready + threadIdx.x / 32 / GROUPS * WARP_K * ROWS + threadIdx.x % 32 % (ROWS < 8 ? 4 * ROWS : 32) * EACH),
+        step(step) {
+    read_ahead();
+  }
+
+  __device__ void read_ahead() {
+#pragma unroll
+    for (int i = 0; i < X_AHEAD; ++i) ahead[i] = read();
+  }
+
+  __device__ LaneX read() {
+    const int group = step * (P::K_LANES / WARP_K) + (int)threadIdx.x / 32 / GROUPS;
+    const bool inside = P::K % P::K_LANES == 0 || group < P::K / WARP_K;
+    const u16* const source = begin + step * STEP;
+    LaneX x = {};
+    if constexpr (ROWS > 8) {
+#pragma unroll
+      for (int rows = 0; rows < ROWS_OF_8; rows += 2) {
+        const uint4 words = inside ? load(reinterpret_cast<const uint4*>(source + rows * 8 * WARP_K)) : uint4{0, 0, 0, 0};
+        x.words[rows] = {words.x, words.y}, x.words[rows + 1] = {words.z, words.w};
+      }
+    } else if (inside) {
+      x.words[0] = load(reinterpret_cast<const uint2*>(source));
+    }
+    if (++step == P::STEPS) step = 0;
+    return x;
+  }
+
+  // A register that waits for a read cannot be moved, so each step of X_AHEAD has its own.
+  template <class Sums>
+  __device__ void add_steps(Sums& sums, Stream<P>& stream, int steps) {
+#pragma unroll 1
+    for (; steps > 0; steps -= X_AHEAD) {
+#pragma unroll
+      for (int i = 0; i < X_AHEAD; ++i) {
+        if (i > 0 && i >= steps) break;
+        sums.add(stream, ahead[i]);
+        ahead[i] = read();
+      }
+    }
+  }
+
+  __device__ void begin_tile() { step = 0, read_ahead(); }
+};
+
+template <class P, bool>
+struct XOf {
+  using Type = SharedX<P>;
+};
+template <class P>
+struct XOf<P, true> {
+  using Type = DirectX<P>;
 };
 
 // A thread's sums of some steps of a tile, without tensor cores. write(out, first row): the warp's sums of SUMS_ROWS rows;
@@ -248,23 +391,21 @@ struct ThreadSums {
 template <class P>
 struct MatrixSums {
   static constexpr int GROUPS = Share<P>::GROUPS;
-  float sums[(ROWS + 7) / 8][COPIES][4] = {};  // of rows 2t and 2t+1: column 16 * copy + g, then that right of it by 8
+  float sums[ROWS_OF_8][COPIES][4] = {};  // of rows 2t and 2t+1: column 16 * copy + g, then that right of it by 8
 
   __device__ static int first_x() {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     return warp / GROUPS * X_STRIDE + lane / 4 % ROWS * X_GROUP + lane % 4 * 4;
   }
 
-  __device__ void add(Stream<P>& stream, const u16* x_now) {
+  __device__ void add(Stream<P>& stream, const LaneX& x) {
     u32 weights[COPIES][4];
     stream.take(weights);
     stream.next();
 #pragma unroll
-    for (int rows = 0; rows < (ROWS + 7) / 8; ++rows) {
-      const uint2 x = *reinterpret_cast<const uint2*>(x_now + rows * 8 * X_GROUP);
+    for (int rows = 0; rows < ROWS_OF_8; ++rows)
 #pragma unroll
-      for (int i = 0; i < COPIES; ++i) mma(sums[rows][i], weights[i], x.x, x.y);
-    }
+      for (int i = 0; i < COPIES; ++i) mma(sums[rows][i], weights[i], x.words[rows].x, x.words[rows].y);
   }
 
   __device__ void write(float* out, int first_row) {
@@ -300,17 +441,16 @@ struct SumsOf<P, true> {
 template <class P, class Finish>
 __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int first, int count, Finish finish) {
   using Sums = typename SumsOf<P, TENSOR_CORES>::Type;
-  constexpr int TILE = P::TILE, X_STEP = P::K_LANES / X_GROUP * X_STRIDE;
+  constexpr int TILE = P::TILE;
   int step = first % P::STEPS, tile = first / P::STEPS;
-  const u16* const x_begin = shared.x + Sums::first_x();
-  const u16* x_now = x_begin + (P::POSITIONS == P::STEPS ? step * X_STEP : 0);
+  typename XOf<P, P::DIRECT>::Type x(shared, Sums::first_x(), step);
   while (count > 0) {
     const bool from_start = step == 0;
     Sums sums;
-    int steps = P::STEPS - step < count ? P::STEPS - step : count;
+    const int steps = P::STEPS - step < count ? P::STEPS - step : count;
     count -= steps;
-#pragma unroll 1
-    for (; steps > 0; --steps, x_now += X_STEP) sums.add(stream, x_now);
+    x.add_steps(sums, stream, steps);
+    if (count > 0) x.begin_tile();
 #pragma unroll
     for (int first_row = 0; first_row < ROWS; first_row += SUMS_ROWS) {
       sums.write(shared.sums, first_row);
@@ -322,7 +462,6 @@ __device__ inline void multiply(const Shared<P>& shared, Stream<P>& stream, int 
       __syncthreads();
     }
     step = 0, ++tile;
-    if constexpr (P::POSITIONS == P::STEPS) x_now = x_begin;
   }
 }
 
@@ -352,8 +491,8 @@ __device__ inline void fill_x(u16* x, int first, int rows, Value value) {
 // Copy x from memory in the same order, where a kernel of its own has written it, from row `first` on.
 template <class P>
 __device__ inline void copy_x(u16* x, const u16* source, int first) {
-  constexpr int ALL = P::STEPS * P::K_LANES / X_GROUP * X_STRIDE / 8, INSIDE = P::K / X_GROUP * X_STRIDE / 8;
-  const int begin = P::x_place(first, 0) / 8;
+  constexpr int ALL = P::x_values(P::STEPS * P::K_LANES) / 8, INSIDE = P::x_values(P::K) / 8;
+  const int begin = P::x_values(first) / 8;
 #pragma unroll 8
   for (int place = threadIdx.x; place < P::X / 8; place += THREADS) {
     const int from = begin + place < ALL ? begin + place : begin + place - ALL;

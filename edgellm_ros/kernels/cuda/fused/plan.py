@@ -23,7 +23,9 @@ MOST_SPLITS = 32
 COLUMNS = 16  # of a warp that multiplies quantised weights
 PIECES = 8  # copies of one such column in a step of a warp
 OTHER_MMA_ROWS = 4  # as `mma_rows`, with quantised weights and with adapters
+MOST_WIDE_ROWS = 8  # with quantised weights, of blocks with as many threads as those of one row
 FEWEST_STEPS = 3  # of quantised weights on their way
+REGISTERS, MORE_REGISTERS = 64 << 10, 48 << 10  # of a multiprocessor, of blocks that need more than others
 RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
 
 
@@ -37,14 +39,28 @@ class FusedTuning:
       up, and of the others, with quantised weights
     - registers: those of a block of a product if two have room at once; a block of the attention, which has
       up to 40K of a multiprocessor's 64K, has room beside it
-    - quantized_threads, quantized_stages, quantized_slots: threads, stages and slots of kernels of up to
-      three rows for a shape with quantised weights, without tensor cores for the others
+    - quantized_threads, quantized_stages: threads and stages of kernels of up to eight rows for a shape with
+      quantised weights
+    - quantized_slots: slots of those of up to three rows, without tensor cores for other weights
+    - quantized_early: steps of quantised weights that are on their way before x is there. Others would be in
+      front of x, which all blocks wait for.
+    - quantized_registers: those of a block of one row with such weights where kernels start early; one of the
+      attention with two query heads per KV head has room beside it
+    - quantized_o_x: the fewest rows for which a kernel of its own merges the attention's splits, for a
+      quantised `o`
+    - quantized_repeated_bytes: as repeated_bytes, for quantised weights
     - stages: steps of weights that a block has on their way to shared memory
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
     - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
-    - wide_hidden: the smallest hidden size for which the narrow tiles of such products have 256 columns
+    - paired_rows_hidden: the same for 2 to 8 rows; more need more registers
+    - wide_hidden: the smallest hidden size for which the narrow tiles of products of one row have 256 columns
+    - merged_hidden: the largest hidden size for which the blocks of o merge the splits of one row themselves
+    - direct_rows: the fewest rows for which x that a kernel of its own has made stays in global memory
+    - direct_tile: columns of the narrow tiles of such products
+    - filled_at_once: steps of a ring that a block has on their way at once before it waits for the kernel
+      before, where kernels may start early. With tensor cores only.
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -52,8 +68,7 @@ class FusedTuning:
     - slots: blocks of products that a multiprocessor holds at once. Every kernel has a block for each
       multiprocessor and asks for so much shared memory that no other number fits, so that the blocks of a
       kernel that starts early spread evenly. 2: weights of the next kernel are read while a kernel runs.
-      0: no limit.
-    - prefetched_bytes: bytes of the weights of gate and up that the attention reads into the L2 cache
+      Where shared memory is too small for that, there is no limit.
     - early_start: kernels may start before those before them have ended, where the GPU supports it
     - trigger_first: a kernel lets the next one start when its own blocks start, not when they have waited for
       the kernel before
@@ -69,6 +84,10 @@ class FusedTuning:
     quantized_threads: int = 512
     quantized_stages: int = 13
     quantized_slots: int = 1
+    quantized_early: int = 1
+    quantized_registers: int = 32 << 10
+    quantized_o_x: int = 2
+    quantized_repeated_bytes: int = 6 << 20
     registers: int = 24 << 10
     stages: int = 13
     mma_rows: int = 1
@@ -76,7 +95,12 @@ class FusedTuning:
     mma_stages: int = 7
     mma_slots: int = 1
     paired_hidden: int = 2048
+    paired_rows_hidden: int = 1024
     wide_hidden: int = 2048
+    merged_hidden: int = 1024
+    direct_rows: int = 2
+    direct_tile: int = 64
+    filled_at_once: int = 2
     repeated_bytes: int = 4 << 20
     blocks: int = 1
     attention_threads: int = 256
@@ -84,7 +108,6 @@ class FusedTuning:
     split_rows: int = 64
     slots: int = 2
     early_start: bool = True
-    prefetched_bytes: int = 0
     trigger_first: bool = True
 
 
@@ -103,6 +126,7 @@ class ProductPlan:
     whole_tiles: bool = False
     mma: bool = False
     lora_rank: int = 0  # largest rank of adapters
+    direct: bool = False  # x stays in global memory
 
     @property
     def lanes(self) -> int:
@@ -148,7 +172,8 @@ class ProductPlan:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block: copies on their way, x, sums of the warps, sums of adapters."""
-        return self.ring + x_bytes(self.width, self.rows, self.mma) + self.sums + self.lora
+        x = 0 if self.direct else x_bytes(self.width, self.rows, self.mma)
+        return self.ring + x + self.sums + self.lora
 
     @property
     def lora(self) -> int:
@@ -199,8 +224,28 @@ class QuantizedProductPlan(ProductPlan):
         step = COPY * PIECES * COLUMNS * self.threads // WARP
         steps = max(FEWEST_STEPS, self.ring // step)
         steps = min(steps, -(-self.units // self.blocks) + 1)
-        sums = self.threads // WARP * COLUMNS * self.rows
-        return step * steps + 2 * self.width * self.rows + 4 * sums + self.lora
+        sums = 4 * self.threads // WARP * COLUMNS * self.rows
+        x = 2 * self.width * self.rows
+        if self._digits:
+            steps, x = steps - 1, max(x, step)
+        return step * steps + x + sums + self._of_x + self.lora
+
+    @property
+    def _half(self) -> int:
+        return PIECES // 2 * 8 * COPY // self.form.bits
+
+    @property
+    def _digits(self) -> bool:
+        """Whether x becomes digits, in shared memory."""
+        return self.rows == 1 and self._half <= 2 * self.form.group
+
+    @property
+    def _of_x(self) -> int:
+        """Bytes of the digits of x, or of its sums over groups; `QuantizedPlan::NOTES`."""
+        halves, intervals = self.width // self._half, self._half // min(self.form.group, self._half)
+        if self._digits:
+            return COPY * halves * (24 if self.form.bits == 4 else 12) + 8 * halves * intervals
+        return 4 * halves * intervals * -(-self.rows // 8) * 8
 
 
 @dataclass(frozen=True)
@@ -238,11 +283,15 @@ class FusedPlan:
         other = OTHER_MMA_ROWS if shape.quantized or adapted else 0
         self.mma = rows >= max(other, tuning.mma_rows)
         if self.mma:
-            slots = 2 if rows == 1 and shape.hidden <= tuning.paired_hidden else tuning.mma_slots
+            paired = tuning.paired_hidden if rows == 1 else tuning.paired_rows_hidden
+            slots = 2 if shape.hidden <= paired and rows <= SUMS_ROWS else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
             tuning = replace(
                 tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
             )
+            if shape.quantized and rows <= MOST_WIDE_ROWS:
+                stages = max(1, tuning.quantized_stages // COPIES)
+                tuning = replace(tuning, threads=tuning.quantized_threads, stages=stages)
         elif shape.quantized:
             tuning = replace(
                 tuning,
@@ -259,7 +308,7 @@ class FusedPlan:
         threads = min(128 if self.mma else 256, tuning.threads)
         smaller = replace(tuning, threads=threads, narrow_tile=min(64, tuning.narrow_tile))
         # Blocks that do not make x themselves need only their share of x.
-        smallest = replace(smaller, repeated_bytes=0)
+        smallest = replace(smaller, repeated_bytes=0, quantized_repeated_bytes=0)
         if not any(self._fit(multiprocessors, most_shared, each) for each in (tuning, smaller, smallest)):
             raise EngineError(f"the fused kernels need more than {most_shared} bytes of shared memory")
 
@@ -282,7 +331,12 @@ class FusedPlan:
                 for stages in range(tuning.stages, min(tuning.stages, least_stages if count else 2) - 1, -1):
                     self._cut(stages, multiprocessors, factor * tuning.blocks)
                     static = {"o": 0 if self.apart["o"] else self._shares_of_splits()}
-                    if all(nbytes + static.get(name, 0) <= limit for name, nbytes in self.shared.items()):
+                    # The table's product takes x into shared memory; nothing follows it.
+                    most = {"lm_head": most_shared} if self.direct and self.shape.tied else {}
+                    if all(
+                        nbytes + static.get(name, 0) <= most.get(name, limit)
+                        for name, nbytes in self.shared.items()
+                    ):
                         self.fill = multiprocessors if count else 0
                         self.shared = {name: max(least, nbytes) for name, nbytes in self.shared.items()}
                         self.shared["attention"] = least if count > 1 else 0
@@ -292,19 +346,27 @@ class FusedPlan:
     def _cut(self, stages: int, multiprocessors: int, blocks_each: int) -> None:
         shape, tuning, rows = self.shape, self.tuning, self.rows
         blocks = multiprocessors * blocks_each
+        self.direct = self.mma and rows >= tuning.direct_rows and not self.lora_rank
 
-        def product(k: int, n: int, tile: int, all_of_x: bool, whole: bool = False) -> ProductPlan:
+        def product(
+            k: int, n: int, tile: int, all_of_x: bool, whole: bool = False, ready: bool = False
+        ) -> ProductPlan:
             sizes = tuning.threads, stages, rows, blocks, all_of_x
-            return ProductPlan(k, n, tile, *sizes, whole, self.mma, 0 if whole else self.lora_rank)
+            rank = 0 if whole else self.lora_rank
+            return ProductPlan(k, n, tile, *sizes, whole, self.mma, rank, ready and self.direct)
 
         def apart(nbytes: int, name: str) -> bool:
             """Return whether a kernel of its own makes x, which blocks would read so many bytes for."""
-            return self.mma and nbytes > tuning.repeated_bytes and shape.form(name) is None
+            form = shape.form(name)
+            most = tuning.repeated_bytes if form is None else tuning.quantized_repeated_bytes
+            return (self.mma or form is not None) and nbytes > most
 
         def layer_product(name: str, k: int, n: int, all_of_x: bool, narrow: bool = False) -> ProductPlan:
             form = shape.form(name)
             if form is None:
-                return product(k, n, tuning.narrow_tile if narrow else tuning.tile, all_of_x)
+                ready = self.apart.get(name, False)
+                narrow_tile = tuning.direct_tile if ready and self.direct else tuning.narrow_tile
+                return product(k, n, narrow_tile if narrow else tuning.tile, all_of_x, ready=ready)
             tile = tuning.quantized_tile if name == "qkv" else tuning.quantized_wide_tile
             tile = min(tuning.quantized_narrow_tile if narrow else tile, tuning.threads // 2)
             sizes = tuning.threads, stages, rows, blocks, all_of_x
@@ -317,6 +379,12 @@ class FusedPlan:
         self.apart = {name: apart(norms, name) for name in ("qkv", "gate_up", "lm_head")}
         if shape.joined:
             self.apart |= {"qkv": False, "lm_head": False}
+        # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
+        merges = rows == 1 and shape.hidden <= tuning.merged_hidden
+        if shape.form("o") is None:
+            self.apart["o"] = self.mma and not merges
+        else:
+            self.apart["o"] = self.mma or rows >= tuning.quantized_o_x
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
@@ -325,8 +393,8 @@ class FusedPlan:
         }
         sums = 8 * rows * self.products["down"].width * self.products["gate_up"].parts  # of gate and up
         self.apart["down"] = apart(sums * self.products["down"].blocks, "down")
-        # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
-        self.apart["o"] = self.mma and shape.form("o") is None
+        if self.apart["down"]:  # x of which is not read by each block
+            self.products["down"] = layer_product("down", shape.inner, shape.hidden, False, narrow=True)
         self.blocks = {name: plan.blocks for name, plan in self.products.items()}
         self.shared = {name: plan.shared_bytes for name, plan in self.products.items()}
         if shape.tied:
@@ -336,7 +404,8 @@ class FusedPlan:
             sums = 4 * tuning.threads // WARP * rows
             self._head_bytes = ring_bytes(stages, tuning.threads, self.mma) + x + sums
         else:
-            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not self.apart["lm_head"], True)
+            ready = self.apart["lm_head"]
+            plan = product(shape.hidden, shape.vocab, tuning.head_tile, not ready, True, ready)
             self.products["lm_head"] = plan
             self.blocks["lm_head"], self._head_bytes = plan.blocks, plan.shared_bytes
         self.shared["lm_head"] = self._head_bytes
@@ -382,7 +451,7 @@ class FusedPlan:
             blocks = -(-rows * shape.hidden // (2 * tuning.threads))
             return Launch(name, (blocks, 1), tuning.threads, 0, early)
         if name.endswith("_x"):
-            of_a_block = {"down_x": tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
+            of_a_block = {"down_x": 4 * tuning.threads, "o_x": tuning.threads // WARP * shape.head_dim}
             size = {"down_x": shape.inner, "o_x": shape.q_size}
             grid = (-(-size[name] // of_a_block[name]), rows) if name in size else (rows, 1)
             return Launch(name, grid, tuning.threads, 0, early)
@@ -411,6 +480,11 @@ class FusedPlan:
         """Return names and values of the macros that the kernels are compiled with."""
         shape, tuning = self.shape, self.tuning
         registers = 0 if tuning.slots < 2 or self.lora_rank else tuning.registers  # 0: no limit
+        early_registers = tuning.quantized_registers if self.rows == 1 else REGISTERS
+        if any(not form.plain for _, form in shape.quantized):
+            early_registers = max(early_registers, MORE_REGISTERS)
+        if not shape.quantized or self.lora_rank:
+            early_registers = 0
         values: dict[str, object] = {
             "BF16": int(shape.dtype == "bf16"),
             "FP8_CACHE": int(shape.fp8_cache),
@@ -419,8 +493,11 @@ class FusedPlan:
             "LORA_RANK": self.lora_rank,
             "THREADS": tuning.threads,
             "STAGES": self.stages,
+            "FILLED_AT_ONCE": tuning.filled_at_once if self.mma else self.stages,
+            "QUANTIZED_EARLY": tuning.quantized_early,
             "TRIGGER_FIRST": int(tuning.trigger_first),
             "MOST_REGISTERS": registers // tuning.threads,
+            "EARLY_REGISTERS": min(255, early_registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
@@ -446,6 +523,7 @@ class FusedPlan:
         for name, plan in self.products.items():
             prefix = name.upper()
             values |= {f"{prefix}_TILE": plan.tile, f"{prefix}_BLOCKS": plan.blocks}
+            values[f"{prefix}_DIRECT"] = int(plan.direct)
             values |= {f"{prefix}_SHARED": plan.shared_bytes, f"{prefix}_PARTS": plan.parts}
             form = shape.form(name)
             values[f"{prefix}_BITS"] = 16 if form is None else form.bits

@@ -2,16 +2,17 @@
 // The products of a step. The host passes sizes, tiles and blocks as macros, and what it made of them; NAME_X: whether a
 // kernel of its own makes a product's x.
 
-template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, int BITS, int GROUP, bool ZERO_POINTS>
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, int BITS, int GROUP, bool ZERO_POINTS, bool DIRECT>
 struct Choice {
   using Type = QuantizedPlan<K, N, TILE, BLOCKS, ALL_OF_X, BITS, GROUP, ZERO_POINTS>;
 };
-template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X>
-struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false> {
-  using Type = Plan<K, N, TILE, BLOCKS, ALL_OF_X>;
+template <int K, int N, int TILE, int BLOCKS, bool ALL_OF_X, bool DIRECT>
+struct Choice<K, N, TILE, BLOCKS, ALL_OF_X, 16, 0, false, DIRECT> {
+  using Type = Plan<K, N, TILE, BLOCKS, ALL_OF_X, false, DIRECT>;
 };
 #define PLAN(NAME, K, N, ALL_OF_X)                                                                        \
-  using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS>::Type
+  using NAME = Choice<K, N, NAME##_TILE, NAME##_BLOCKS, ALL_OF_X, NAME##_BITS, NAME##_GROUP, NAME##_ZERO_POINTS, \
+                      NAME##_DIRECT>::Type
 PLAN(QKV, (1 + JOINED) * HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD_DIM, !QKV_X);
 PLAN(O, HEADS * HEAD_DIM, HIDDEN, false);
 PLAN(GATE_UP, HIDDEN, 2 * INNER, !GATE_UP_X);
@@ -27,6 +28,6 @@ CHECK_PLAN(DOWN);
 #if TIED
 static_assert(Table::SHARED == LM_HEAD_SHARED);
 #else
-using LM_HEAD = Plan<HIDDEN, VOCAB, LM_HEAD_TILE, LM_HEAD_BLOCKS, !LM_HEAD_X, true>;
+using LM_HEAD = Plan<HIDDEN, VOCAB, LM_HEAD_TILE, LM_HEAD_BLOCKS, !LM_HEAD_X, true, LM_HEAD_DIRECT>;
 static_assert(LM_HEAD::SHARED == LM_HEAD_SHARED);
 #endif

@@ -7,12 +7,17 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr bool STARTS_EARLY = __CUDA_ARCH__ >= 900;  // whether a kernel may start before the one before has ended
 constexpr u32 ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;  // two values of the model's type
 
 #define DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #define STATIC_SHARED(type, name) __shared__ type name
 #if MOST_REGISTERS
 #define PRODUCT_LIMITS __maxnreg__(MOST_REGISTERS)
+#elif EARLY_REGISTERS && __CUDA_ARCH__ >= 900
+#define PRODUCT_LIMITS __maxnreg__(EARLY_REGISTERS)
+#elif EARLY_REGISTERS
+#define PRODUCT_LIMITS __launch_bounds__(THREADS, 1)
 #else
 #define PRODUCT_LIMITS __launch_bounds__(THREADS)
 #endif
@@ -111,6 +116,13 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 
+// Let blocks of the next kernel start before this one waits for the kernel before.
+__device__ inline void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  if (TRIGGER_FIRST) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Let blocks of the next kernel start, once every block of this one has come here or ended; wait until the kernel before
 // has ended and its writes can be read. Every kernel waits, so the end of one includes the end of all before it.
 __device__ inline void wait_for_kernel_before() {
@@ -205,13 +217,6 @@ __device__ inline void send(int block, Arrivals& arrivals, void* place, uint4 va
 
 __device__ inline i64 clamp(i64 value, i64 low, i64 high) { return value < low ? low : value > high ? high : value; }
 
-// Start to read memory into the second-level cache; bytes: a multiple of 16.
-__device__ inline void prefetch(const void* address, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-#endif
-}
-
 // Reads that leave out the first-level cache, which may hold what a kernel before has overwritten.
 __device__ inline float load(const float* address) {
   float value;
@@ -236,6 +241,11 @@ __device__ inline float2 load(const float2* address) {
 __device__ inline longlong2 load(const longlong2* address) {
   longlong2 value;
   asm volatile("ld.global.cg.v2.s64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(address));
+  return value;
+}
+__device__ inline uint2 load(const uint2* address) {
+  uint2 value;
+  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
   return value;
 }
 __device__ inline uint4 load(const uint4* address) {
@@ -333,11 +343,6 @@ __device__ inline CacheWord load_once(const CacheValue* address) {
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
   return value;
 }
-__device__ inline CacheWord load(const CacheWord* address) {
-  CacheWord value;
-  asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(address));
-  return value;
-}
 #else
 using CacheValue = u16;
 using CacheWord = uint4;
@@ -375,6 +380,34 @@ __device__ inline void mma(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) 
 #undef MMA
 }
 
+// The same of bytes, a 16 x 32 matrix without and a 32 x 8 matrix with signs. Lane 4 * g + t has
+// a: A[g][4t to 4t+3], A[g+8][4t ..], A[g][16+4t ..], A[g+8][16+4t ..]; b0: B[4t to 4t+3][g]; b1: B[16+4t ..][g].
+__device__ inline void mma_bytes(int (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The highest value, or the sum, of 16 lanes or of the warp.
+template <int LANES>
+__device__ inline u32 highest_of_lanes(u32 value) {
+  if (LANES == 32) return __reduce_max_sync(~0u, value);
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) {
+    const u32 its = __shfl_xor_sync(~0u, value, other);
+    value = its > value ? its : value;
+  }
+  return value;
+}
+template <int LANES>
+__device__ inline int sum_of_lanes(int value) {
+  if (LANES == 32) return __reduce_add_sync(~0u, value);
+#pragma unroll
+  for (int other = LANES / 2; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
+  return value;
+}
+
 __device__ inline float exp2_fast(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
@@ -388,3 +421,4 @@ __device__ inline float rsqrt_fast(float value) {
 }
 
 __device__ inline i64 round_to_integer(float value) { return __float2ll_rn(value); }
+__device__ inline int round_to_int(float value) { return __float2int_rn(value); }

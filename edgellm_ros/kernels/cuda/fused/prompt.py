@@ -31,6 +31,7 @@ class PromptPlan:
             (shape.layers != 1, f"the head has {shape.layers} layers"),
             (shape.head_dim % 32 != 0, f"head_dim is {shape.head_dim}, not a multiple of 32"),
             (shape.interleaved, "pairs of rotated values are neighbours"),
+            (shape.fp8_cache, "the KV cache has 8 bits"),
             (
                 self.shared_bytes > most_shared,
                 f"a block needs {self.shared_bytes} of {most_shared} bytes of shared memory",

@@ -30,6 +30,11 @@ class Quantized:
             return f"{self.group} weights share a scale, not one of {GROUPS}"
         return None
 
+    @property
+    def plain(self) -> bool:
+        """Whether the kernels need few registers for it: no zero points, few scales."""
+        return not self.zero_points and (self.bits == 8 or self.group == 128)
+
     def parts(self, k: int, n: int) -> tuple[int, ...]:
         """Return the bytes of values, scales and zero points."""
         groups = k // self.group

@@ -29,8 +29,12 @@ struct TableStream {
     source = table + (i64)first * Table::TOKENS * HIDDEN;
     source += TENSOR_CORES ? lane() / 8 * HIDDEN + lane() % 8 * 8 : lane() * 8;
     place.advance(warp() * 32 * COPIES);
+    start_next_kernel();
 #pragma unroll
-    for (int i = 0; i < STAGES; ++i) next();
+    for (int i = 0; i < STAGES; ++i) {
+      if (i >= FILLED) wait_for_copies<FILLED - 1>();
+      next();
+    }
   }
 
   __device__ static int lane() { return threadIdx.x % 32; }

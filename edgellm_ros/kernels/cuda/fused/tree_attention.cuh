@@ -13,7 +13,7 @@ constexpr int CACHE_ROWS = 16;
 constexpr int KEY_CHUNKS = HEAD_DIM / 32;           // a lane reads 8 dimensions of a row in each
 constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;  // and here too, of four rows
 constexpr bool EARLY_VALUES = HEAD_DIM <= 128;      // whether values are on their way while scores are computed
-constexpr int MERGED = QUERIES / 2;                 // queries that warps merge at once
+constexpr int MERGED = ATTENTION_WARPS <= 4 ? QUERIES : QUERIES / 2;  // queries that warps merge at once
 constexpr float SCORE_SCALE = 1.4426950408889634f;  // scores are in powers of two
 
 struct TreeShared {
@@ -86,7 +86,7 @@ __device__ inline u32 upper_halves(u32 first, u32 second) { return first >> 16 |
 
 __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_length, const CacheValue* key_cache,
                                         const CacheValue* value_cache, float* sums, float* scales, int window,
-                                        const u16* next_weights, int next_bytes, const unsigned char* mask, int tokens,
+                                        const unsigned char* mask, int tokens,
                                         int most_splits) {
   STATIC_SHARED(TreeShared, own);
   const int tiles = (tokens * HEADS_PER_KV + QUERIES - 1) / QUERIES;
@@ -178,7 +178,6 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
 
   if (split < splits.used && threadIdx.x < tokens) own.ends[threadIdx.x] = tree.end(threadIdx.x);
   wait_for_kernel_before();
-  prefetch_share(next_weights, next_bytes);
   if (split >= splits.used) return;
   fetch_new_keys(begin + warp * CACHE_ROWS);
   if constexpr (EARLY_VALUES) fetch_new_values(begin + warp * CACHE_ROWS);
@@ -297,9 +296,28 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
       own.scales[warp][g + 8 * half][1] = total[half];
     }
   }
+  const auto out_of = [&](int index) {
+    const int query = first_query + index, row = sequence * tokens + query / HEADS_PER_KV;
+    return (row * SPLITS + split) * HEADS + kv_head * HEADS_PER_KV + query % HEADS_PER_KV;
+  };
 #pragma unroll
   for (int round = 0; round < QUERIES / MERGED; ++round) {
     __syncthreads();  // until the memory is not read any more
+    if (round == 0 && threadIdx.x < queries) {
+      // What the warps' sums of a query count, in place of their highest scores.
+      const int index = threadIdx.x;
+      float high = LOWEST, sum = 0;
+#pragma unroll
+      for (int w = 0; w < ATTENTION_WARPS; ++w)
+        if (w < warps) high = fmaxf(high, own.scales[w][index][0]);
+#pragma unroll
+      for (int w = 0; w < ATTENTION_WARPS; ++w)
+        if (w < warps) {
+          const float factor = exp2_fast(own.scales[w][index][0] - high);
+          sum += factor * own.scales[w][index][1], own.scales[w][index][0] = factor;
+        }
+      reinterpret_cast<float2*>(scales)[out_of(index)] = {high, sum};
+    }
 #pragma unroll
     for (int half = 0; half < HALVES; ++half)
 #pragma unroll
@@ -316,19 +334,19 @@ __device__ inline void attend_from_tree(const u16* all_queries, const i64* kv_le
       }
     __syncthreads();
     const int here = queries - round * MERGED < MERGED ? queries - round * MERGED : MERGED;
-    for (int at = threadIdx.x; at < here * HEAD_DIM; at += ATTENTION_THREADS) {
-      const int index = round * MERGED + at / HEAD_DIM, dim = at % HEAD_DIM, query_at = first_query + index;
-      const int place = dim / 64 * 64 + dim % 8 / 2 * 16 + dim % 64 / 8 * 2 + dim % 2;
-      float high = LOWEST, sum = 0, value = 0;
-      for (int w = 0; w < warps; ++w) high = fmaxf(high, own.scales[w][index][0]);
-      for (int w = 0; w < warps; ++w) {
-        const float factor = exp2_fast(own.scales[w][index][0] - high);
-        sum += factor * own.scales[w][index][1], value += factor * own.sums[w][index % MERGED][place];
-      }
-      const int row = sequence * tokens + query_at / HEADS_PER_KV;
-      const int out = (row * SPLITS + split) * HEADS + kv_head * HEADS_PER_KV + query_at % HEADS_PER_KV;
-      sums[out * HEAD_DIM + dim] = value;
-      if (dim == 0) scales[2 * out] = high, scales[2 * out + 1] = sum;
+#pragma unroll 4
+    for (int at = threadIdx.x; at < here * HEAD_DIM / 2; at += ATTENTION_THREADS) {
+      const int index = round * MERGED + at / (HEAD_DIM / 2), dim = at % (HEAD_DIM / 2) * 2;
+      const int place = dim / 64 * 64 + dim % 8 / 2 * 16 + dim % 64 / 8 * 2;
+      float2 value = {0, 0};
+#pragma unroll
+      for (int w = 0; w < ATTENTION_WARPS; ++w)
+        if (w < warps) {
+          const float factor = own.scales[w][index][0];
+          const float2 share = *reinterpret_cast<const float2*>(own.sums[w][index % MERGED] + place);
+          value.x += factor * share.x, value.y += factor * share.y;
+        }
+      *reinterpret_cast<float2*>(sums + out_of(index) * HEAD_DIM + dim) = value;
     }
   }
 }

@@ -19,11 +19,6 @@ from edgellm_ros.kernels.tree_protocol import (
 
 MAX_TREE_SIZE = 61  # of the verification profile of `llm/model.onnx`
 AUTO, OFF, EAGLE, LOOKUP = "auto", "off", "eagle", "lookup"
-# Of dense models that "auto" drafts for on a GPU. On an H200 the demo's (256) takes 0.080 ms per token in
-# fused steps and 0.057 in fused rounds, but 0.39 ms more for a prompt, because the head runs on it too: so
-# drafting pays in answers of more than 16 tokens, which plans do not have. Qwen3-1.7B's shape (2048) takes
-# 1.07 ms per token, and 0.61 in rounds of 3.
-LEAST_HIDDEN_SIZE = 1024
 STRATEGIES = (EAGLE, LOOKUP)
 
 
@@ -139,8 +134,9 @@ def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
 CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
-# For dense models below LEAST_HIDDEN_SIZE, whose verification takes as long with a few more rows; on a GPU
-# the fused kernels are compiled for 8.
+# For dense models with smaller states than SMALL, whose verification takes as long with a few more rows; on a
+# GPU the fused kernels are compiled for 8.
+SMALL = 1024
 SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
 SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
 
@@ -155,9 +151,8 @@ def drafting_config(
 ) -> SpecDecodeDraftingConfig | None:
     """Return the configuration that options name for an engine; None = no drafting. ValueError.
 
-    "auto" is "eagle" for an engine that can draft with a head, else "off". On a GPU a small dense model is
-    "off" too, unless an option is given: the head's run on the prompt costs more than short answers save. An
-    option that is None keeps the default of the strategy, which for heads depends on device and model.
+    "auto" is "eagle" for an engine that can draft with a head, else "off". An option that is None keeps the
+    default of the strategy, which for heads depends on device and model.
     """
     sizes: dict[str, Any] = {
         name: value
@@ -169,8 +164,7 @@ def drafting_config(
         if value is not None
     }
     if drafting == AUTO:
-        pays = on_cpu or config.llm.recurrent is not None or config.hidden_size >= LEAST_HIDDEN_SIZE
-        drafting = EAGLE if config.draft is not None and (pays or sizes) else OFF
+        drafting = OFF if config.draft is None else EAGLE
         if drafting == OFF and sizes:
             raise ValueError(f"{next(iter(sizes))} is for drafting, and this engine has no draft head")
     if drafting == OFF:
@@ -181,7 +175,7 @@ def drafting_config(
     default = LOOKUP_CHAIN
     if drafting == EAGLE:
         default = CHAIN if on_cpu or config.llm.recurrent is not None else SpecDecodeDraftingConfig()
-        if config.llm.recurrent is None and config.hidden_size < LEAST_HIDDEN_SIZE:
+        if config.llm.recurrent is None and config.hidden_size < SMALL:
             most = 0 if config.draft is None else config.draft.max_draft_tree_size
             small = SMALL_CHAIN if on_cpu else SMALL_CHAIN_ON_GPU
             default = small if small.drafted_rows <= most else CHAIN

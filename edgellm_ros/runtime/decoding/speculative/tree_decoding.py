@@ -9,12 +9,12 @@
 Each token is sampled from the logits, at the position and with the random number that a vanilla step would
 have. So the answer is the same for every tree, and a bad draft costs time only.
 
-A round takes no input from the host, so rounds can be queued one after another, and a round of the largest
-tree can be recorded as a graph and launched with one call (tree_round.py). Vanilla steps take the place
-of rounds where the KV cache has no room for a tree, where all requests turn drafting off, where drafting is
-slower (fallback.py), where a request has a grammar, whose masks the host computes from the tokens before, and
-for good after the drafter has failed. A row whose request turns drafting off takes
-one token of a round (`SamplingState.path_limit`).
+A round takes no input from the host, so rounds can be queued one after another (the first ones of an answer
+are not), and a round of the largest tree can be recorded as a graph and launched with one call
+(tree_round.py). Vanilla steps take the place of rounds where the KV cache has no room for a tree, where all
+requests turn drafting off, where drafting is slower (fallback.py), where a request has a grammar, whose masks
+the host computes from the tokens before, and for good after the drafter has failed. A row whose request turns
+drafting off takes one token of a round (`SamplingState.path_limit`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ from edgellm_ros.runtime.decoding.vanilla import VanillaDecoding
 from edgellm_ros.runtime.engines.llm_engine_runner import LLMEngineRunner
 from edgellm_ros.runtime.lora import LoraAdapter
 from edgellm_ros.runtime.metrics import SpecDecodeGenerationMetrics
+
+# Rounds of an answer that are not queued ahead: a short answer ends in one of them, and a round behind it
+# would be for nothing, which takes as long as the host takes between some four of them.
+STEPS_ALONE = 4
 
 
 def tree_sizes(largest: int) -> list[int]:
@@ -67,6 +71,7 @@ class TreeDecoding:
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
         self._fallback = Fallback() if config.falls_back else None
+        self._drafts = True  # whether the last step was a round
         self._sampling = sampling
         self._drafter = drafter
         self._vanilla = vanilla
@@ -103,10 +108,18 @@ class TreeDecoding:
         size = next((size for size in self._sizes if size <= room), 1)
         if size > 1 and self._wanted and not self._drafter.failed and self._is_worth_it():
             try:
+                self._drafts = True
                 return self._round(size)
             except DraftingError:
                 pass
+        self._drafts = False
         return self._vanilla_step(room)
+
+    def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
+        """Return whether the sequences have had more than a few steps, or the last step was a vanilla one."""
+        if not self._drafts:
+            return self._vanilla.queues_ahead(sequences)
+        return all(sequence.steps >= STEPS_ALONE for sequence in sequences)
 
     def delivered(self, result: StepResult, served: Sequence[tuple[GenerationSequence, int]]) -> None:
         """Count and measure a delivered step."""

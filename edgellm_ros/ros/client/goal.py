@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a goal of ~/plan from Python values: arrays, files and messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import Header
+
+from edgellm_ros.action import Plan
+from edgellm_ros.echo import printable, quoted
+from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams
+from edgellm_ros.multimodal.image_pixels import check_image
+from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.node.images import decode_image, encode_image
+
+MAX_SOUND_S = 600.0  # of a sound file; the node says how much the engine takes
+
+
+def make_goal(prompt: str = "", **fields: Any) -> Plan.Goal:
+    """Make a goal of fields of Plan.Goal and, by their own names, of SamplingParams.
+
+    TypeError names a field that does not exist or has another type; ValueError and OSError describe an image
+    or a sound that cannot be used.
+    """
+    # Without the checks of the setters, a value of another type ends the process when it is sent.
+    goal = Plan.Goal(sampling=SamplingParams(check_fields=True), check_fields=True)
+    for name, value in {"prompt": prompt, **fields}.items():
+        if name in Plan.Goal.get_fields_and_field_types():
+            owner = goal
+        elif name in SamplingParams.get_fields_and_field_types():
+            owner = goal.sampling
+        else:
+            raise TypeError(f"a plan has no argument {quoted(name)}; {_known(name)}")
+        convert = CONVERTERS.get(name, _plain)
+        try:
+            setattr(owner, name, convert(value))
+        except (AssertionError, OverflowError) as error:  # from the message's setter
+            raise TypeError(f"{name}: {printable(str(error))}, got {quoted(value)}") from None
+    return goal
+
+
+def to_images(images: Any) -> list[Image]:
+    """Convert one image or several: RGB uint8 arrays [H, W, 3], files, messages."""
+    return [_to_image(image) for image in _listed(images)]
+
+
+def to_audio(audio: Any) -> list[AudioChunk]:
+    """Convert one sound: (samples [N], Hz), a Sound, a file, a message, or messages in their order.
+
+    Samples are float with full scale -1..1.
+    """
+    if isinstance(audio, list) and all(isinstance(chunk, AudioChunk) for chunk in audio):
+        return audio
+    if isinstance(audio, AudioChunk):
+        return [audio]
+    if isinstance(audio, (str, Path)):
+        from edgellm_ros.cli.sound_file import read_sound
+
+        sound = read_sound(audio, MAX_SOUND_S)
+    elif isinstance(audio, Sound):
+        sound = audio
+    elif isinstance(audio, tuple) and len(audio) == 2:
+        samples = np.asarray(audio[0])
+        sound = Sound(samples.astype(np.float32) if samples.dtype.kind == "f" else samples, audio[1])
+    else:
+        raise TypeError(
+            "audio must be (samples, sample_rate), a Sound, a file, an AudioChunk or a list of them, got "
+            f"{type(audio).__name__}"
+        )
+    data = sound.samples.astype("<f4").tobytes()
+    return [AudioChunk(encoding=AudioChunk.F32LE, sample_rate=int(sound.sample_rate), channels=1, data=data)]
+
+
+def to_messages(messages: Iterable[Any]) -> list[ChatMessage]:
+    """Convert what was said before: (role, text), (role, text, images) or ChatMessage."""
+    converted = []
+    for index, message in enumerate(messages):
+        if isinstance(message, ChatMessage):
+            converted.append(message)
+        elif isinstance(message, (tuple, list)) and len(message) in (2, 3):
+            role, text, *images = message
+            images = to_images(*images) if images else []
+            converted.append(ChatMessage(role=role, text=text, images=images, check_fields=True))
+        else:
+            raise TypeError(
+                f"earlier_messages[{index}] must be (role, text), (role, text, images) or a ChatMessage, got "
+                f"{quoted(message)}"
+            )
+    return converted
+
+
+def _to_image(image: Any) -> Image:
+    if isinstance(image, Image):
+        return image
+    if isinstance(image, CompressedImage):
+        return encode_image(decode_image(image), image.header)
+    if isinstance(image, (str, Path)):
+        from edgellm_ros.cli.inputs import read_image
+
+        image = read_image(image)
+    check_image(image)
+    return encode_image(image, Header())
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return a list of one value or of several."""
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as Python's, which messages take."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _known(name: str) -> str:
+    """Return the name that was probably meant, or all names."""
+    names = [*Plan.Goal.get_fields_and_field_types(), *SamplingParams.get_fields_and_field_types()]
+    close = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(names)}"
+
+
+CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "images": to_images,
+    "audio": to_audio,
+    "earlier_messages": to_messages,
+    "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
+    "temperature": float,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lifecycle node `edgellm_follower` around a TrajectoryFollower.
+
+    ~/action_chunk, ~/odom --> TrajectoryFollower -- timer --> ~/cmd_vel, ~/path
+    ~/stop, ~/resume ------------^
+
+Everything runs on one thread, and no callback waits, except that the robot is braked to a standstill within
+the transitions that end its motion.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import Twist, TwistStamped, Vector3
+from nav_msgs.msg import Odometry, Path
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from std_msgs.msg import Header
+from std_srvs.srv import Trigger
+
+from edgellm_ros.msg import ActionChunk
+from edgellm_ros.ros.diagnostic_status import WARN, make_array, make_status
+from edgellm_ros.ros.follower.course import RefusedChunkError, read_chunk
+from edgellm_ros.ros.follower.parameters import check_parameters, declare_parameters, read_settings
+from edgellm_ros.ros.follower.trajectory_follower import REASONS, Mode, Motion, TrajectoryFollower
+from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
+from edgellm_ros.ros.messaging import services_qos, to_nanoseconds, to_time
+from edgellm_ros.ros.path_message import to_path
+
+CHUNKS = QoSProfile(depth=100)  # the samples of several plans
+ODOMETRY = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
+COMMANDS = QoSProfile(depth=1)  # an old command is of no use
+LOG_EVERY_S = 5.0
+RECENT_S = 5.0  # refused chunks are a problem on /diagnostics for this long
+
+
+class FollowerNode(LifecycleNode):
+    """The node; docs/ros_interfaces.md lists its interfaces and parameters."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Declare the parameters, offer the services; `kwargs` are for LifecycleNode."""
+        super().__init__("edgellm_follower", **kwargs)
+        declare_parameters(self)
+        self.follower = TrajectoryFollower(read_settings(self))
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._configured = False
+        self._timer: Any = None  # exists while the node is active
+        self._inputs: list[Any] = []
+        self._outputs: dict[str, Any] = {}
+        self._last_tick: int | None = None  # ns of the timer's clock
+        self._refused: tuple[float, str] = (-math.inf, "")  # when, by the steady clock, and why
+        self._odometry_problem = ""
+        self.add_on_set_parameters_callback(self._before_parameters_set)
+        self.add_post_set_parameters_callback(self._on_parameters_set)
+        refuse_impossible_transitions(self)
+        self.create_service(Trigger, "~/stop", self._on_stop, qos_profile=services_qos())
+        self.create_service(Trigger, "~/resume", self._on_resume, qos_profile=services_qos())
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        # Not the node's clock: diagnostics are published while simulated time is paused, too.
+        self.create_timer(1.0, self._every_second, clock=self._steady)
+
+    @property
+    def state(self) -> str:
+        """The name of the lifecycle state."""
+        return state_name(self)
+
+    # Lifecycle
+
+    @logged
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Make the topics."""
+        self.follower.settings = read_settings(self)
+        twist = TwistStamped if self._value("stamped") else Twist
+        self._outputs = {
+            "cmd_vel": self.create_lifecycle_publisher(twist, "~/cmd_vel", COMMANDS),
+            "path": self.create_lifecycle_publisher(Path, "~/path", COMMANDS),
+        }
+        self._inputs = [
+            self.create_subscription(ActionChunk, "~/action_chunk", self._on_chunk, CHUNKS),
+            self.create_subscription(Odometry, "~/odom", self._on_odometry, ODOMETRY),
+        ]
+        self._configured = True
+        return super().on_configure(state)
+
+    @logged
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Begin to publish commands, at the measured speed."""
+        result = super().on_activate(state)
+        self.follower.start(self._now())
+        self._last_tick = None
+        # A jump of the system's clock would stall a timer. Simulated time may pause, and commands with it.
+        clock = self.get_clock() if self._value("use_sim_time") else self._steady
+        self._timer = self.create_timer(self.follower.settings.period, self._tick, clock=clock)
+        return result
+
+    @logged
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake to a standstill, then publish no more."""
+        self._end_motion()
+        return super().on_deactivate(state)
+
+    @logged
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Remove the topics."""
+        self._release()
+        return super().on_cleanup(state)
+
+    @logged
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake to a standstill from any state."""
+        self._end_motion()
+        return super().on_shutdown(state)
+
+    @logged
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Brake and remove the topics after a failed transition; the next state is unconfigured."""
+        self._end_motion()
+        self._release()
+        return super().on_error(state)
+
+    def _end_motion(self) -> None:
+        """Publish commands until the robot stands still; takes the stopping time."""
+        if self._timer is None:
+            return
+        self.destroy_timer(self._timer)
+        self._timer = None
+        self.follower.drop()
+        period = self.follower.settings.period
+        while True:
+            motion = self.follower.step(self._now(), period)
+            self._publish(motion)
+            if motion.speed == 0:
+                break
+            time.sleep(period)
+
+    def _release(self) -> None:
+        for subscription in self._inputs:
+            self.destroy_subscription(subscription)
+        for publisher in self._outputs.values():
+            self.destroy_lifecycle_publisher(publisher)
+        self._inputs, self._outputs, self._configured = [], {}, False
+
+    # Inputs
+
+    def _on_chunk(self, message: ActionChunk) -> None:
+        if self._timer is None:
+            return
+        follower = self.follower
+        if message.sample_index != self._value("sample_index"):
+            follower.counts["other_samples"] += 1
+            return
+        try:
+            chunk = read_chunk(
+                to_nanoseconds(message.header.stamp),
+                message.request_id,
+                message.dt,
+                message.horizon,
+                message.names,
+                message.units,
+                message.values,
+            )
+        except RefusedChunkError as error:
+            follower.counts[error.reason] += 1
+            self._report_refused(error)
+            return
+        try:
+            follower.add(chunk, self._now())
+        except RefusedChunkError as error:
+            self._report_refused(error)
+
+    def _report_refused(self, error: RefusedChunkError) -> None:
+        text = f"chunk refused ({error.reason}): {error}"
+        self._refused = (time.monotonic(), text)
+        self.get_logger().warning(text, throttle_duration_sec=LOG_EVERY_S)
+
+    def _on_odometry(self, message: Odometry) -> None:
+        now = self._now()
+        stamp, speed = to_nanoseconds(message.header.stamp) or now, message.twist.twist.linear.x
+        self._odometry_problem = ""
+        if not math.isfinite(speed):
+            self._odometry_problem = f"odometry with a speed of {speed}"
+        elif (stamp - now) * 1e-9 > self.follower.settings.future_tolerance:
+            self._odometry_problem = f"odometry from {(stamp - now) * 1e-9:.2f} s in the future"
+        if self._odometry_problem:
+            self.follower.counts["odometry_refused"] += 1
+            self.get_logger().warning(self._odometry_problem, throttle_duration_sec=LOG_EVERY_S)
+        else:
+            self.follower.observe_speed(stamp, speed)
+
+    def _on_stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self.follower.stop()
+        self.get_logger().warning("stopped until ~/resume")
+        response.success, response.message = True, "the robot stops until ~/resume"
+        return response
+
+    def _on_resume(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = self.follower.stopped
+        response.message = "the next chunk is followed" if response.success else "it was not stopped"
+        self.follower.resume(self._now())
+        return response
+
+    # Outputs
+
+    def _tick(self) -> None:
+        now, tick = self._now(), self._timer.clock.now().nanoseconds
+        elapsed = 0.0 if self._last_tick is None else (tick - self._last_tick) * 1e-9
+        self._last_tick = tick
+        motion = self.follower.step(now, elapsed if elapsed > 0 else self.follower.settings.period)
+        self._publish(motion)
+        if self._outputs["path"].get_subscription_count() > 0:
+            header = Header(stamp=to_time(now), frame_id=self._value("frame_id"))
+            path = to_path(self.follower.predict(now), self.follower.prediction_dt, header)
+            self._outputs["path"].publish(path)
+
+    def _publish(self, motion: Motion) -> None:
+        twist = Twist(linear=Vector3(x=motion.speed), angular=Vector3(z=motion.yaw_rate))
+        if self._value("stamped"):
+            header = Header(stamp=to_time(self._now()), frame_id=self._value("frame_id"))
+            self._outputs["cmd_vel"].publish(TwistStamped(header=header, twist=twist))
+        else:
+            self._outputs["cmd_vel"].publish(twist)
+
+    # Parameters and diagnostics
+
+    def _value(self, name: str) -> Any:
+        return self.get_parameter(name).value
+
+    def _now(self) -> int:
+        return self.get_clock().now().nanoseconds
+
+    def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
+        return check_parameters(changes, self._configured)
+
+    def _on_parameters_set(self, changed: list[Parameter]) -> None:
+        self.follower.settings = read_settings(self)
+
+    def _every_second(self) -> None:
+        follower, counts = self.follower, self.follower.counts
+        problems = []
+        when, text = self._refused
+        if time.monotonic() - when < RECENT_S:
+            problems.append((WARN, text))
+        if follower.stopped:
+            problems.append((WARN, "stopped until ~/resume"))
+        if self._odometry_problem:
+            problems.append((WARN, self._odometry_problem))
+        if counts["other_samples"] and not counts["accepted"]:
+            problems.append((WARN, f"no chunk with sample_index {self._value('sample_index')}, only others"))
+        if self._timer is not None and follower.mode is Mode.BRAKING:
+            problems.append((WARN, "no chunk to follow: braking"))
+        age = math.inf if follower.stamp is None else (self._now() - follower.stamp) * 1e-9
+        values = {
+            "state": self.state,
+            "mode": follower.mode.value,
+            "speed": follower.motion.speed,
+            "yaw_rate": follower.motion.yaw_rate,
+            "chunk_age": age,
+            "chunks_accepted": counts["accepted"],
+            "chunks_of_other_samples": counts["other_samples"],
+            **{f"chunks_{reason}": counts[reason] for reason in REASONS},
+            "watchdog_stops": counts["watchdog_stops"],
+            "clock_jumps": counts["clock_jumps"],
+            "odometry_refused": counts["odometry_refused"],
+        }
+        status = make_status(f"{self.get_fully_qualified_name()}: follower", problems, values)
+        self._diagnostics.publish(make_array(self.get_clock().now().to_msg(), [status]))

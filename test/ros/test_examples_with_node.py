@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples that talk to a node, each as a user starts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import pytest
+
+from edgellm_ros.ros.processes import ros_environment
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def start(domain):
+    """`start("name.py", argument, ...)` starts an example."""
+    started = []
+
+    def start_example(name, *arguments):
+        command = [sys.executable, EXAMPLES / name, *arguments]
+        pipe = subprocess.PIPE
+        environment = ros_environment(domain)
+        started.append(
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+        )
+        return started[-1]
+
+    yield start_example
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_action_client_prints_words_and_a_path(node, start, scene, tmp_path):
+    cv2.imwrite(str(tmp_path / "frame.png"), scene.pixels[..., ::-1])
+    process = start("action_client.py", tmp_path / "frame.png")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    words, *path, seen = out.splitlines()
+    assert words
+    assert seen
+    assert len(path) == 41
+
+
+def test_camera_conversation_answers_each_line_with_what_was_said(node, peer, start, scene):
+    process = start("camera_conversation.py", "--ros-args", "-r", "image:=/edgellm/image")
+    process.stdin.write("what do you see?\nwhere is it?\n")
+    process.stdin.close()
+    process.stdin = None
+    prompts = []
+
+    def ended():
+        peer.frame(scene.pixels)
+        prompts[:] = [generation.prompt_token_count for generation in peer.received["generation"]]
+        return process.poll() is not None
+
+    peer.clear()
+    peer.wait(ended, "end of the conversation", timeout_s=60.0)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert len(out.splitlines()) == 2
+    assert all(out.splitlines())
+    first, second = prompts[-2:]
+    assert second > first + 80  # the frame and the words of the first turn
