@@ -183,6 +183,9 @@ def calls(device: Device, kernels: Kernels, batch: int) -> dict[str, Call]:
     for name, rules in RULES.items():
         state = sampling_state(put, batch, rules)
         found[f"sample, {name}"] = bind(kernels.sample, logits, state, tokens)
+    masked = device.zeros(logits.shape, np.float32)
+    masks = put(np.zeros((batch, -(-VOCABULARY // 32)), np.uint32))
+    found["mask_logits"] = bind(kernels.mask_logits, masked, masks)
     found["log_probabilities, 5"] = bind(kernels.log_probabilities, logits, tokens, top_ids, top_values)
     return found
 

@@ -398,6 +398,12 @@ class TestGoal:
         goal = make_goal("go", noise_seed=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4))
         assert (goal.noise_seed, goal.sampling.temperature, goal.sampling.top_k) == (3, 0.5, 4)
 
+    def test_a_json_schema_may_be_a_mapping(self):
+        goal = make_goal("go", json_schema={"type": "object"})
+        assert goal.sampling.json_schema == '{"type": "object"}'
+        assert make_goal("go", json_schema='{"a": 1}').sampling.json_schema == '{"a": 1}'
+        assert make_goal("go", choices=["left", "right"]).sampling.choices == ["left", "right"]
+
     def test_images_may_be_arrays_files_and_messages(self, tmp_path):
         pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
         path = tmp_path / "frame.png"

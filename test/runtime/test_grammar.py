@@ -13,6 +13,7 @@ import pytest
 from edgellm_ros.builder import export
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeDraftingConfig
+from edgellm_ros.runtime.grammar import Grammars
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
 from edgellm_ros.runtime.request import SamplingParams
@@ -219,6 +220,29 @@ def test_a_grammar_that_allows_the_greedy_answer_does_not_change_it(reduced):
 def test_an_answer_ends_where_the_vocabulary_lacks_a_byte(reduced):
     answer = reduced.handle_request(request(regex="acb"))
     assert (answer.text, answer.finish_reason, answer.grammar_complete) == ("ac", "stop", False)
+
+
+def allowed_next(grammars: Grammars, regex: str, logits: int) -> list[int]:
+    """Return the logit indices that are allowed at the beginning of an answer."""
+    mask = np.zeros(-(-logits // 32), np.uint32)
+    grammars.start(SamplingParams(regex=regex).grammar).write_mask(mask)
+    return [i for i in range(32 * len(mask)) if mask[i // 32] >> np.uint32(i % 32) & 1]
+
+
+def test_a_stop_token_that_is_a_letter_is_not_allowed_before_the_end(tokenizer):
+    a, b = (tokenizer.encode(letter)[0] for letter in "ab")
+    grammars = Grammars(tokenizer, tokenizer.size, [a])
+    assert allowed_next(grammars, "[ab]c", tokenizer.size) == [b]
+    assert allowed_next(grammars, "([ab]c)?", tokenizer.size) == [a, b]
+
+
+def test_tokens_beyond_the_logits_are_not_allowed(tokenizer):
+    """The tokenizer may have more tokens than the model has logits."""
+    last = tokenizer.encode("b")[0]
+    assert last % 32  # the mask's last word has bits of no logit
+    whole, cut = Grammars(tokenizer, last + 1, [0, 2]), Grammars(tokenizer, last, [0, 2])
+    assert allowed_next(whole, "b", last + 1) == [last]
+    assert allowed_next(cut, "b", last) == [0, 2]  # no token is left: the answer ends
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.node.images import decode_image, encode_image
+from edgellm_ros.runtime.grammar import schema_text
 
 MAX_SOUND_S = 600.0  # of a sound file; the node says how much the engine takes
 
@@ -130,6 +131,8 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "audio": to_audio,
     "earlier_messages": to_messages,
     "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
+    "json_schema": lambda schema: "" if schema == "" else schema_text(schema),
+    "choices": lambda choices: [choices] if isinstance(choices, str) else list(choices),
     "temperature": float,
     "top_p": float,
     "min_p": float,
