@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import pytest
 
-from edgellm_ros.ros.processes import ros_environment
+from edgellm_ros.ros.processes import FOLLOWER_MODULE, Child, ros_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -66,3 +66,27 @@ def test_camera_conversation_answers_each_line_with_what_was_said(node, peer, st
     assert all(out.splitlines())
     first, second = prompts[-2:]
     assert second > first + 80  # the frame and the words of the first turn
+
+
+def test_follower_on_a_robot_sends_commands_and_stops_the_robot(peer, start, domain, tmp_path):
+    from diagnostic_msgs.msg import DiagnosticArray
+    from std_msgs.msg import String
+
+    heard, messages = [], []
+    peer.node.create_subscription(String, "/edgellm/command", lambda message: heard.append(message.data), 10)
+    peer.node.create_subscription(
+        DiagnosticArray, "/diagnostics", lambda array: messages.extend(s.message for s in array.status), 10
+    )
+    arguments = ["-m", FOLLOWER_MODULE, "--ros-args", "-p", "autostart:=true"]
+    follower = Child("follower", arguments, tmp_path / "log", ros_environment(domain))
+    try:
+        process = start("follower_on_a_robot.py")
+        process.stdin.write("go to the red box\n\n")
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, "")
+        assert out == "the robot stops until ~/resume\n" * 2
+        peer.wait(lambda: "stopped until ~/resume" in messages, "status of the follower")
+        peer.wait(lambda: len(heard) == 3, "commands")
+        assert heard == ["go to the red box", "", ""]
+    finally:
+        follower.stop()
