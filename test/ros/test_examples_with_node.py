@@ -81,12 +81,22 @@ def test_follower_on_a_robot_sends_commands_and_stops_the_robot(peer, start, dom
     follower = Child("follower", arguments, tmp_path / "log", ros_environment(domain))
     try:
         process = start("follower_on_a_robot.py")
-        process.stdin.write("go to the red box\n\n")
+        def say(line: str) -> None:
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+
+        def is_heard() -> bool:  # the first messages may come before the peer has discovered the example
+            say("go to the red box")
+            peer.listen(0.3)
+            return bool(heard)
+
+        peer.wait(is_heard, "command")
+        assert set(heard) == {"go to the red box"}
+        say("")
+        peer.wait(lambda: heard[-1] == "", "command that ends the other")
+        peer.wait(lambda: "stopped until ~/resume" in messages, "status of the follower")
         out, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (0, "")
         assert out == "the robot stops until ~/resume\n" * 2
-        peer.wait(lambda: "stopped until ~/resume" in messages, "status of the follower")
-        peer.wait(lambda: len(heard) == 3, "commands")
-        assert heard == ["go to the red box", "", ""]
     finally:
         follower.stop()

@@ -70,7 +70,18 @@ class Base:
     def activate(self) -> None:
         self.follower.trigger_configure()
         self.follower.trigger_activate()
-        self.wait(lambda: self.chunks.get_subscription_count() and self.commands and self.paths)
+        self.wait(lambda: self.commands and self.paths)
+        counts = self.follower.follower.counts
+
+        def is_heard() -> bool:  # a publisher finds a subscription before the subscription finds it
+            self.send(sample_index=65535)
+            self.odom.publish(Odometry())
+            self.listen(0.05)
+            return counts["other_samples"] > 0
+
+        self.wait(is_heard)
+        self.listen(0.1)
+        counts.clear()
 
     def now(self) -> int:
         return self.node.get_clock().now().nanoseconds
@@ -98,7 +109,12 @@ class Base:
 
     def drive(self, **chunk) -> None:
         """Accelerate to half a metre per second."""
-        self.send(**chunk)
+        def moves() -> bool:
+            self.send(**chunk)
+            self.listen(0.5)
+            return self.speeds()[-1] > 0
+
+        self.wait(moves)
         self.wait(lambda: self.speeds()[-1] > 0.5)
 
     def call(self, name: str) -> Trigger.Response:
@@ -238,6 +254,7 @@ def test_refused_chunks_and_odometry_are_counted_and_explained(base):
     odometry = Odometry()
     odometry.twist.twist.linear.x = math.nan
     base.odom.publish(odometry)
+    base.wait(lambda: base.follower.follower.counts["odometry_refused"], 5.0)
     base.listen(0.3)
     message, values = base.status()
     for reason in ("not_finite", "wrong_units", "wrong_dt", "from_future"):
