@@ -96,12 +96,13 @@ class _BagReader:
         self._command: tuple[str, Sound | None] = ("", None)
         self._frame: tuple[int, int] | None = None  # number of the newest frame, its stamp
         self._pairs: list[Pair] = []
+        self._stamp = 0  # of the newest message
 
     def add(self, number: int, message: InputMessage) -> None:
         """Add a message; ValueError for one that cannot be used."""
         from edgellm_ros.ros.node.poses import read_pose
 
-        stamp = message.stamp
+        stamp = self._stamp = message.stamp
         if message.name == "odom":
             self.poses.append((stamp / NANOSECONDS, *read_pose(_decode(message))))
         elif message.name == "command":
@@ -119,7 +120,7 @@ class _BagReader:
     def finish(self) -> list[Pair]:
         """End the sound; return all pairs."""
         if self._stream is not None:
-            self._hear(self._stream.add("F32LE", 16000, 1, b"", 0), 0)
+            self._hear(self._stream.add("F32LE", 16000, 1, b"", 0), self._stamp)
         return self._pairs
 
     def _hear(self, utterances: Sequence[Utterance], stamp: int) -> None:

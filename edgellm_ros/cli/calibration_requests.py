@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 
 from edgellm_ros.cli.bag_requests import spread
-from edgellm_ros.cli.generate import file_readers
 from edgellm_ros.cli.inputs import read_bytes
 from edgellm_ros.cli.request_files import request_fields
+from edgellm_ros.cli.request_options import file_readers
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams
 

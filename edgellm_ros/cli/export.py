@@ -191,7 +191,7 @@ def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
     reports = rounded and not args.no_report
     if args.calibrate and not args.quantize:
         raise ValueError("--calibrate: chooses scales for rounded weights: add --quantize int4 or int8")
-    if reports and args.precision == "bf16":
+    if reports and args.precision == "bf16" and not args.cpu_int8:  # which `export` refuses
         option = "--quantize" if args.quantize else "--kv-cache"
         raise ValueError(f"{option}: the report runs on the CPU, which bf16 does not; --no-report skips it")
     start = time.perf_counter()

@@ -36,7 +36,7 @@ class TokenRun:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of prompt and answer."""
+        """Return the number of tokens of prompt and answer, without the last one, which nothing follows."""
         return self.inputs["inputs_embeds"].shape[1]
 
 

@@ -86,6 +86,19 @@ def test_a_model_without_encoders_takes_the_commands_alone(tmp_path, config):
     assert not any(request.images or request.audio for request in found)
 
 
+def test_an_utterance_that_the_bags_end_cuts_off_has_the_time_of_the_last_message(tmp_path, config):
+    blind = dataclasses.replace(config, vision=None, action=None)
+    times = []
+
+    def begins(message) -> bool:
+        times.extend([message.time] if message.topic.name == "/edgellm/audio" and len(times) < 16 else [])
+        return message.time in times and message.topic.name == "/edgellm/audio"
+
+    (where,) = read_bag(copy_bag(tmp_path / "bag", keep=begins), blind, 100, GREEDY)
+    stamp = int(where.removesuffix(" ns").rpartition(" ")[2])
+    assert 0 <= times[-1] - stamp < SECOND / 5  # a message is stored after its stamp
+
+
 def test_a_bag_without_frames_or_commands_is_refused_with_its_topics(tmp_path, config):
     bag = copy_bag(tmp_path / "dark", keep=lambda message: message.topic.name != "/edgellm/image")
     with pytest.raises(BagError, match=r"dark: no messages for ~/image \(/edgellm/image\); the bag has "):

@@ -252,6 +252,11 @@ def test_export_without_an_engine_directory(edgellm, tiny_checkpoint):
     assert_refused(edgellm("export", tiny_checkpoint), "ENGINE_DIR is missing")
 
 
+def test_export_with_8_bits_for_a_cpu_in_bf16(edgellm, tiny_checkpoint, tmp_path):
+    run = edgellm("export", tiny_checkpoint, tmp_path / "engine", "--cpu-int8", "--precision", "bf16")
+    assert_refused(run, "cpu_int8 needs precision fp32")
+
+
 def test_export_with_limits_that_contradict_each_other(edgellm, tiny_checkpoint, tmp_path):
     run = edgellm("export", tiny_checkpoint, tmp_path / "engine", "--max-input-len", 448)
     assert_refused(run, "max_kv_cache_capacity 448", "max_input_len")

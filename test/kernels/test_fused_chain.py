@@ -283,6 +283,7 @@ def test_the_kernels_keep_their_variables_in_registers(arch):
         ({"head_dim": 96}, "head_dim is 96"),
         ({"hidden": 2048, "inner": 6144, "vocab": 32000}, "bytes of shared memory"),
         ({"heads": 6, "kv_heads": 3}, "3 KV heads for 16 blocks"),
+        ({"inner": 512}, "sizes of 128 and 512, less than 16 columns for each block"),
     ],
 )
 def test_a_head_that_the_kernel_does_not_take_is_refused(changes, reason):

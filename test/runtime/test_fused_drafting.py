@@ -181,6 +181,22 @@ def test_only_later_rounds_of_an_answer_are_queued_ahead(engines, tokens, in_vai
 
 
 @on_host
+def test_the_first_round_is_not_queued_ahead_after_an_answer_without_drafting(engines):
+    with queueing(), LLMInferenceRuntime(
+        engines(), WatchedDevice(), drafting=CHAIN, prefix_cache_bytes=0
+    ) as runtime:
+        runtime.handle_request(request("hello", max_tokens=9, disable_spec_decode=True))
+        one = request("hello", max_tokens=3)
+        answer = runtime.handle_request(dataclasses.replace(one, disable_spec_decode=True)).token_ids
+        drafter = draft_by_script(runtime, CHAIN.drafting_step, CHAIN.tree_size, right=1.0)
+        drafter._back, drafter.answers = 1, lambda one: answer
+        runtime.handle_request(dataclasses.replace(one, disable_spec_decode=True))
+        assert runtime.handle_request(one).token_ids == answer
+        found = runtime.spec_decode_generation_metrics
+    assert found.total_runs == found.verified_trees == 1
+
+
+@on_host
 def test_runs_of_more_tokens_than_the_kernels_take_are_the_engines(heads, engines):
     with LLMInferenceRuntime(engines(), drafting=TREE, prefix_cache_bytes=0) as runtime:
         head = runtime.pipeline.drafter.drafter._head

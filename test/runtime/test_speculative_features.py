@@ -300,7 +300,7 @@ def test_small_dense_models_draft_chains_of_the_kernels_rows_on_a_gpu(draft_engi
     assert chosen is not None
     assert chosen.is_chain
     assert chosen.tree_size == 8
-    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL"
+    limit = "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE"
     monkeypatch.setattr(limit, config.hidden_size)
     larger = drafting_config("eagle", config, on_cpu=False)
     assert larger is not None
@@ -315,7 +315,7 @@ def test_small_dense_models_draft_longer_chains_on_a_cpu(draft_engine, monkeypat
     assert chosen.is_chain
     assert {name: getattr(chosen, name) for name in sizes} == sizes
     monkeypatch.setattr(
-        "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL", config.hidden_size
+        "edgellm_ros.runtime.decoding.speculative.drafting_config.SMALL_HIDDEN_SIZE", config.hidden_size
     )
     larger = drafting_config("eagle", config, on_cpu=True)
     assert larger is not None

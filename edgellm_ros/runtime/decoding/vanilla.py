@@ -84,7 +84,7 @@ class VanillaDecoding:
     def queues_ahead(self, sequences: Sequence[GenerationSequence]) -> bool:
         """Return whether the batch has no grammar, whose masks need the tokens before.
 
-        Without one, a step takes less time than the host between two of them.
+        Without one, the device need not wait for the host between two steps.
         """
         return not self._has_grammar
 

@@ -114,14 +114,14 @@ def make_head(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> 
 
 def make_chain(
     device: Device, shape: FusedDraftShape, weights: FusedWeights, rows: int, levels: int
-) -> ChainDrafter | None:
+) -> ChainDrafter:
     """Make what drafts whole chains of so many levels on a device, after up to so many accepted tokens."""
     from edgellm_ros.kernels.cuda.fused.chain import FusedChain
 
     return FusedChain(device, shape, weights, rows, levels)
 
 
-def make_prompts(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> PromptRows | None:
+def make_prompts(device: Device, shape: FusedDraftShape, weights: FusedWeights) -> PromptRows:
     """Make what writes a head's KV rows of prompts on a device."""
     from edgellm_ros.kernels.cuda.fused.prompt import FusedPrompt
 

@@ -8,8 +8,9 @@
 //
 // qkv -- attention to a share of the cache -- o -- gate_up -- down -- lm_head
 //
-// Each block hears of all others in each phase but the last, so none of them is more than one phase ahead. What is sent
-// in a phase goes to memory that no block reads in that phase or in the one before.
+// Each block hears of all others in each phase but the last (ChainPlan refuses a head that has no columns for some of
+// them), so none of them is more than one phase ahead. What is sent in a phase goes to memory that no block reads in that
+// phase or in the one before.
 // Rows of x are the right side of `mma`, up to 8 of them, so a run on 8 tokens has as many products as one on a token.
 
 constexpr int GROUP = HEADS / KV_HEADS, SPLITS = CLUSTER / KV_HEADS;
@@ -428,6 +429,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       send(block, own.arrivals[INNER_MADE], &own.rest.inner[row][column], bits);
     });
     receive(own, INNER_MADE, 2 * rows * INNER, level);
+    __syncthreads();  // sums of the last product have been read
 
     DOWN::multiply(own.down_weights, own.rest.inner[0], INNER + X_GAP, own.sums, rank);
     __syncthreads();

@@ -59,6 +59,10 @@ class ChainPlan:
             (shape.fp8_cache, "the KV cache has 8 bits"),
             (self.cluster % shape.kv_heads != 0, f"{shape.kv_heads} KV heads for {self.cluster} blocks"),
             (self.rows > MOST_ROWS, f"{self.rows} accepted tokens, more than {MOST_ROWS}"),
+            (
+                min(shape.hidden, shape.inner) < TILE * self.cluster,
+                f"sizes of {shape.hidden} and {shape.inner}, less than {TILE} columns for each block",
+            ),
         ):
             if problem:
                 return text

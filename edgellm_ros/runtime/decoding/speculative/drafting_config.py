@@ -134,9 +134,9 @@ def _check_cuda_limits(drafting: SpecDecodeDraftingConfig) -> None:
 
 LOOKUP_CHAIN = SpecDecodeDraftingConfig(1, 7, 8, LOOKUP)
 CHAIN = SpecDecodeDraftingConfig(1, 5, 6)  # on a CPU every row of a verification takes time
-# For dense models with smaller states than SMALL, whose verification takes as long with a few more rows; on a
-# GPU the fused kernels are compiled for 8.
-SMALL = 1024
+# For dense models below SMALL_HIDDEN_SIZE, whose verification takes as long with a few more rows; on a GPU
+# the fused kernels are compiled for 8.
+SMALL_HIDDEN_SIZE = 1024
 SMALL_CHAIN = SpecDecodeDraftingConfig(1, 8, 9)
 SMALL_CHAIN_ON_GPU = SpecDecodeDraftingConfig(1, 7, 8)
 
@@ -175,7 +175,7 @@ def drafting_config(
     default = LOOKUP_CHAIN
     if drafting == EAGLE:
         default = CHAIN if on_cpu or config.llm.recurrent is not None else SpecDecodeDraftingConfig()
-        if config.llm.recurrent is None and config.hidden_size < SMALL:
+        if config.llm.recurrent is None and config.hidden_size < SMALL_HIDDEN_SIZE:
             most = 0 if config.draft is None else config.draft.max_draft_tree_size
             small = SMALL_CHAIN if on_cpu else SMALL_CHAIN_ON_GPU
             default = small if small.drafted_rows <= most else CHAIN

@@ -71,7 +71,7 @@ class TreeDecoding:
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
         self._fallback = Fallback() if config.falls_back else None
-        self._drafts = True  # whether the last step was a round
+        self._drafts = True  # whether the last step was a round, or the first one may be
         self._sampling = sampling
         self._drafter = drafter
         self._vanilla = vanilla
@@ -97,6 +97,7 @@ class TreeDecoding:
         self._wanted = not self._has_grammar and not all(
             sequence.request.disable_spec_decode for sequence in batch.sequences
         )
+        self._drafts = self._wanted and not self._drafter.failed
         self._vanilla.begin(batch)
         if self._wanted and not self._drafter.failed:
             self._largest = self.recorded.select(self._adapters, self._make_round)
