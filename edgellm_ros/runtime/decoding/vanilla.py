@@ -51,6 +51,7 @@ class VanillaDecoding:
         self._sampling = sampling
         self._logits = logits
         self._logprobs = 0
+        self._has_grammar = False
         self.recorded: RecordedSteps[VanillaStep] = RecordedSteps(device, batch.max_size)
         self.recorded_logits: RecordedSteps[LogitsStep] = RecordedSteps(
             device, batch.max_size, "decode steps up to the logits"

@@ -71,6 +71,7 @@ class TreeDecoding:
     ) -> None:
         self.tokens_per_step = config.tokens_per_round
         self._fallback = Fallback() if config.falls_back else None
+        self._wanted = True  # whether these sequences may have rounds
         self._drafts = True  # whether the last step was a round, or the first one may be
         self._sampling = sampling
         self._drafter = drafter
