@@ -34,7 +34,7 @@ LONG = {"action_samples": 16, "denoise_steps": 1000}  # keeps the action head bu
 
 @pytest.fixture(scope="module")
 def user(domain):
-    """A node of the user's in a context of its own, which nobody spins."""
+    """A node of the user's in a context of its own, which no executor spins."""
     context = rclpy.Context()
     rclpy.init(context=context, domain_id=domain)
     node = rclpy.create_node("user", context=context)
@@ -194,7 +194,7 @@ class TestEnd:
             from edgellm_ros.client import PlanClient
             node = None
             {user}
-            client = PlanClient(node, name="/nobody")
+            client = PlanClient(node, name="/missing")
             call = client.stream("go")
         """
         done = subprocess.run(
@@ -205,7 +205,7 @@ class TestEnd:
 
     def test_a_client_without_a_reference_ends_its_thread(self, user):
         before = set(threading.enumerate())
-        client = PlanClient(user, name="/nobody")
+        client = PlanClient(user, name="/missing")
         (thread,) = set(threading.enumerate()) - before
         del client
         gc.collect()
@@ -215,31 +215,31 @@ class TestEnd:
 class TestErrors:
     def test_no_node_within_the_timeout_is_one_line(self, user):
         with (
-            PlanClient(user, name="/nobody", connect_timeout_s=0.3) as client,
-            pytest.raises(PlanError, match=r"^/nobody/plan: no server of this action within 0\.3 s; .*$"),
+            PlanClient(user, name="/missing", connect_timeout_s=0.3) as client,
+            pytest.raises(PlanError, match=r"^/missing/plan: no server of this action within 0\.3 s; .*$"),
         ):
             client.plan("go")
 
     def test_a_plan_that_waits_for_a_node_can_be_cancelled(self, user):
-        with PlanClient(user, name="/nobody") as client:
+        with PlanClient(user, name="/missing") as client:
             call = client.stream("go")
             call.cancel()
             assert call.result(timeout_s=5.0).message == "cancelled before it was sent"
 
     def test_closing_the_client_ends_its_plans(self, user):
-        client = PlanClient(user, name="/nobody")
+        client = PlanClient(user, name="/missing")
         call = client.stream("go")
         client.close()
         for wait in (call.result, lambda: client.plan("go")):
-            with pytest.raises(PlanError, match=r"^/nobody/plan: the client was closed$"):
+            with pytest.raises(PlanError, match=r"^/missing/plan: the client was closed$"):
                 wait()
 
     def test_shutting_ros_down_ends_its_plans(self, domain):
         context = rclpy.Context()
         rclpy.init(context=context, domain_id=domain)
-        call = PlanClient(user := rclpy.create_node("user", context=context), name="/nobody").stream("go")
+        call = PlanClient(user := rclpy.create_node("user", context=context), name="/missing").stream("go")
         rclpy.shutdown(context=context)
-        with pytest.raises(PlanError, match=r"^/nobody/plan: (ROS was shut down|the client was closed)$"):
+        with pytest.raises(PlanError, match=r"^/missing/plan: (ROS was shut down|the client was closed)$"):
             call.result(timeout_s=5.0)
         user.destroy_node()
 

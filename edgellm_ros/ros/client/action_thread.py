@@ -32,7 +32,7 @@ from edgellm_ros.action import Plan
 from edgellm_ros.ros.client.plan_call import PlanCall, PlanError
 from edgellm_ros.ros.messaging import action_services_qos, services_qos
 
-CHECK_S = 0.05  # period of looking for the server; rclpy tells changes of the graph to nobody
+CHECK_S = 0.05  # period of looking for the server; rclpy reports no changes of the graph
 # A server that has not discovered the client yet loses its first answer. The goal is sent again after this
 # time, then after twice this time, and so on: with the same id, so that it is planned once.
 RESEND_S = 0.25
