@@ -3,32 +3,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Any
-
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from edgellm_ros.echo import quoted
 from edgellm_ros.ros.follower.course import Limits
 from edgellm_ros.ros.follower.trajectory_follower import Settings
-
-FRAME_ID = re.compile(r"[^/\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")  # tf2: not empty, no leading "/"
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Declaration of one parameter."""
-
-    default: bool | int | float | str
-    description: str  # read alone, by `ros2 param describe`
-    low: float | None = None  # lowest and highest value allowed
-    high: float | None = None
-    fixed: bool = False  # can only be set while the node is unconfigured
-    read_only: bool = False  # can only be set at start
-
+from edgellm_ros.ros.parameter_table import Spec, check_changes, declare, value_problem
 
 SPECS: dict[str, Spec] = {
     "autostart": Spec(
@@ -69,11 +50,7 @@ def declare_parameters(node: Node) -> None:
 
     Raises ValueError for a value at start that is not allowed.
     """
-    for name, spec in SPECS.items():
-        node.declare_parameter(name, spec.default, _descriptor(name, spec))
-        problem = _problem(name, node.get_parameter(name).value)
-        if problem:
-            raise ValueError(problem)
+    declare(node, SPECS, value_problem)
 
 
 def check_parameters(changes: list[Parameter], configured: bool) -> SetParametersResult:
@@ -81,15 +58,11 @@ def check_parameters(changes: list[Parameter], configured: bool) -> SetParameter
 
     `configured`: fixed parameters may not change.
     """
-    for change in changes:
-        spec = SPECS.get(change.name)
-        if spec is None:
-            continue
-        problem = _problem(change.name, change.value)
-        if spec.fixed and configured:
-            problem = f"{change.name} can only be set while the node is unconfigured: clean it up first"
-        if problem:
-            return SetParametersResult(successful=False, reason=problem)
+    known = [(change.name, change.value) for change in changes if change.name in SPECS]
+    try:
+        check_changes(SPECS, known, value_problem, configured)
+    except ValueError as error:
+        return SetParametersResult(successful=False, reason=str(error))
     return SetParametersResult(successful=True)
 
 
@@ -113,29 +86,3 @@ def read_settings(node: Node) -> Settings:
         max_chunk_age=value("max_chunk_age"),
         future_tolerance=value("future_stamp_tolerance"),
     )
-
-
-def _problem(name: str, value: Any) -> str:
-    """Return the reason why a value is not allowed; empty if the value is allowed."""
-    spec = SPECS[name]
-    # rclpy's own check of ranges accepts NaN, and values up to a millionth outside.
-    if spec.low is not None and spec.high is not None and not spec.low <= value <= spec.high:
-        return f"{name} must be from {spec.low} to {spec.high}, got {value}"
-    if name == "frame_id" and not FRAME_ID.fullmatch(value):
-        return f"frame_id must be a TF frame: not empty, no leading '/', no white space, got {quoted(value)}"
-    return ""
-
-
-def _descriptor(name: str, spec: Spec) -> ParameterDescriptor:
-    descriptor = ParameterDescriptor(name=name, description=spec.description, read_only=spec.read_only)
-    if spec.fixed:
-        descriptor.additional_constraints = "Can only be set while the node is unconfigured."
-    if spec.low is not None and spec.high is not None:
-        if isinstance(spec.default, float):
-            bounds = FloatingPointRange(from_value=float(spec.low), to_value=float(spec.high))
-            descriptor.floating_point_range.append(bounds)
-        else:
-            descriptor.integer_range.append(
-                IntegerRange(from_value=int(spec.low), to_value=int(spec.high), step=1)
-            )
-    return descriptor

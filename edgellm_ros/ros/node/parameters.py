@@ -15,6 +15,7 @@ from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.ros.messaging import SERVICE_DEPTH
 from edgellm_ros.ros.node.overlay import OverlayCamera
+from edgellm_ros.ros.parameter_table import Spec
 from edgellm_ros.runtime.request import (
     MAX_DENOISE_STEPS,
     MAX_PENALTY,
@@ -26,19 +27,6 @@ from edgellm_ros.runtime.request import (
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 GROUPS = {"camera": OverlayCamera, "audio_data": PcmFormat, "utterance": UtteranceSettings}
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Declaration of one parameter."""
-
-    default: bool | int | float | str | list[str]
-    description: str  # read alone, by `ros2 param describe`
-    low: float | None = None  # lowest and highest value allowed
-    high: float | None = None
-    choices: tuple[str, ...] = ()  # values allowed, for strings
-    fixed: bool = False  # can only be set while the node is unconfigured
-    read_only: bool = False  # can only be set at start
 
 
 SPECS: dict[str, Spec] = {

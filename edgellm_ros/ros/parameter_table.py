@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of a node's parameters: their declaration, and the checks that every table needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.node import Node
+
+from edgellm_ros.echo import quoted
+
+FRAME_ID = re.compile(r"[^/\s\x00-\x1f\x7f][^\s\x00-\x1f\x7f]*")  # tf2: not empty, no leading "/"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Declaration of one parameter."""
+
+    default: bool | int | float | str | list[str]
+    description: str  # read alone, by `ros2 param describe`
+    low: float | None = None  # lowest and highest value allowed
+    high: float | None = None
+    choices: tuple[str, ...] = ()  # values allowed, for strings
+    fixed: bool = False  # can only be set while the node is unconfigured
+    read_only: bool = False  # can only be set at start
+
+
+Specs = Mapping[str, Spec]
+Problem = Callable[[Specs, str, Any], str]
+
+
+def declare(node: Node, specs: Specs, problem: Problem) -> None:
+    """Declare every parameter of a table. ValueError for a value at start that is not allowed."""
+    for name, spec in specs.items():
+        node.declare_parameter(name, spec.default, _descriptor(name, spec))
+        reason = problem(specs, name, node.get_parameter(name).value)
+        if reason:
+            raise ValueError(reason)
+
+
+def check_changes(
+    specs: Specs, changes: Iterable[tuple[str, Any]], problem: Problem, configured: bool
+) -> None:
+    """Check new values. ValueError with the reason; `configured`: fixed parameters may not change."""
+    for name, value in changes:
+        if specs[name].fixed and configured:
+            raise ValueError(f"{name} can only be set while the node is unconfigured: clean it up first")
+        reason = problem(specs, name, value)
+        if reason:
+            raise ValueError(reason)
+
+
+def value_problem(specs: Specs, name: str, value: Any) -> str:
+    """Return the reason why a value is not allowed; empty if the value is allowed."""
+    spec = specs[name]
+    if spec.choices and value not in spec.choices:
+        return f"{name} must be one of {', '.join(spec.choices)}, got {quoted(value)}"
+    # rclpy's own check of ranges accepts NaN, and values up to a millionth outside.
+    if spec.low is not None and spec.high is not None and not spec.low <= value <= spec.high:
+        return f"{name} must be from {spec.low} to {spec.high}, got {value}"
+    if name == "frame_id" and not FRAME_ID.fullmatch(value):
+        return f"frame_id must be a TF frame: not empty, no leading '/', no white space, got {quoted(value)}"
+    return ""
+
+
+def _descriptor(name: str, spec: Spec) -> ParameterDescriptor:
+    constraints = [f"One of: {', '.join(spec.choices)}."] if spec.choices else []
+    if spec.fixed:
+        constraints.append("Can only be set while the node is unconfigured.")
+    descriptor = ParameterDescriptor(name=name, description=spec.description, read_only=spec.read_only)
+    descriptor.additional_constraints = " ".join(constraints)
+    if spec.low is not None and spec.high is not None:
+        if isinstance(spec.default, float):
+            bounds = FloatingPointRange(from_value=float(spec.low), to_value=float(spec.high))
+            descriptor.floating_point_range.append(bounds)
+        else:
+            descriptor.integer_range.append(
+                IntegerRange(from_value=int(spec.low), to_value=int(spec.high), step=1)
+            )
+    return descriptor
