@@ -4,14 +4,22 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.signals import SignalHandlerOptions
+
+from edgellm_ros.echo import escaped
+from edgellm_ros.ros.signals import call_on_signal, ignore_signals
+
+NodeT = TypeVar("NodeT", bound=LifecycleNode)
 
 
 def logged(transition: Callable) -> Callable:
@@ -76,3 +84,37 @@ def spin_once(node: LifecycleNode, executor: SingleThreadedExecutor, timeout_s: 
         executor.spin_once(timeout_sec=timeout_s)
     except Exception:
         node.get_logger().error(traceback.format_exc())
+
+
+def run_process(
+    executable: str,
+    make_node: Callable[[], NodeT],
+    run: Callable[[NodeT, SingleThreadedExecutor, Stop], None],
+    args: Sequence[str] | None,
+) -> int:
+    """Make a node and run it in this process; return the exit code.
+
+    rclpy's own signal handlers would invalidate the context at once, so that a node could not send its last
+    messages; a signal requests the stop in their place. args: as on the command line.
+    """
+    stop = Stop()
+    call_on_signal(stop.request)
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        try:
+            node = make_node()
+        except Exception as error:  # rclpy has many classes for a parameter that it refuses
+            print(f"{executable}: error: {escaped(str(error))}", file=sys.stderr)
+            return 2
+        executor = SingleThreadedExecutor()
+        executor.add_node(node)
+        stop.executor = executor
+        try:
+            run(node, executor, stop)
+        finally:
+            executor.shutdown()
+            node.destroy_node()
+    finally:
+        rclpy.try_shutdown()
+        ignore_signals()
+    return 0

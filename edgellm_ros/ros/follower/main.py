@@ -11,15 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
-from rclpy.signals import SignalHandlerOptions
 
-from edgellm_ros.echo import escaped
 from edgellm_ros.ros.follower.node import FollowerNode
-from edgellm_ros.ros.lifecycle import Stop, spin_once
-from edgellm_ros.ros.signals import call_on_signal, ignore_signals
+from edgellm_ros.ros.lifecycle import Stop, run_process, spin_once
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -27,34 +23,18 @@ def main(args: Sequence[str] | None = None) -> int:
 
     `args` as on the command line.
     """
-    stop = Stop()
-    call_on_signal(stop.request)
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    try:
-        try:
-            node = FollowerNode()
-        except Exception as error:  # rclpy has many classes for a parameter that it refuses
-            print(f"follower_node: error: {escaped(str(error))}", file=sys.stderr)
-            return 2
-        executor = SingleThreadedExecutor()
-        executor.add_node(node)
-        stop.executor = executor
-        try:
-            if node.get_parameter("autostart").value and not stop.requested:
-                configured = node.trigger_configure()
-                if configured == TransitionCallbackReturn.SUCCESS:
-                    node.trigger_activate()
-            while not stop.requested:
-                spin_once(node, executor)
-            if node.state != "finalized":
-                node.trigger_shutdown()
-        finally:
-            executor.shutdown()
-            node.destroy_node()
-    finally:
-        rclpy.try_shutdown()
-        ignore_signals()
-    return 0
+    return run_process("follower_node", FollowerNode, _run, args)
+
+
+def _run(node: FollowerNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
+    if node.get_parameter("autostart").value and not stop.requested:
+        configured = node.trigger_configure()
+        if configured == TransitionCallbackReturn.SUCCESS:
+            node.trigger_activate()
+    while not stop.requested:
+        spin_once(node, executor)
+    if node.state != "finalized":
+        node.trigger_shutdown()
 
 
 if __name__ == "__main__":

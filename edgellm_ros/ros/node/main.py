@@ -12,15 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
-from rclpy.signals import SignalHandlerOptions
 
-from edgellm_ros.echo import escaped
-from edgellm_ros.ros.lifecycle import Stop, spin_once
+from edgellm_ros.ros.lifecycle import Stop, run_process, spin_once
 from edgellm_ros.ros.node.node import EdgeLLMNode
-from edgellm_ros.ros.signals import call_on_signal, ignore_signals
 
 FAREWELL_S = 1.0  # at most, for running goals to end and get their results
 DELIVERY_S = 0.1  # for the middleware to send these results
@@ -31,27 +27,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
     `args` as on the command line.
     """
-    stop = Stop()
-    call_on_signal(stop.request)
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    try:
-        try:
-            node = EdgeLLMNode()
-        except Exception as error:  # rclpy has many classes for a parameter that it refuses
-            print(f"edgellm_node: error: {escaped(str(error))}", file=sys.stderr)
-            return 2
-        executor = SingleThreadedExecutor()
-        executor.add_node(node)
-        stop.executor = executor
-        try:
-            _run(node, executor, stop)
-        finally:
-            executor.shutdown()
-            node.destroy_node()
-    finally:
-        rclpy.try_shutdown()
-        ignore_signals()
-    return 0
+    return run_process("edgellm_node", EdgeLLMNode, _run, args)
 
 
 def _run(node: EdgeLLMNode, executor: SingleThreadedExecutor, stop: Stop) -> None:
