@@ -46,6 +46,11 @@ def test_fused_decoding_on_a_device_without_it(tiny_engine):
         open_runtime(parameters_of(tiny_engine, decode="fused"), get_logger("test"))
 
 
+def test_trained_chunks_need_a_checkpoint_that_was_trained_for_them(tiny_engine):
+    with pytest.raises(ValueError, match="parameter chunking must be off, guided or frozen: the checkpoint"):
+        open_runtime(parameters_of(tiny_engine, chunking="trained"), get_logger("test"))
+
+
 def parameters_of(engine, **changes) -> SimpleNamespace:
     """Make the parameters that `open_runtime` reads."""
     values = {
@@ -62,5 +67,6 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "lora": "",
         "noise_seed": 0,
         "frames_per_plan": 1,
+        "chunking": "off",
     }
     return SimpleNamespace(**{**values, **changes})
