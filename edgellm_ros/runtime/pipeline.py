@@ -81,10 +81,11 @@ class Pipeline:
         decode_backend: str,
         drafting: SpecDecodeDraftingConfig | None = None,
         decode: str = AUTO,
+        allow_plan_code: bool = False,
     ) -> None:
         # 1. the device and the engines
         self.config = config
-        self.device = open_device(device) if isinstance(device, str) else device
+        self.device = open_device(device, allow_plan_code) if isinstance(device, str) else device
         self._metrics = metrics
 
         only_chains = drafting is not None and drafting.is_chain
