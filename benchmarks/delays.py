@@ -6,7 +6,7 @@ Measures
 Successes, collisions, time to the target, and the jerk (m/s^3) and yaw acceleration (rad/s^2) where one plan
 takes over from another, beside those within plans, for each mode and delay:
 
-    wait                      the robot brakes to a standstill for each frame, and stands until its plan is there
+    wait                      the robot brakes to a standstill for each frame, and stands until its plan comes
     naive                     the old chunk runs on; the new one takes over at the row of its age
     guided, frozen, trained   as naive, with the node's parameter `chunking`
 
@@ -98,7 +98,9 @@ class Work:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__)
-    parser.add_argument("--delays", default="0,0.4,0.8", help="seconds, separated by commas (default: %(default)s)")
+    parser.add_argument(
+        "--delays", default="0,0.4,0.8", help="in seconds, separated by commas (default: %(default)s)"
+    )
     parser.add_argument(
         "--modes",
         default=",".join(MODES[:2]),
@@ -221,11 +223,16 @@ def table(results: list[dict[str, Any]]) -> str:
     def cell(value: dict[str, float | None]) -> str:
         return "" if value["mean"] is None else f"{value['mean']:.2f} ({value['p95']:.2f})"
 
-    lines = [
-        "| delay | mode | at the target | collisions | time to target | changes | jerk at changes | jerk within "
-        "plans | yaw acceleration at changes | yaw acceleration within plans |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = (
+        "delay",
+        "mode",
+        "at the target",
+        "collisions",
+        "time to target",
+        "changes",
+        *(name.replace("_", " ") for name in JUMPS),
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for result in results:
         seconds = result["time_to_target"]
         cells = [
@@ -235,15 +242,7 @@ def table(results: list[dict[str, Any]]) -> str:
             str(result["collisions"]),
             "" if seconds is None else f"{seconds:.1f} s",
             str(result["changes"]),
-            *(
-                cell(result[name])
-                for name in (
-                    "jerk_at_changes",
-                    "jerk_within_plans",
-                    "yaw_acceleration_at_changes",
-                    "yaw_acceleration_within_plans",
-                )
-            ),
+            *(cell(result[name]) for name in JUMPS),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgellm_ros.cli import arguments
 
-EXECUTIONS = ("async", "wait")  # of edgellm_ros.arena.delayed_loop, which takes long to import
+EXECUTIONS = ("auto", "lock_step", "async", "wait")  # values of the arena's parameter
 CHUNKING = ("off", "guided", "frozen", "trained")  # values of the node's parameter
 
 
@@ -90,8 +90,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--execution",
         choices=EXECUTIONS,
-        help="what the robot does while a plan is computed: async = follow the last plan, wait = stand "
-        "(default: async with --inference-delay or --chunking; without, the node sees no latency)",
+        default="auto",
+        help="what the robot does while a plan is computed: async = follow the last plan, wait = stand, "
+        "lock_step = the node sees no latency (default: async with --inference-delay or --chunking, else "
+        "lock_step)",
     )
     parser.add_argument(
         "--chunking",
@@ -135,11 +137,9 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         follower=args.follower,
         inference_delay=args.inference_delay,
-        execution=args.execution or "",
+        execution=args.execution,
         chunking=args.chunking,
     )
-    if options.follower and options.is_delayed:
-        raise ValueError("--inference-delay, --execution and --chunking are not for --follower")
     display = Display(sys.stderr, args.episodes)
     try:
         summary = run_demo(options, display)

@@ -45,8 +45,8 @@ from edgellm_ros.ros.arena.microphone import Microphone, save_wav
 STEP_NS = round(DT * 1e9)
 EPISODE_SEEDS = 1000  # episodes of one seed; the next seed has other episodes
 PAUSE_STEPS = 2 * HISTORY  # simulated rest between two episodes, longer than the history of a plan
-LOCK_STEP = "lock_step"
-EXECUTIONS = (LOCK_STEP, *(execution.value for execution in Execution))
+AUTO, LOCK_STEP = "auto", "lock_step"
+EXECUTIONS = (AUTO, LOCK_STEP, *(execution.value for execution in Execution))
 
 # name: (default, description, lowest, highest); None where there is no range
 PARAMETERS = {
@@ -82,10 +82,11 @@ PARAMETERS = {
         20,
     ),
     "execution": (
-        LOCK_STEP,
+        AUTO,
         "What the robot does while a plan is computed. lock_step = the edgellm node sees no latency, and the "
-        "robot follows the last plan for latency_steps. With the others the node sees a latency of "
-        "inference_delay: async = the robot follows the last plan, wait = it stands.",
+        "robot follows the last plan for latency_steps. async and wait = the node sees a latency of "
+        "inference_delay, and the robot follows the last plan or stands. auto = async with an "
+        "inference_delay, else lock_step.",
         None,
         None,
     ),
@@ -123,9 +124,7 @@ class ArenaNode(ArenaLink):
         self._heading = 0.0  # of the robot, a step ago
         self._microphone = Microphone(self) if self.value("spoken") else None
         self._follower = FollowerLink(self) if self.value("follower") else None
-        self._check_execution()
-        delayed = self.value("execution") != LOCK_STEP
-        self._execution = Execution(self.value("execution")) if delayed else None
+        self._execution = self._read_execution()  # None = lock_step
         self._delay_steps = delay_in_steps(self.value("inference_delay"))
 
     def value(self, name: str):
@@ -231,15 +230,23 @@ class ArenaNode(ArenaLink):
             "yaw_acceleration_within_plans": within_plans.yaw_acceleration.tolist(),
         }
 
-    def _check_execution(self) -> None:
-        """Raise LinkError for values of `execution` and `inference_delay` that do not go together."""
-        execution = self.value("execution")
+    def _read_execution(self) -> Execution | None:
+        """Return the execution; None for lock_step.
+
+        Raises LinkError for parameters that do not go together.
+        """
+        execution, delay = self.value("execution"), self.value("inference_delay")
         if execution not in EXECUTIONS:
-            raise LinkError(f"execution must be {', '.join(EXECUTIONS)}, got {quoted(execution)}")
-        if execution != LOCK_STEP and self._follower is not None:
+            raise LinkError(f"execution must be one of {', '.join(EXECUTIONS)}, got {quoted(execution)}")
+        if execution == AUTO:
+            execution = Execution.ASYNC.value if delay else LOCK_STEP
+        if execution == LOCK_STEP:
+            if delay:
+                raise LinkError("inference_delay needs execution async or wait, not lock_step")
+            return None
+        if self._follower is not None:
             raise LinkError(f"execution {execution} is not for a robot that the follower drives")
-        if execution == LOCK_STEP and self.value("inference_delay"):
-            raise LinkError("inference_delay needs execution async or wait")
+        return Execution(execution)
 
     def _advance(self, world: World) -> None:
         """Advance simulated time by one step."""

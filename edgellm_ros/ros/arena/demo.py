@@ -69,13 +69,8 @@ class DemoOptions:
     precision: str = "fp32"
     follower: bool = False
     inference_delay: float = 0.0  # s
-    execution: str = ""  # of the arena; empty = async if there is a delay or chunking, else lock_step
+    execution: str = "auto"
     chunking: str = "off"
-
-    @property
-    def is_delayed(self) -> bool:
-        """Whether the edgellm node sees the simulated latency of its plans."""
-        return bool(self.execution or self.inference_delay or self.chunking != "off")
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -154,11 +149,12 @@ def arena_arguments(options: DemoOptions) -> list[str]:
         "question": QUESTION,
         "spoken": options.spoken,
         "follower": options.follower,
+        "execution": options.execution,
+        "inference_delay": float(options.inference_delay),
         "events": True,
     }
-    if options.is_delayed:
-        parameters["execution"] = options.execution or Execution.ASYNC.value
-        parameters["inference_delay"] = float(options.inference_delay)
+    if options.chunking != "off" and options.execution == "auto" and not options.follower:
+        parameters["execution"] = Execution.ASYNC.value
     return ["-m", ARENA_MODULE, *ros_arguments(parameters)]
 
 
