@@ -11,8 +11,8 @@ fixed number of simulated steps, whatever its real duration, so an episode is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,10 @@ class Drive:
 
     plans: tuple[PlanRecord, ...]
     clipped: int  # steps whose planned action exceeded the robot's limits
-    # of each step: index of the plan that was driven, None while braking; `drive_delayed` records them
+    # `drive_delayed` records of each step the index of its plan, or None while braking, and of steps in which a
+    # plan takes over the action of the plan before it.
     drivers: tuple[int | None, ...] = ()
+    continuations: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def drive(

@@ -82,7 +82,7 @@ def drive_delayed(
         plans.append(record_plan(time, state, frame, plan))
         robot.take(plan.actions, state.speed, 0 if waits else age)
         robot.go(replan_steps if waits else max(replan_steps, delay_steps) - age)
-    return Drive(tuple(plans), robot.clipped, tuple(robot.drivers))
+    return Drive(tuple(plans), robot.clipped, tuple(robot.drivers), robot.continuations)
 
 
 class _Robot:
@@ -90,7 +90,8 @@ class _Robot:
 
     def __init__(self, world: World, on_step: Callable[[], None]) -> None:
         self.clipped = 0
-        self.drivers: list[int | None] = []  # of each step: the number of the plan, None while braking
+        self.drivers: list[int | None] = []
+        self.continuations: dict[int, tuple[float, float]] = {}
         self._world, self._on_step = world, on_step
         self._number = -1
         self._row = 0
@@ -103,6 +104,9 @@ class _Robot:
 
     def take(self, actions: NDArray | None, speed: float, row: int) -> None:
         """Put the next plan in charge from `row` on; `speed` is that of its frame."""
+        if self._row < len(self._actions):
+            old = self._course.action(self._row, self._world.state.speed)
+            self.continuations[len(self.drivers)] = old
         self._number += 1
         self.stop_following()
         if actions is not None:

@@ -8,13 +8,13 @@ they jump at the borders between steps. Such a jump divided by DT is the jerk (m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm_ros.arena.unicycle import DT, wrap
+from edgellm_ros.arena.unicycle import DT, advance, wrap
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ def jumps(track: NDArray, drivers: Sequence[int | None]) -> tuple[Jumps, Jumps]:
     plan to braking counts, as does one from braking to a plan. The start of the first plan does not, and
     borders within braking are in neither of the two.
     """
-    accelerations = np.diff(track[:, 3]) / DT
-    yaw_rates = wrap(np.diff(track[:, 2])) / DT
+    accelerations, yaw_rates = motion(track)
     numbers = np.array([-1 if driver is None else driver for driver in drivers])
     if len(numbers) != len(accelerations):
         raise ValueError(f"{len(numbers)} drivers for {len(accelerations)} steps")
@@ -42,3 +41,25 @@ def jumps(track: NDArray, drivers: Sequence[int | None]) -> tuple[Jumps, Jumps]:
     started = np.maximum.accumulate(before) >= 0 if len(before) else np.zeros(0, bool)
     changed, inside = started & (before != after), (before == after) & (after >= 0)
     return Jumps(jerk[changed], yaw[changed]), Jumps(jerk[inside], yaw[inside])
+
+
+def excess_jumps(track: NDArray, continuations: Mapping[int, tuple[float, float]]) -> Jumps:
+    """Return by how much the jumps at changes differ from those that the old plans had led to.
+
+    track: states [T+1, 4]; continuations: for the steps in which a plan took over, the action (m/s^2, 1/m) of
+    the plan before it. 0 means that the new plan goes on as the old one.
+    """
+    taken = sorted(step for step in continuations if step < len(track) - 1)
+    excess = []
+    for step in taken:
+        continued = np.stack([track[step], advance(track[step], *continuations[step])])
+        (acceleration,), (yaw_rate,) = motion(continued)
+        (executed,), (executed_yaw_rate,) = motion(track[step : step + 2])
+        excess.append((abs(executed - acceleration) / DT, abs(executed_yaw_rate - yaw_rate) / DT))
+    jerk, yaw = np.array(excess).reshape(-1, 2).T
+    return Jumps(jerk, yaw)
+
+
+def motion(track: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the accelerations [T] and yaw rates [T] of the steps between states [T+1, 4]."""
+    return np.diff(track[:, 3]) / DT, wrap(np.diff(track[:, 2])) / DT

@@ -179,3 +179,16 @@ def test_impossible_steps_are_refused(delay_steps, replan_steps):
             World(make_episode(3)), lambda frame, age: Plan("", None), delay_steps=delay_steps,
             replan_steps=replan_steps,
         )  # fmt: skip
+
+
+def test_the_action_that_the_old_plan_had_at_a_takeover_is_recorded():
+    world = World(make_episode(3))
+    accelerations = iter([0.1, 0.2])
+
+    def think(frame, age):
+        return Plan("", np.tile([next(accelerations, 0.0), 0.3], (40, 1)))
+
+    driven = drive_delayed(world, think, delay_steps=4)
+    first = driven.continuations[16]  # the second plan, for the frame of step 12, takes over
+    assert first == pytest.approx((0.1, 0.3))
+    assert driven.continuations[24] == pytest.approx((0.2, 0.3))

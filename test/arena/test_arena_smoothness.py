@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.arena.smoothness import jumps
+from edgellm_ros.arena.smoothness import excess_jumps, jumps
 
 
 def track(speeds, headings) -> np.ndarray:
@@ -44,3 +44,26 @@ def test_a_turn_through_the_back_is_no_jump():
 def test_as_many_drivers_as_steps_are_needed():
     with pytest.raises(ValueError, match="2 drivers for 3 steps"):
         jumps(track([0, 0, 0, 0], [0, 0, 0, 0]), [0, 0])
+
+
+def test_the_excess_is_what_the_old_plan_would_not_have_done():
+    # Speed 0.2 m/s: the new plan goes to 0.25 (0.5 m/s^2), the old one would go to 0.21 (0.1 m/s^2).
+    # Turned by 0.02 (0.2 rad/s); the old curvature of 0.5/m over 0.0205 m would turn by 0.01025.
+    states = track([0.2, 0.25, 0.3], [0, 0.02, 0.04])
+    excess = excess_jumps(states, {0: (0.1, 0.5)})
+    assert excess.jerk == pytest.approx([4.0])
+    assert excess.yaw_acceleration == pytest.approx([0.975])
+
+
+def test_a_plan_that_goes_on_as_the_old_one_has_no_excess():
+    states = track([0.2, 0.25, 0.3], [0, 0, 0])
+    assert excess_jumps(states, {1: (0.5, 0.0)}).jerk == pytest.approx([0.0])
+
+
+def test_the_excess_is_within_the_limits_of_the_robot():
+    states = track([0.2, 0.3], [0, 0])  # 1 m/s^2, the most that it can
+    assert excess_jumps(states, {0: (9.0, 0.0)}).jerk == pytest.approx([0.0])
+
+
+def test_a_takeover_after_the_last_step_has_no_excess():
+    assert excess_jumps(track([0.2, 0.3], [0, 0]), {1: (1.0, 0.0)}).jerk.size == 0

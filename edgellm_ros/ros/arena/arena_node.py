@@ -34,7 +34,7 @@ from edgellm_ros.arena.episode import Episode, World, make_episode
 from edgellm_ros.arena.person import SAY_AT_MOST, Person, person_of
 from edgellm_ros.arena.picture import save_episode
 from edgellm_ros.arena.scoring import names_target
-from edgellm_ros.arena.smoothness import jumps
+from edgellm_ros.arena.smoothness import excess_jumps, jumps
 from edgellm_ros.arena.unicycle import DT, HISTORY, HORIZON, State, wrap
 from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
@@ -223,9 +223,12 @@ class ArenaNode(ArenaLink):
         if self._execution is None:
             return {}
         at_changes, within_plans = jumps(world.track, driven.drivers)
+        excess = excess_jumps(world.track, driven.continuations)
         return {
             "jerk_at_changes": at_changes.jerk.tolist(),
+            "excess_jerk_at_changes": excess.jerk.tolist(),
             "yaw_acceleration_at_changes": at_changes.yaw_acceleration.tolist(),
+            "excess_yaw_acceleration_at_changes": excess.yaw_acceleration.tolist(),
             "jerk_within_plans": within_plans.jerk.tolist(),
             "yaw_acceleration_within_plans": within_plans.yaw_acceleration.tolist(),
         }

@@ -41,8 +41,10 @@ ARENA_MODULE = "edgellm_ros.ros.arena.arena_node"
 QUESTION = "what do you see?"  # before each episode's command
 JUMPS = (  # of the arena's event `outcome`, with execution async or wait
     "jerk_at_changes",
-    "yaw_acceleration_at_changes",
+    "excess_jerk_at_changes",
     "jerk_within_plans",
+    "yaw_acceleration_at_changes",
+    "excess_yaw_acceleration_at_changes",
     "yaw_acceleration_within_plans",
 )
 SILENCE_S = 180.0  # longer than the 90 s after which the arena itself reports a missing answer
