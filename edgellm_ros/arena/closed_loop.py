@@ -40,8 +40,8 @@ class Drive:
 
     plans: tuple[PlanRecord, ...]
     clipped: int  # steps whose planned action exceeded the robot's limits
-    # `drive_delayed` records of each step the index of its plan, or None while braking, and of steps in which a
-    # plan takes over the action of the plan before it.
+    # `drive_delayed` records: of each step the index of its plan, or None while braking; of a step in which a
+    # plan takes over, the action of the plan before it.
     drivers: tuple[int | None, ...] = ()
     continuations: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
