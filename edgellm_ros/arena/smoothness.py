@@ -29,8 +29,8 @@ def jumps(track: NDArray, drivers: Sequence[int | None]) -> tuple[Jumps, Jumps]:
     """Return the jumps at changes of the driver, and those within plans.
 
     track: states [T+1, 4]; drivers: of each step the number of its plan, or None for braking. A change from a
-    plan to braking counts, as does one from braking to a plan. The start of the first plan does not, and
-    borders within braking are in neither of the two.
+    plan to braking counts, as does one from braking to a plan. The start of the first plan does not. Borders
+    within braking, and those at which the robot stands before and after, are in neither of the two.
     """
     accelerations, yaw_rates = motion(track)
     numbers = np.array([-1 if driver is None else driver for driver in drivers])
@@ -39,7 +39,9 @@ def jumps(track: NDArray, drivers: Sequence[int | None]) -> tuple[Jumps, Jumps]:
     jerk, yaw = (np.abs(np.diff(values)) / DT for values in (accelerations, yaw_rates))
     before, after = numbers[:-1], numbers[1:]
     started = np.maximum.accumulate(before) >= 0 if len(before) else np.zeros(0, bool)
-    changed, inside = started & (before != after), (before == after) & (after >= 0)
+    moves = track[:, 3] > 0
+    moving = moves[:-2] | moves[1:-1] | moves[2:]
+    changed, inside = started & moving & (before != after), moving & (before == after) & (after >= 0)
     return Jumps(jerk[changed], yaw[changed]), Jumps(jerk[inside], yaw[inside])
 
 
@@ -47,12 +49,13 @@ def excess_jumps(track: NDArray, continuations: Mapping[int, tuple[float, float]
     """Return by how much the jumps at changes differ from those that the old plans had led to.
 
     track: states [T+1, 4]; continuations: for the steps in which a plan took over, the action (m/s^2, 1/m) of
-    the plan before it. 0 means that the new plan goes on as the old one.
+    the plan before it. 0 means that the new plan goes on as the old one. A robot that stands has no value.
     """
-    taken = sorted(step for step in continuations if step < len(track) - 1)
     excess = []
-    for step in taken:
+    for step in sorted(step for step in continuations if step < len(track) - 1):
         continued = np.stack([track[step], advance(track[step], *continuations[step])])
+        if not (track[step : step + 2, 3].any() or continued[1, 3]):  # the robot stands
+            continue
         (acceleration,), (yaw_rate,) = motion(continued)
         (executed,), (executed_yaw_rate,) = motion(track[step : step + 2])
         excess.append((abs(executed - acceleration) / DT, abs(executed_yaw_rate - yaw_rate) / DT))

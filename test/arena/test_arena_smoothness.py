@@ -67,3 +67,11 @@ def test_the_excess_is_within_the_limits_of_the_robot():
 
 def test_a_takeover_after_the_last_step_has_no_excess():
     assert excess_jumps(track([0.2, 0.3], [0, 0]), {1: (1.0, 0.0)}).jerk.size == 0
+
+
+def test_a_robot_that_stands_makes_no_jumps():
+    states = track([0.1, 0.0, 0.0, 0.0], np.zeros(4))
+    changes, within = jumps(states, [0, 1, 2])
+    assert changes.jerk == pytest.approx([10.0])  # as it comes to rest, and not the change after it
+    assert within.jerk.size == 0
+    assert excess_jumps(states, {1: (0.0, 0.5)}).jerk.size == 0
