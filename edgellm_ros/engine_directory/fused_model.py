@@ -130,7 +130,7 @@ class FusedModel(JsonFile):
     lm_head: StoredWeight | None  # [H,V]; null = an input of the graph
 
     def unshared(self) -> Iterator[StoredWeight]:
-        """Yield the quantised weights that ONNX Runtime's session has in another form: floats of FP8, orders."""
+        """Yield quantised weights that ONNX Runtime has in another form: FP8, orders."""
         for matrices in self.quantized:
             for _, matrix in matrices.given():
                 if matrix.float8:
