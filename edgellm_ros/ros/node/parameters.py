@@ -34,6 +34,12 @@ GROUPS = {"camera": OverlayCamera, "audio_data": PcmFormat, "utterance": Utteran
 SPECS: dict[str, Spec] = {
     "engine_dir": Spec("", "Engine directory made by `edgellm export`.", fixed=True),
     "device": Spec("cpu", "Device that runs the engines.", choices=("cpu", "cuda", "tensorrt"), fixed=True),
+    "allow_plan_code": Spec(
+        False,
+        "With device = tensorrt: load version-compatible plans too, which contain code that runs in the "
+        "node's process; for plans whose origin you trust.",
+        fixed=True,
+    ),
     "autostart": Spec(
         False,
         "Configure and activate the node at start; false = a lifecycle manager does it.",
@@ -255,6 +261,7 @@ class Parameters:
 
     engine_dir: str
     device: str
+    allow_plan_code: bool
     autostart: bool
     loras: list[str]
     lora: str

@@ -39,6 +39,7 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
         prefix_cache_bytes=None if size < 0 else size * 1_000_000,
         drafting=drafting,
         decode=parameters.decode,
+        allow_plan_code=parameters.allow_plan_code,
     )
     path = parameters.prefix_cache_file
     try:
