@@ -184,7 +184,7 @@ class CudaHostCopy:
     def wait(self) -> np.ndarray:
         self._device.activate()
         check(driver.cuEventSynchronize(self._slot.event), "in the work queued before")
-        array = self._slot.array.view(self._dtype).reshape(self._shape).copy()
+        array = self._slot.read(self._shape, self._dtype)
         self._pool.give_back(self._slot)
         return array
 
