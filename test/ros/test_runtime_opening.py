@@ -48,11 +48,6 @@ def test_fused_decoding_on_a_device_without_it(tiny_engine):
         open_runtime(parameters_of(tiny_engine, decode="fused"), get_logger("test"))
 
 
-def test_trained_chunks_need_a_checkpoint_that_was_trained_for_them(tiny_engine):
-    with pytest.raises(ValueError, match="parameter chunking must be off, guided or frozen: the checkpoint"):
-        open_runtime(parameters_of(tiny_engine, chunking="trained"), get_logger("test"))
-
-
 def test_code_of_tensorrt_plans_runs_only_as_the_parameters_say(tiny_engine, monkeypatch):
     allowed = []
 
@@ -64,6 +59,11 @@ def test_code_of_tensorrt_plans_runs_only_as_the_parameters_say(tiny_engine, mon
     for value in (False, True):
         open_runtime(parameters_of(tiny_engine, allow_plan_code=value), get_logger("test")).close()
     assert allowed == [False, True]
+
+
+def test_trained_chunks_need_a_checkpoint_that_was_trained_for_them(tiny_engine):
+    with pytest.raises(ValueError, match="parameter chunking must be off, guided or frozen: the checkpoint"):
+        open_runtime(parameters_of(tiny_engine, chunking="trained"), get_logger("test"))
 
 
 def parameters_of(engine, **changes) -> SimpleNamespace:
