@@ -62,6 +62,7 @@ def generate_launch_description() -> LaunchDescription:
             "lora": LaunchConfiguration("lora"),
             "device": LaunchConfiguration("device"),
             "namespace": LaunchConfiguration("namespace"),
+            "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
             "log_level": LaunchConfiguration("log_level"),
@@ -75,6 +76,7 @@ def generate_launch_description() -> LaunchDescription:
             "rate": "10",  # a command for each step of the arena
             "stamped": "true",
             "namespace": LaunchConfiguration("namespace"),
+            "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
             "log_level": LaunchConfiguration("log_level"),
