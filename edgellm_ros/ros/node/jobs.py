@@ -144,7 +144,7 @@ class JobFactory:
                 self._metrics.plan_done(outcome)
                 if outcome.reason == COMPLETED:
                     stream(outcome.result.generation.text)
-                    self._outputs.publish(outcome.result, self._parameters.current.camera)
+                    self._outputs.publish(outcome.result)
             except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.node.camera_source import CameraSource
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.inputs import Inputs
@@ -49,7 +50,8 @@ class Parts:
         # Planning
         self.planner = Planner(node, parameters, runtime, self.odometry, self.trigger, self.frames)
         self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
-        self.outputs = Outputs(node, self.metrics)
+        self.camera = CameraSource(node, parameters)
+        self.outputs = Outputs(node, parameters, self.camera, self.metrics)
         self.jobs = JobFactory(node, parameters, self.worker, self.outputs, self.metrics, self.frames)
         self.loras = LoraChanges(node, parameters, runtime, self.worker)
         # Sources of requests
@@ -82,6 +84,7 @@ class Parts:
 
     def activate(self) -> None:
         """Open the subscriptions and accept goals."""
+        self.camera.open()
         self.inputs.open()
         self.plan_server.accepts = True
 
@@ -92,7 +95,10 @@ class Parts:
         """
         self.plan_server.accepts = False
         self.inputs.close()
-        return self.worker.stop_all(PREEMPTED, message, timeout_s)
+        ended = self.worker.stop_all(PREEMPTED, message, timeout_s)
+        self.camera.close()
+        self.outputs.clear_markers()
+        return ended
 
     def destroy(self) -> None:
         """End the planning thread and remove topics, services and the action.
