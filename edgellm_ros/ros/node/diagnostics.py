@@ -22,6 +22,7 @@ INPUT_VALUES = (
     "frames_dropped",
     "odometry_refused",
     "audio_refused",
+    "commands_refused",
     "utterances",
     "utterances_cut",
     "utterances_stale",

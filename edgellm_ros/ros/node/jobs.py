@@ -28,6 +28,7 @@ from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs import Outputs
 from edgellm_ros.ros.node.planner import PlanRequest
 from edgellm_ros.ros.node.worker import COMPLETED, PREEMPTED, SKIPPED, Job, Outcome, PlanWorker
+from edgellm_ros.runtime.conversation import Message
 from edgellm_ros.runtime.request import Progress
 
 LOG_THROTTLE_S = 1.0
@@ -93,6 +94,10 @@ class JobFactory:
     ) -> Job:
         """Make the job of a goal; both callbacks report to its client."""
         parameters, audio, earlier = self._parameters.current, goal.audio, goal.earlier_messages
+
+        def earlier_messages() -> tuple[Message, ...]:
+            return earlier_messages_from_goal(earlier, parameters.limits.image_pixels)
+
         request = PlanRequest(
             request_id=goal_id,
             prompt=goal.prompt,
@@ -104,7 +109,7 @@ class JobFactory:
             noise_seed=goal.noise_seed if goal.noise_seed >= 0 else None,
             action_samples=goal.action_samples,
             denoise_steps=goal.denoise_steps or None,
-            earlier_messages=(lambda: earlier_messages_from_goal(earlier)) if earlier else None,
+            earlier_messages=earlier_messages if earlier else None,
         )
         return self._make(request, on_progress, on_done)
 
