@@ -38,6 +38,7 @@ MISSING = "needs llguidance, which is not installed: pip install 'edgellm[gramma
 WHITE_SPACE = r"[ \t\r\n]{1,20}"  # at most, between two symbols of JSON: an answer cannot be blank for ever
 MOST_COMPILED = 32  # grammars that are kept
 MOST_THREADS = 8
+CHANGE_LETTERS = ("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Strip", "StripAccents", "Nmt", "BertNormalizer")
 WORD_BITS = 32
 ALL_BITS = np.uint32(0xFFFFFFFF)
 
@@ -133,7 +134,7 @@ class Grammars:
             size = max(self._tokenizer.size, int(self._token_of_logit.max()) + 1)
             try:
                 self._vocabulary = library.LLTokenizer(
-                    self._tokenizer.to_json(), n_vocab=size, eos_token=self._stop_token_ids
+                    _exact(self._tokenizer.to_json()), n_vocab=size, eos_token=self._stop_token_ids
                 )
             except Exception as error:  # the library's own, or ValueError, by the kind of tokenizer
                 reason = _one_line(str(error))
@@ -255,6 +256,19 @@ def tree_matchers(
         if after is not None:
             found[node] = after
     return found
+
+
+def _exact(tokenizer: str) -> str:
+    """Return the JSON of a tokenizer without normalizers that change letters.
+
+    The library converts text that a grammar forces to tokens, which must have the same letters.
+    """
+    contents = json.loads(tokenizer)
+    normalizer = contents.get("normalizer") or {}
+    steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
+    kept = [step for step in steps if step and step.get("type") not in CHANGE_LETTERS]
+    contents["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
+    return json.dumps(contents)
 
 
 def word_count(bits: int) -> int:

@@ -52,6 +52,12 @@ def test_a_choice_may_begin_with_another_one(runtime, seed):
     assert answer.grammar_complete is True
 
 
+def test_a_grammar_keeps_letters_that_the_tokenizer_changes_in_prompts(runtime):
+    """The tiny tokenizer writes prompts in lower case."""
+    answer = runtime.handle_request(request(choices=["The Größe IS 7 \u212b"], max_tokens=60))
+    assert (answer.text, answer.grammar_complete) == ("The Größe IS 7 \u212b", True)
+
+
 def test_a_seed_reproduces_an_answer_and_another_one_does_not(runtime):
     texts = [runtime.handle_request(request(seed=seed, **PLAN)).text for seed in (1, 1, 2, 3, 4)]
     assert texts[0] == texts[1]
