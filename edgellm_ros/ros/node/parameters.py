@@ -20,6 +20,7 @@ from edgellm_ros.ros.node.image_size import MAX_PIXELS
 from edgellm_ros.ros.node.limits import Limits
 from edgellm_ros.ros.node.markers import MarkerSettings
 from edgellm_ros.ros.parameter_table import Spec
+from edgellm_ros.runtime.prompt.tool_calls import TOOL_CALL_FORMATS
 from edgellm_ros.runtime.request import (
     MAX_DENOISE_STEPS,
     MAX_PENALTY,
@@ -230,6 +231,22 @@ SPECS: dict[str, Spec] = {
     "repetition_penalty": Spec(
         1.0, "Repetition penalty of answers to commands; 1 = off.", MIN_PENALTY, MAX_PENALTY
     ),
+    "json_schema": Spec(
+        "",
+        "JSON schema of answers to commands, as text; empty = off. At most one of json_schema, regex and "
+        "choices is set.",
+    ),
+    "regex": Spec("", "Regular expression that the whole answer to a command matches; empty = off."),
+    "choices": Spec(
+        [""], "Texts of which the answer to a command is one; empty texts do not count, [''] = off."
+    ),
+    "tool_call_format": Spec(
+        "auto",
+        "How the model writes tool calls, for goals with tools. auto = as its chat template writes those of "
+        "earlier messages, none = answers are not searched for them.",
+        choices=TOOL_CALL_FORMATS,
+        fixed=True,
+    ),
     "utterance.threshold": Spec(
         0.35,
         "Voice activity threshold (probability); lower values detect quieter speech and more noise.",
@@ -359,6 +376,10 @@ class Parameters:
     top_k: int
     min_p: float
     repetition_penalty: float
+    json_schema: str
+    regex: str
+    choices: list[str]
+    tool_call_format: str
     camera: CameraParameters
     markers: MarkerSettings
     audio_data: PcmFormat

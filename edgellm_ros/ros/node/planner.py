@@ -71,6 +71,7 @@ class PlanRequest:
     instruction: Hashable = None  # equal for requests with the same instruction
     # the chunk that the plan continues, or none; None = as the parameter `chunking` says
     previous_chunk: Callable[[ActionSpaceConfig], ChunkCondition | None] | None = None
+    tools: Callable[[], tuple[dict[str, Any], ...]] | None = None  # None = no tools
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +152,7 @@ class Planner:
                 action_samples=samples,
                 noise_seed=request.noise_seed,
                 denoise_steps=request.denoise_steps,
+                tools=request.tools() if request.tools is not None else None,
                 on_progress=job.report,
                 cancel=job.cancel,
                 previous_chunk=self._previous_chunk(request, motion) if samples else None,
