@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.engine.optimization_profile import Profile, Range
 from edgellm_ros.engine_directory.config import MIN_PREFILL, EngineConfig
 from edgellm_ros.engine_directory.files import DRAFT, VERIFY
@@ -43,6 +44,8 @@ def make_profiles(
     batch = Range(1, 1, builder.max_batch_size)
     lowest, largest = rank_sizes(1), rank_sizes(builder.max_lora_rank)
     rank = {name: up_to(largest[name], low) for name, low in lowest.items() if builder.max_lora_rank}
+    if config.policy is not None:
+        return _policy_profiles(config.policy, builder.max_action_samples)
     tree, draft = up_to(verification_tokens), config.draft
     prefill = {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1), **rank}
     profiles = {
@@ -87,6 +90,22 @@ def make_profiles(
         samples, rows = Range(1, 1, builder.max_action_samples), up_to(builder.max_kv_cache_capacity)
         profiles["action"] = [Profile("trajectories", {"n": samples, "P": rows})]
     return profiles
+
+
+def _policy_profiles(policy: PolicyConfig, max_samples: int) -> dict[str, list[Profile]]:
+    """Make the profiles of a policy's graphs."""
+    cameras, tokens = len(policy.cameras.names), policy.cameras.tokens
+    samples = Range(1, 1, max_samples)
+    return {
+        "visual": [Profile("images", {"N": up_to(cameras)})],
+        "prefix": [
+            Profile(
+                "prefix", {"I": up_to(cameras * tokens, tokens), "L": up_to(policy.max_prompt_tokens)},
+                lengths_vary=True,
+            )
+        ],
+        "action": [Profile("actions", {"n": samples, "S": up_to(policy.max_prefix_rows, tokens)})],
+    }  # fmt: skip
 
 
 def windows(vision: Qwen2_5VisionConfig, tokens: int) -> Range:

@@ -104,7 +104,7 @@ class RequestPreparer:
 
     def _prepare(self, request: LLMGenerationRequest, first_row: int, noise_seed: int) -> GenerationSequence:
         self._check_against_engine(request)
-        action = self._config.action
+        action = self._config.expert
         speed, history = request.speed or 0.0, []
         if action is not None:
             points = check_history(request.history, action.trajectory_history)
@@ -136,7 +136,7 @@ class RequestPreparer:
         audio_tokens: list[int],
         first_row: int,
     ) -> GenerationSequence:
-        config, action, tokens = self._config, self._config.action, self._config.special_tokens
+        config, action, tokens = self._config, self._config.expert, self._config.special_tokens
         if not token_ids:
             raise ValueError("the prompt has 0 tokens: the chat template rendered an empty text")
         if len(token_ids) > config.builder.max_input_len:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ActionHead: the interface of action heads, of which `ActionRunner` samples actions.
+
+Every kind of head has an engine that computes velocities:
+
+- in: `trajectory [n,T,A]`, the actions of n samples; `time [N]`, one time for all actions or one for each;
+  and what the head binds, such as KV caches or the keys and values of a prefix
+- out: `velocity [n,T,A]`, the derivative of the trajectory with respect to the time
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgellm_ros.engine.tensor import Tensor
+
+
+class SpaceConfig(Protocol):
+    """What the actions of any space are."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the values of an action."""
+        ...
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Units of the physical values; "" = unknown."""
+        ...
+
+    @property
+    def dt(self) -> float:
+        """Seconds per action."""
+        ...
+
+    @property
+    def horizon(self) -> int:
+        """Actions of a chunk."""
+        ...
+
+
+class ActionSpace(Protocol):
+    """From the model's values to physical actions, and back."""
+
+    @property
+    def config(self) -> SpaceConfig:
+        """Names, units and rate."""
+        ...
+
+    def denormalise(self, values: np.ndarray) -> np.ndarray:
+        """Convert the model's values to physical actions."""
+        ...
+
+    def normalise(self, actions: np.ndarray) -> np.ndarray:
+        """Convert physical actions to the model's values."""
+        ...
+
+    def clip(self, actions: np.ndarray) -> np.ndarray:
+        """Limit physical actions to those that the robot can do, in float32."""
+        ...
+
+    def integrate(self, actions: np.ndarray, speed: float) -> np.ndarray | None:
+        """Integrate actions to paths of the base; None if the actions move no base."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlowTime:
+    """The time of the flow as the model counts it: at the noise, and at the actions."""
+
+    noise: float
+    actions: float
+
+    @property
+    def direction(self) -> float:
+        """Return how much the model's time changes on the whole way, with its sign."""
+        return self.actions - self.noise
+
+    def at(self, share: Any) -> Any:
+        """Return the time after a share of the way from the noise to the actions."""
+        return self.noise + self.direction * share
+
+
+NOISE_AT_0 = FlowTime(0.0, 1.0)
+NOISE_AT_1 = FlowTime(1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class BoundContext:
+    """The inputs of the velocity engine that stay the same in all Euler steps of a request."""
+
+    tensors: dict[str, Tensor]  # by name of the binding
+    dims: dict[str, int]  # values of the symbols in their shapes
+
+
+class ActionHead(Protocol):
+    """One kind of head with its configuration."""
+
+    space: ActionSpace
+    flow: FlowTime
+    shape: tuple[int, int]  # actions of a chunk, values of an action as the model has them
+    default_steps: int  # Euler steps
+
+    def bind(self, context: Any) -> BoundContext:
+        """Queue what a request's context needs on the device, and return the engine's inputs."""
+        ...

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The head of SmolVLA: actions attend to keys and values of a prefix of images, task and state.
+
+Source of the model: LeRobot 0.4.4, policies/smolvla.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext
+from edgellm_ros.diffusion.affine_space import AffineActionSpace
+from edgellm_ros.diffusion.policy_config import SmolVLAConfig
+from edgellm_ros.diffusion.prefix_context import PrefixContext
+from edgellm_ros.engine_directory.binding_names import STATE
+
+
+class SmolVLAHead:
+    """SmolVLA with one configuration; see `PolicyHead`."""
+
+    flow = NOISE_AT_1
+
+    def __init__(self, config: SmolVLAConfig) -> None:
+        self._config = config
+        self.space = AffineActionSpace(config.action_space)
+        self.shape = config.action_space.horizon, config.action_space.model_dim
+        self.default_steps = config.num_denoise_steps
+
+    def bind(self, context: PrefixContext) -> BoundContext:
+        return BoundContext(dict(context.tensors), {"S": context.rows})
+
+    def prompt(self, task: str, state: np.ndarray) -> str:
+        return task if task.endswith("\n") else f"{task}\n"
+
+    def prefix_rows(self, images: int, tokens: int) -> int:
+        return images * self._config.cameras.tokens + tokens + 1
+
+    def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
+        return {STATE: state}
