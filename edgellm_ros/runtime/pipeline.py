@@ -456,9 +456,13 @@ class Pipeline:
             steps = sequence.request.denoise_steps or self.action.default_steps
             cache = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
             report = partial(sequence.report, "action")
-            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, report)
+            condition = sequence.request.previous_chunk
+            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, report, condition)
             if normalised is not None:
                 sequence.actions = space.denormalise(normalised)
+                if condition is not None:
+                    kept = condition.unchanged
+                    sequence.actions[:, : len(kept)] = space.clip(kept)
                 sequence.paths = space.integrate(sequence.actions, sequence.speed)
                 self._metrics.action.trajectories += samples
                 self._metrics.action.total_runs += steps
