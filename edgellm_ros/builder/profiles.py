@@ -33,9 +33,11 @@ def make_profiles(
     (tuned for one sequence), verification of up to `verification_tokens` drafted tokens; `llm/verify` has
     those, with the engine's own limit of verified tokens, with recurrent layers at most CHAIN_TOKENS. A draft
     head has two: prefill, and levels of a tree, which also serve accepted tokens. ValueError if
-    `verification_tokens` exceed the KV cache.
+    `verification_tokens` exceed the KV cache. A policy's graphs have one profile each.
     """
     builder = config.builder
+    if config.policy is not None:
+        return _policy_profiles(config.policy, builder.max_action_samples)
     if not 1 <= verification_tokens <= builder.max_kv_cache_capacity:
         raise ValueError(
             f"verification of {verification_tokens} tokens: expected 1 to the KV cache's "
@@ -44,8 +46,6 @@ def make_profiles(
     batch = Range(1, 1, builder.max_batch_size)
     lowest, largest = rank_sizes(1), rank_sizes(builder.max_lora_rank)
     rank = {name: up_to(largest[name], low) for name, low in lowest.items() if builder.max_lora_rank}
-    if config.policy is not None:
-        return _policy_profiles(config.policy, builder.max_action_samples)
     tree, draft = up_to(verification_tokens), config.draft
     prefill = {"B": batch, "S": up_to(builder.max_input_len, MIN_PREFILL), "N": one(1), **rank}
     profiles = {

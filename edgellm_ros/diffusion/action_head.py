@@ -41,14 +41,33 @@ class SpaceConfig(Protocol):
         """Actions of a chunk."""
         ...
 
+    @property
+    def dim(self) -> int:
+        """Values of an action."""
+        ...
+
+
+class HeadConfig(Protocol):
+    """What the configurations of all kinds have."""
+
+    @property
+    def action_space(self) -> SpaceConfig:
+        """Names, units and rate of the actions."""
+        ...
+
+    @property
+    def num_denoise_steps(self) -> int:
+        """Default number of Euler steps."""
+        ...
+
+    @property
+    def rtc_max_delay(self) -> int:
+        """Most first actions that it was trained to continue (real-time chunking); 0 = none."""
+        ...
+
 
 class ActionSpace(Protocol):
     """From the model's values to physical actions, and back."""
-
-    @property
-    def config(self) -> SpaceConfig:
-        """Names, units and rate."""
-        ...
 
     def denormalise(self, values: np.ndarray) -> np.ndarray:
         """Convert the model's values to physical actions."""
@@ -83,6 +102,14 @@ class FlowTime:
         """Return the time after a share of the way from the noise to the actions."""
         return self.noise + self.direction * share
 
+    def factors(self, factors: np.ndarray) -> np.ndarray:
+        """Convert factors [steps,3,T] of `Kernels.conditioned_step` to those of the model's time.
+
+        They are strength and pull of a step of positive size, and the next times from 0 (noise) to 1.
+        """
+        strength, pull, next_times = np.moveaxis(factors, 1, 0)
+        return np.stack([strength * np.float32(self.direction), pull, self.at(next_times)], axis=1)
+
 
 NOISE_AT_0 = FlowTime(0.0, 1.0)
 NOISE_AT_1 = FlowTime(1.0, 0.0)
@@ -99,10 +126,25 @@ class BoundContext:
 class ActionHead(Protocol):
     """One kind of head with its configuration."""
 
-    space: ActionSpace
-    flow: FlowTime
-    shape: tuple[int, int]  # actions of a chunk, values of an action as the model has them
-    default_steps: int  # Euler steps
+    @property
+    def config(self) -> HeadConfig:
+        """What `config.json` of the engine directory has under `action`."""
+        ...
+
+    @property
+    def space(self) -> ActionSpace:
+        """The space of the actions."""
+        ...
+
+    @property
+    def flow(self) -> FlowTime:
+        """The direction of the model's time."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Actions of a chunk, and values of an action as the model has them."""
+        ...
 
     def bind(self, context: Any) -> BoundContext:
         """Queue what a request's context needs on the device, and return the engine's inputs."""

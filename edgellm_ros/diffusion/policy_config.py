@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class CameraConfig:
 @dataclass(frozen=True)
 class PolicyConfig:
     """What all policies have."""
+
+    rtc_max_delay: ClassVar[int] = 0  # LeRobot 0.4.4 trains no policy to continue chunks of actions
 
     cameras: CameraConfig
     state: StateConfig

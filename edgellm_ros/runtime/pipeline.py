@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine.executor import EngineExecutor
@@ -123,15 +124,15 @@ class Pipeline:
         if config.audio is not None:
             self.audio = AudioRunner(engine("audio"), config.audio, self.device, builder.max_input_len)
         if config.expert is not None:
-            table, samples = self.runner.rope_table, builder.max_action_samples
             actions = load_fused_actions(root, config, self.device, decode)
             self.action = ActionRunner(
                 engine("action", shared=actions.shared if actions else None),
-                config.expert,
+                FlowExpertHead(
+                    config.expert, builder.max_kv_cache_capacity, self.device, kernels, self.runner.rope_table
+                ),
                 self.device,
                 kernels,
-                table,
-                samples,
+                builder.max_action_samples,
                 actions,
             )
 

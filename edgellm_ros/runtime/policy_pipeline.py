@@ -97,9 +97,14 @@ class PolicyPipeline:
         clock.end("prefill_s")
         samples, steps, report = sequence.samples, sequence.steps, partial(sequence.report, "action")
         # noise and context -> actions
-        values = self.action.execute(context, samples, steps, sequence.noise_seed, report)
+        condition = sequence.request.previous_chunk
+        values = self.action.execute(context, samples, steps, sequence.noise_seed, report, condition)
         clock.end("action_s")
         if values is not None:
-            sequence.finish(self._head.space.denormalise(values))
+            actions = self._head.space.denormalise(values)
+            if condition is not None:
+                kept = condition.unchanged
+                actions[:, : len(kept)] = self._head.space.clip(kept)
+            sequence.finish(actions)
             self._metrics.action.trajectories += samples
             self._metrics.action.total_runs += steps

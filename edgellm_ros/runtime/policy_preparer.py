@@ -58,11 +58,16 @@ class PolicyPreparer:
         for name, absent in LANGUAGE_MODEL_FIELDS.items():
             value = getattr(request, name)
             if value is not None and not (isinstance(value, type(absent)) and value == absent):
-                raise ValueError(f"this engine is a policy: a request has prompt, images and state, not {name}")
+                raise ValueError(f"this engine is a policy, the request has {name}")
         grammar = request.sampling.grammar
         if grammar is not None:
-            raise ValueError("this engine is a policy: it writes no text that a grammar could rule")
+            raise ValueError("this engine is a policy, the request has a grammar")
         config = self._config
+        if request.previous_chunk is not None:
+            try:
+                request.previous_chunk.check(config)
+            except ValueError as error:
+                raise ValueError(f"previous_chunk: {error}") from None
         images = self._images(request)
         state = model_state(request.state, config.state)
         tokens = self._tokens(self._head.prompt(request.prompt, state))

@@ -198,6 +198,9 @@ class RequestPreparer:
                 f"logprobs {request.logprobs} exceeds the vocabulary of "
                 f"{self._config.llm.output_vocab_size} tokens"
             )
+        if request.state is not None or request.cameras:
+            field = "cameras" if request.state is None else "a state"
+            raise ValueError(f"this engine is no policy, the request has {field}")
         if self._action is None:
             if request.action_samples or request.history is not None:
                 raise ValueError("this engine has no action head, the request has action_samples or history")

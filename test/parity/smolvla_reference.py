@@ -102,13 +102,20 @@ class SmolVLAReference:
         }
         return self.before({"observation.state": torch.tensor(state), "task": task, **images})
 
-    def actions(self, batch: dict, noise: np.ndarray) -> np.ndarray:
+    @property
+    def self_layers(self) -> list[bool]:
+        """Whether actions attend to each other in a layer."""
+        config, count = self.config, self.policy.model.vlm_with_expert.num_vlm_layers
+        every = config.self_attn_every_n_layers if "cross" in config.attention_mode else 1
+        return [layer % every == 0 for layer in range(count)]
+
+    def actions(self, batch: dict, noise: np.ndarray, **options) -> np.ndarray:
         """Compute physical actions [n, T, actions] from noise [n, T, max_action_dim]."""
         batch = {
             name: value.expand(len(noise), *value.shape[1:]) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
-        chunk = self.policy.predict_action_chunk(batch, noise=torch.tensor(noise))
+        chunk = self.policy.predict_action_chunk(batch, noise=torch.tensor(noise), **options)
         return self.after(chunk).numpy()
 
     @torch.no_grad()

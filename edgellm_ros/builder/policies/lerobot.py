@@ -85,7 +85,7 @@ def read_stats(checkpoint: Path, weights: Weights, key: str, dataset: Path | Non
     names = [name.removeprefix(prefix) for name in weights if name.startswith(prefix)]
     if names:
         return {name: weights.read(prefix + name).astype(np.float32) for name in names}, str(weights.where)
-    places.append(f"{weights.where} ({prefix}...)")
+    places.append(f"{weights.where} ({prefix}*)")
     raise ValueError(
         f"{checkpoint}: no statistics of {key} in {', '.join(places)}: name the folder meta of the data set "
         "that the policy was trained with (--dataset)"

@@ -23,10 +23,9 @@ class SmolVLAHead:
     flow = NOISE_AT_1
 
     def __init__(self, config: SmolVLAConfig) -> None:
-        self._config = config
+        self.config = config
         self.space = AffineActionSpace(config.action_space)
         self.shape = config.action_space.horizon, config.action_space.model_dim
-        self.default_steps = config.num_denoise_steps
 
     def bind(self, context: PrefixContext) -> BoundContext:
         return BoundContext(dict(context.tensors), {"S": context.rows})
@@ -35,7 +34,7 @@ class SmolVLAHead:
         return task if task.endswith("\n") else f"{task}\n"
 
     def prefix_rows(self, images: int, tokens: int) -> int:
-        return images * self._config.cameras.tokens + tokens + 1
+        return images * self.config.cameras.tokens + tokens + 1
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
         return {STATE: state}

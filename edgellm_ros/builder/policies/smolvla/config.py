@@ -70,8 +70,8 @@ def read_architecture(config: ConfigSection, vlm: ConfigSection, weights: Weight
     text.one_of("attention_bias", [False], default=False)
     text.one_of("mlp_bias", [False], default=False)
     check_dimensions(text, weights)
-    layers = min(config.size("num_vlm_layers"), text.size("num_hidden_layers"))
-    layers = text.size("num_hidden_layers") if config.integer("num_vlm_layers") <= 0 else layers
+    layers, first = text.size("num_hidden_layers"), config.integer("num_vlm_layers", 16)
+    layers = min(first, layers) if first > 0 else layers
     text = ConfigSection({**text.data, "num_hidden_layers": layers}, text.where)
     check_layers(text, "num_hidden_layers", weights, f"{VLM}.text_model.layers")
     head_dim = read_head_dim(text)
