@@ -237,11 +237,13 @@ class QuantizedProductPlan(ProductPlan):
     @property
     def _digits(self) -> bool:
         """Whether x becomes digits, in shared memory."""
-        return self.rows == 1 and self._half <= 2 * self.form.group
+        return self.rows == 1 and not self.form.float8 and self._half <= 2 * self.form.group
 
     @property
     def _of_x(self) -> int:
         """Bytes of the digits of x, or of its sums over groups; `QuantizedPlan::NOTES`."""
+        if self.form.float8:
+            return 0
         halves, intervals = self.width // self._half, self._half // min(self.form.group, self._half)
         if self._digits:
             return COPY * halves * (24 if self.form.bits == 4 else 12) + 8 * halves * intervals
@@ -381,10 +383,11 @@ class FusedPlan:
             self.apart |= {"qkv": False, "lm_head": False}
         # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
         merges = rows == 1 and shape.hidden <= tuning.merged_hidden
-        if shape.form("o") is None:
+        form = shape.form("o")
+        if form is None:
             self.apart["o"] = self.mma and not merges
         else:
-            self.apart["o"] = self.mma or rows >= tuning.quantized_o_x
+            self.apart["o"] = self.mma or rows >= tuning.quantized_o_x or form.ordered
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
@@ -529,4 +532,6 @@ class FusedPlan:
             values[f"{prefix}_BITS"] = 16 if form is None else form.bits
             values[f"{prefix}_GROUP"] = 0 if form is None else form.group
             values[f"{prefix}_ZERO_POINTS"] = str(form is not None and form.zero_points).lower()
+            values[f"{prefix}_FLOAT8"] = str(form is not None and form.float8).lower()
+            values[f"{prefix}_ORDERED"] = str(form is not None and form.ordered).lower()
         return [(name, str(value)) for name, value in values.items()]
