@@ -10,6 +10,7 @@ Every kind of head has an engine that computes velocities:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -121,6 +122,14 @@ class BoundContext:
 
     tensors: dict[str, Tensor]  # by name of the binding
     dims: dict[str, int]  # values of the symbols in their shapes
+
+
+@dataclass(frozen=True)
+class PrefixContext:
+    """What the actions of one request attend to, on the device; valid until the next request."""
+
+    tensors: Mapping[str, Tensor]  # outputs of the prefix engine, by name
+    rows: int  # S of their shapes
 
 
 class ActionHead(Protocol):

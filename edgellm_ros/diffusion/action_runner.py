@@ -19,7 +19,6 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.engine_directory.binding_names import TIME, TRAJECTORY, VELOCITY
 from edgellm_ros.kernels import Kernels
 from edgellm_ros.kernels.random import normal_noise
 
@@ -64,7 +63,7 @@ class ActionRunner:
         self._kernels = kernels
         self._trajectory = device.empty((max_samples, *head.shape), np.float32)
         self._velocity = device.empty((max_samples, *head.shape), np.float32)
-        times = tuple(int(size) for size in executor.bindings[TIME].shape)
+        times = tuple(int(size) for size in executor.bindings["time"].shape)
         self._time = device.empty(times, np.float32)
         self._noise_time = on_device(device, np.full(times, head.flow.noise, np.float32))
         self._previous = device.empty(head.shape, np.float32)
@@ -115,7 +114,7 @@ class ActionRunner:
             device.upload(self._previous, run.previous)
         device.upload(trajectory, start)
         bound, flow = self._head.bind(context), self._head.flow
-        tensors = {TRAJECTORY: trajectory, TIME: self._time, VELOCITY: velocity, **bound.tensors}
+        tensors = {"trajectory": trajectory, "time": self._time, "velocity": velocity, **bound.tensors}
         if self.uses_fused:
             key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
             kept: Any = self._time_rows(steps)

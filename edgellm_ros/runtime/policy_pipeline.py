@@ -11,13 +11,13 @@ from pathlib import Path
 from edgellm_ros.diffusion.action_runner import ActionRunner
 from edgellm_ros.diffusion.heads.policy_heads import make_policy_head
 from edgellm_ros.diffusion.policy_config import PolicyConfig
-from edgellm_ros.diffusion.prefix_context import PrefixEngine
 from edgellm_ros.engine.device import Device, open_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import PREFIX, graph_path
 from edgellm_ros.kernels import load_kernels
+from edgellm_ros.runtime.engines.prefix_engine import PrefixEngine
 from edgellm_ros.runtime.metrics import RuntimeMetrics, StageClock
 from edgellm_ros.runtime.policy_preparer import PolicyPreparer
 from edgellm_ros.runtime.policy_sequence import PolicySequence

@@ -12,7 +12,6 @@ from edgellm_ros.diffusion.action_head import NOISE_AT_0, BoundContext
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.engine.device import Device, on_device
-from edgellm_ros.engine_directory import binding_names as names
 from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
 
 ROWS_STEP = 64  # sizes of the part of the cache that a run reads: few sizes, so that few graphs are recorded
@@ -50,11 +49,11 @@ class FlowExpertHead:
         keys, values = context.keys, context.values
         rows = min(-(-context.host_length // ROWS_STEP) * ROWS_STEP, self._row_numbers.shape[0])
         tensors = {
-            names.ROPE_COS: self._rope_cos,
-            names.ROPE_SIN: self._rope_sin,
-            names.KV_LENGTH: context.length,
-            names.CACHE_ROWS: self._row_numbers.rows(0, rows),
-            **{names.key_cache(i): keys[i] for i in self.config.kv_caches},
-            **{names.value_cache(i): values[i] for i in self.config.kv_caches},
+            "rope_cos": self._rope_cos,
+            "rope_sin": self._rope_sin,
+            "kv_length": context.length,
+            "cache_rows": self._row_numbers.rows(0, rows),
+            **{f"key_cache_{i}": keys[i] for i in self.config.kv_caches},
+            **{f"value_cache_{i}": values[i] for i in self.config.kv_caches},
         }
         return BoundContext(tensors, {"P": rows})

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext
+from edgellm_ros.diffusion.action_head import NOISE_AT_1, BoundContext, PrefixContext
 from edgellm_ros.diffusion.affine_space import AffineActionSpace
 from edgellm_ros.diffusion.policy_config import SmolVLAConfig
-from edgellm_ros.diffusion.prefix_context import PrefixContext
-from edgellm_ros.engine_directory.binding_names import STATE
 
 
 class SmolVLAHead:
@@ -37,4 +35,4 @@ class SmolVLAHead:
         return images * self.config.cameras.tokens + tokens + 1
 
     def prefix_inputs(self, state: np.ndarray) -> Mapping[str, np.ndarray]:
-        return {STATE: state}
+        return {"state": state}

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
+from edgellm_ros.diffusion.action_head import PrefixContext
 from edgellm_ros.diffusion.policy_config import PolicyConfig
 from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.executor import BindingSnapshot, EngineExecutor
@@ -17,14 +17,6 @@ from edgellm_ros.engine_directory.binding_names import IMAGE_EMBEDS, PIXEL_VALUE
 from edgellm_ros.multimodal.padded_image import padded_image
 
 CHANNELS = 3
-
-
-@dataclass(frozen=True)
-class PrefixContext:
-    """What the actions of one request attend to, on the device; valid until the next request."""
-
-    tensors: Mapping[str, Tensor]  # outputs of the prefix engine, by name
-    rows: int  # S of their shapes
 
 
 class PrefixEngine:
