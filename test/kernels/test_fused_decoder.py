@@ -364,6 +364,20 @@ def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied, direct_rows):
     check(fused, shape, list(range(6, 150, 13)), tuning=tuning)
 
 
+@pytest.mark.slow
+def test_the_attention_of_few_rows_can_make_their_new_rows_itself(fused):
+    shape = changed(max_rows=4, qkv_bias=True, windows=(20, None))
+    check(fused, shape, [1, 33, 150], tuning=dataclasses.replace(CPU_TUNING, attention_rows=4))
+
+
+def test_a_large_model_has_more_steps_of_its_weights_on_their_way():
+    sizes = {"head_dim": 128, "inner": 8192, "heads": 16, "kv_heads": 8, "rotary_dim": 128, "max_rows": 8}
+    shapes = [changed(hidden=hidden, **sizes) for hidden in (2048, 4096)]
+    small, large = (FusedPlan(shape, 8, 132, 227 << 10, FusedTuning()) for shape in shapes)
+    assert small.stages < large.stages == FusedTuning().large_stages
+    assert max(large.shared.values()) <= 227 << 10
+
+
 def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
     shape = FusedShape("fp16", 28, 2048, 16, 8, 128, 6144, 151936, 128, 8192, tied=True, max_rows=16)
     few, many = (FusedPlan(shape, rows, 132, 227 << 10, FusedTuning()) for rows in (1, 16))

@@ -107,7 +107,7 @@ extern "C" __global__ void PRODUCT_LIMITS
 }
 #endif
 
-#if !TENSOR_CORES || ROWS == 1
+#if ATTENDS_BY_ROW
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache,

@@ -53,6 +53,7 @@ class FusedTuning:
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
+    - large_stages, large_hidden: the stages from this hidden size on
     - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
     - paired_rows_hidden: the same for 2 to 8 rows; more need more registers
     - wide_hidden: the smallest hidden size for which the narrow tiles of products of one row have 256 columns
@@ -61,6 +62,7 @@ class FusedTuning:
     - direct_tile: columns of the narrow tiles of such products
     - filled_at_once: steps of a ring that a block has on their way at once before it waits for the kernel
       before, where kernels may start early. With tensor cores only.
+    - attention_rows: the largest batch whose attention makes the new rows itself, with tensor cores
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -94,6 +96,8 @@ class FusedTuning:
     mma_threads: int = 256
     mma_stages: int = 7
     mma_slots: int = 1
+    large_stages: int = 10
+    large_hidden: int = 2560
     paired_hidden: int = 2048
     paired_rows_hidden: int = 1024
     wide_hidden: int = 2048
@@ -103,6 +107,7 @@ class FusedTuning:
     filled_at_once: int = 2
     repeated_bytes: int = 4 << 20
     blocks: int = 1
+    attention_rows: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
     split_rows: int = 64
@@ -288,8 +293,10 @@ class FusedPlan:
             paired = tuning.paired_hidden if rows == 1 else tuning.paired_rows_hidden
             slots = 2 if shape.hidden <= paired and rows <= SUMS_ROWS else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
+            large = shape.hidden >= tuning.large_hidden and not shape.quantized
+            stages = tuning.large_stages if large else tuning.mma_stages
             tuning = replace(
-                tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
+                tuning, threads=tuning.mma_threads, stages=stages, slots=slots, narrow_tile=tile
             )
             if shape.quantized and rows <= MOST_WIDE_ROWS:
                 stages = max(1, tuning.quantized_stages // COPIES)
@@ -424,7 +431,7 @@ class FusedPlan:
 
     def makes_new_rows(self, tokens: int) -> bool:
         """Return whether new_rows and tree_attention take the place of `attention`."""
-        return tokens > 1 or (self.mma and self.rows > 1)
+        return tokens > 1 or (self.mma and self.rows > self.tuning.attention_rows)
 
     def tree_splits(self, rows: int, tokens: int) -> int:
         """Return the most splits of tree_attention: so many that its blocks fill the device once."""
@@ -502,6 +509,7 @@ class FusedPlan:
             "MOST_REGISTERS": registers // tuning.threads,
             "EARLY_REGISTERS": min(255, early_registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
+            "ATTENDS_BY_ROW": int(not self.makes_new_rows(1)),
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
             "HIDDEN": shape.hidden,
