@@ -9,6 +9,7 @@ import pytest
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.diffusion.heads.flow_expert import FlowExpertHead
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
@@ -54,7 +55,9 @@ def make_runner(device, kernels, config):
         positions = config.builder.max_kv_cache_capacity + 6
         table = make_rope_table(config.llm.rope, positions, device)
         executor = EngineExecutor.open(path, device)
-        return ActionRunner(executor, config.action, device, kernels, table, 8)
+        capacity = config.builder.max_kv_cache_capacity
+        head = FlowExpertHead(config.action, capacity, device, kernels, table)
+        return ActionRunner(executor, head, device, kernels, 8)
 
     return make
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary embedding inside a policy's graphs: positions follow from the lengths of inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from edgellm_ros.builder.graph import INT64
+from edgellm_ros.builder.layers import ModelBuilder
+
+ROPE_THETA = 10000.0  # a constant of LeRobot's `apply_rope`, whatever the language model's config says
+
+CosSin = tuple[ir.Value, ir.Value]
+
+
+def rope_table(graph: ModelBuilder, head_dim: int, positions: int, theta: float = ROPE_THETA) -> CosSin:
+    """Add the cosines and sines [positions,D/2] of all positions, which are computed in fp32."""
+    half = head_dim // 2
+    exponents = np.float32(2.0 / head_dim) * np.arange(half, dtype=np.float32)
+    scale = np.float32(theta) ** exponents
+    angles = np.arange(positions, dtype=np.float32)[:, None] / scale
+    return (
+        graph.weight("rope.cos", (positions, half), lambda: np.cos(angles)),
+        graph.weight("rope.sin", (positions, half), lambda: np.sin(angles)),
+    )
+
+
+def rope_rows(graph: ModelBuilder, table: CosSin, first: ir.Value | None, count: ir.Value) -> CosSin:
+    """Add the rows [1,count,D/2] of positions `first` [1] (None = 0) to first + count - 1; count [1]."""
+    with graph.scope("rope"):
+        start = graph.constant([0], INT64) if first is None else first
+        stop = count if first is None else graph.op("Add", first, count)
+        cut = (graph.op("Slice", each, start, stop, graph.constant([0])) for each in table)
+        cos, sin = (graph.op("Unsqueeze", each, graph.constant([0])) for each in cut)
+        return cos, sin
