@@ -177,8 +177,8 @@ class TestChunks:
             nodes = [
                 helper.make_node("Unsqueeze", ["time", "axis"], ["times"]),
                 helper.make_node("Mul", ["trajectory", "times"], ["product"]),
-                helper.make_node("ReduceMean", ["trajectory", "axis"], ["mean"], keepdims=1),
-                helper.make_node("Sub", ["product", "mean"], ["velocity"]),
+                helper.make_node("ReduceMean", ["product", "axis"], ["mean"], keepdims=1),
+                helper.make_node("Sub", ["trajectory", "mean"], ["velocity"]),
             ]
             return known_velocity(nodes, times, {"axis": np.array([1])})
 
@@ -186,7 +186,7 @@ class TestChunks:
 
     @staticmethod
     def velocity(x: np.ndarray, times: np.ndarray) -> np.ndarray:
-        return x * times[:, None] - x.mean(axis=1, keepdims=True)
+        return x - (x * times[:, None]).mean(axis=1, keepdims=True)
 
     def previous(self, config, executed: int) -> np.ndarray:
         """Return the previous chunk in the head's values, shifted and padded."""
