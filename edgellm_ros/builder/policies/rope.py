@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgellm_ros.builder.graph import INT64
 from edgellm_ros.builder.layers import ModelBuilder
 
 ROPE_THETA = 10000.0  # a constant of LeRobot's `apply_rope`, whatever the language model's config says
@@ -26,11 +25,22 @@ def rope_table(graph: ModelBuilder, head_dim: int, positions: int, theta: float 
     )
 
 
-def rope_rows(graph: ModelBuilder, table: CosSin, first: ir.Value | None, count: ir.Value) -> CosSin:
-    """Add the rows [1,count,D/2] of positions `first` [1] (None = 0) to first + count - 1; count [1]."""
+def first_rows(graph: ModelBuilder, table: CosSin, count: ir.Value) -> CosSin:
+    """Add the rows [1,count,D/2] of the first positions; count [1]."""
+    return _rows(graph, table, graph.constant([0]), count, -1)
+
+
+def rows_from(graph: ModelBuilder, table: CosSin, first: ir.Value, count: int) -> CosSin:
+    """Add the rows [1,count,D/2] of positions `first` [1] to first + count - 1."""
+    stop = graph.op("Add", first, graph.constant([count]))
+    return _rows(graph, table, first, stop, count)
+
+
+def _rows(graph: ModelBuilder, table: CosSin, start: ir.Value, stop: ir.Value, count: int) -> CosSin:
+    """Cut rows out of a table; count: a size that TensorRT cannot see in the places, -1 = any."""
+    assert table[0].shape is not None
+    half = table[0].shape.numpy()[1]
     with graph.scope("rope"):
-        start = graph.constant([0], INT64) if first is None else first
-        stop = count if first is None else graph.op("Add", first, count)
         cut = (graph.op("Slice", each, start, stop, graph.constant([0])) for each in table)
-        cos, sin = (graph.op("Unsqueeze", each, graph.constant([0])) for each in cut)
+        cos, sin = (graph.reshape(each, [1, count, half]) for each in cut)
         return cos, sin

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import BOOL, FLOAT, Dim
 from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.policies.rope import CosSin, rope_rows, rope_table
+from edgellm_ros.builder.policies.rope import CosSin, rope_table, rows_from
 from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, SmolVLAArchitecture
 from edgellm_ros.engine_directory import binding_names as names
 
@@ -52,9 +52,11 @@ def build_expert(architecture: SmolVLAArchitecture, weights: Weights, precision:
         for i in range(llm.num_hidden_layers)
     ]
     samples = graph.op("Shape", trajectory, start=0, end=1)
-    rows, count = graph.op("Shape", context[0][0], start=2, end=3), graph.constant([steps])
+    rows = graph.op("Shape", context[0][0], start=2, end=3)
     table = rope_table(graph, llm.head_dim, architecture.max_prefix_rows + steps)
-    behind, alone = rope_rows(graph, table, rows, count), rope_rows(graph, table, None, count)
+    behind, alone = (
+        rows_from(graph, table, first, steps) for first in (rows, graph.constant([0]))
+    )
     mask = _mask(graph, rows, steps)
     x = _embed(graph, architecture, trajectory, time)
     for i, (keys, values) in enumerate(context):

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from edgellm_ros.builder.checkpoint import Weights
 from edgellm_ros.builder.graph import FLOAT, INT64, Dim
 from edgellm_ros.builder.layers import ModelBuilder
-from edgellm_ros.builder.policies.rope import CosSin, rope_rows, rope_table
+from edgellm_ros.builder.policies.rope import CosSin, first_rows, rope_table
 from edgellm_ros.builder.policies.smolvla.architecture import EXPERT, VLM, SmolVLAArchitecture
 from edgellm_ros.engine_directory import binding_names as names
 
@@ -64,7 +64,7 @@ def build_prefix(architecture: SmolVLAArchitecture, weights: Weights, precision:
         x = graph.op("Concat", images, words, own, axis=0)
         x = graph.op("Unsqueeze", x, graph.constant([0]))
     rows = graph.op("Shape", x, start=1, end=2)
-    rope = rope_rows(graph, rope_table(graph, llm.head_dim, architecture.max_prefix_rows), None, rows)
+    rope = first_rows(graph, rope_table(graph, llm.head_dim, architecture.max_prefix_rows), rows)
     mask = _mask(graph, rows)
     for i in range(llm.num_hidden_layers):
         last = i == llm.num_hidden_layers - 1
