@@ -48,7 +48,10 @@ class RayCluster:
             ray.init(address=address or "auto", **options)
         except ConnectionError as error:
             if address:
-                raise ValueError(f"no Ray cluster at {printable(address)}: {error}") from None
+                raise ValueError(
+                    f"no Ray cluster at {printable(address)}: {error} (a cluster that asks for tokens needs "
+                    "RAY_AUTH_MODE=token)"
+                ) from None
             self._start(options)
         signal.signal(signal.SIGTERM, handler)
 
