@@ -31,9 +31,12 @@ def last_line(terminal: Terminal) -> str:
     return terminal.getvalue().rpartition("\x1b[2K")[2]
 
 
-def test_the_bar_counts_items_of_earlier_evaluations_but_not_their_time(clock):
+def test_the_bar_counts_items_of_earlier_evaluations_but_not_their_time_nor_the_start(clock):
     terminal = Terminal()
-    progress = Progress(terminal, total=200, finished=99, clock=clock)
+    progress = Progress(terminal, total=200, finished=98, clock=clock)
+    clock.now += 60.0  # workers start
+    progress.advance("97 at the target")
+    assert last_line(terminal) == "[##############----------------] 99 of 200, 97 at the target"
     clock.now += 2.0
     progress.advance("98 at the target")
     assert last_line(terminal) == (
