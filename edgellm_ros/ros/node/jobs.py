@@ -157,7 +157,7 @@ class JobFactory:
                     stream(outcome.result.generation.text)
                     if outcome.result.action_chunks:
                         self._chunking.publishing(outcome.result.action_chunks[0], outcome.result.motion)
-                    self._outputs.publish(outcome.result, self._parameters.current.camera)
+                    self._outputs.publish(outcome.result)
             except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())
 

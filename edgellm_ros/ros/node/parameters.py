@@ -15,7 +15,8 @@ from edgellm_ros.multimodal.pcm import ENCODINGS, PcmFormat
 from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
 from edgellm_ros.ros.messaging import SERVICE_DEPTH
-from edgellm_ros.ros.node.overlay import OverlayCamera
+from edgellm_ros.ros.node.camera import CameraParameters
+from edgellm_ros.ros.node.markers import MarkerSettings
 from edgellm_ros.ros.parameter_table import Spec
 from edgellm_ros.runtime.request import (
     MAX_DENOISE_STEPS,
@@ -28,7 +29,12 @@ from edgellm_ros.runtime.request import (
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 OFF = "off"  # value of `chunking`
-GROUPS = {"camera": OverlayCamera, "audio_data": PcmFormat, "utterance": UtteranceSettings}
+GROUPS = {
+    "camera": CameraParameters,
+    "markers": MarkerSettings,
+    "audio_data": PcmFormat,
+    "utterance": UtteranceSettings,
+}
 
 
 SPECS: dict[str, Spec] = {
@@ -241,6 +247,15 @@ SPECS: dict[str, Spec] = {
         1.0,
         60.0,
     ),
+    "camera.source": Spec(
+        "auto",
+        "Where the camera of ~/overlay comes from. auto: ~/camera_info and /tf_static, and the parameters "
+        "camera.* in place of the one that is missing; parameters: the parameters only.",
+        choices=("auto", "parameters"),
+    ),
+    "camera.rectified": Spec(
+        False, "Whether the frames on ~/image are rectified: then p of ~/camera_info describes them, not k."
+    ),
     "camera.fx": Spec(160.0, "Horizontal focal length of the camera in pixels, for ~/overlay.", 1.0, 1e6),
     "camera.fy": Spec(160.0, "Vertical focal length of the camera in pixels, for ~/overlay.", 1.0, 1e6),
     "camera.cx": Spec(160.0, "Principal point in pixels from the left, for ~/overlay.", -1e6, 1e6),
@@ -251,6 +266,15 @@ SPECS: dict[str, Spec] = {
     ),
     "camera.pitch": Spec(
         0.349, "Downward tilt of the camera in radians, for ~/overlay.", -math.pi / 2, math.pi / 2
+    ),
+    "markers.lifetime": Spec(
+        10.0,
+        "Time in seconds after which a viewer removes the markers of a plan; 0 = with the next plan.",
+        0.0,
+        86_400.0,
+    ),
+    "markers.sample_index": Spec(
+        0, "Sample whose path is drawn strongest in ~/markers: the one that is followed.", 0, 65_535
     ),
 }
 
@@ -299,7 +323,8 @@ class Parameters:
     top_k: int
     min_p: float
     repetition_penalty: float
-    camera: OverlayCamera
+    camera: CameraParameters
+    markers: MarkerSettings
     audio_data: PcmFormat
     utterance: UtteranceSettings
 

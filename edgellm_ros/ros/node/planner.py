@@ -78,6 +78,7 @@ class Plan:
     """A finished plan as messages, with the paths and the frame of the overlay."""
 
     generation: Generation
+    base: Header  # stamp of the input, and the robot's base frame
     action_chunks: list[ActionChunk]
     paths: list[Path]
     states: np.ndarray | None  # [samples, T+1, 4]
@@ -290,9 +291,9 @@ class Planner:
             response, header, request.request_id, job.started - job.arrival, now - job.arrival
         )
         action = self._runtime.config.action
-        if action is None or response.actions is None or response.paths is None:
-            return Plan(generation, [], [], None, frame, motion)
         base = Header(stamp=header.stamp, frame_id=self._parameters.current.frame_id)
+        if action is None or response.actions is None or response.paths is None:
+            return Plan(generation, base, [], [], None, frame, motion)
         chunks = to_action_chunks(response, action.action_space, base, request.request_id)
         paths = [to_path(states, action.action_space.dt, base) for states in response.paths]
-        return Plan(generation, chunks, paths, response.paths, frame, motion)
+        return Plan(generation, base, chunks, paths, response.paths, frame, motion)
