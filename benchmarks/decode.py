@@ -6,9 +6,11 @@ Measures
 - vision (with --frame): from the image to rows of embeddings, resizing on the host included.
 - prefill: from the prompt to the first token. decode: the runtime's own time of the decode stage per step;
   median and p90 of --runs runs after 2 warm-up runs. `wall_ms`: the same measured around the call, less the
-  time to the first token. `step_ms`: from step to step, in one more run that reports each step.
-- host time: time from step to step less the time inside `HostCopy.wait`, which is the host's own work per
-  step; median over the steps of that run. null on the CPU, where the host does all the work.
+  time to the first token. `step_ms`: from the tokens of one step to those of the next, in one more run.
+- host time: from the end of the wait for the tokens of a step to the begin of the next wait, which is the
+  host's own work per step: tokens to text, and queueing a step (`queue_us_per_step`: the launch of its
+  graph, the copy of its tokens, an event). The device has a step to run meanwhile. Median over the steps of
+  that run. null on the CPU, where the host does all the work.
 - bytes per step: all weights of the language model once (with the last matrix; without the embedding table
   unless it is that matrix), the average KV rows of every sequence, and its recurrent state twice. Share of
   the copy bandwidth: these bytes per second of the median step, divided by bytes read and written per second
@@ -273,7 +275,8 @@ def _line(figures: dict[str, Any]) -> str:
     medians = {key: value["median"] for key, value in figures.items() if key.endswith("_ms")}
     line = f"{_stages(medians)}, {figures['tokens_per_s']:.1f} tokens/s, "
     line += f"{share:.1%} of the copy bandwidth"
-    return line if host is None else f"{line}, host {host:.1f} us per step"
+    queue = figures["queue_us_per_step"]
+    return line if host is None else f"{line}, host {host:.1f} us per step, {queue:.1f} us of it to queue one"
 
 
 def _same_beginning(ours: list[int], theirs: list[int]) -> int:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,6 @@ from benchmarks.model_shapes import BYTES_PER_VALUE, ModelShape
 from benchmarks.published_models import PublishedModel
 from edgellm_ros.diffusion.trajectory_history import check_history, history_tokens
 from edgellm_ros.engine.device import Device, HostCopy
-from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.multimodal.image_processor import make_image_processor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -101,7 +100,7 @@ def decode(
 def measure(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest], runs: int
 ) -> dict[str, Any]:
-    """Measure vision, prefill, decode steps, tokens per second, and the host's time per step.
+    """Measure vision, prefill, decode steps, tokens per second, and the host's own time per step.
 
     The runtime must be warm.
     """
@@ -124,6 +123,7 @@ def measure(
         "step_ms": _milliseconds(times.interval_s),
         "tokens_per_s": len(requests) / median(decode_s),
         "host_us_per_step": None if device.stream is None else 1e6 * median(times.host_s),
+        "queue_us_per_step": None if device.stream is None else 1e6 * median(times.queue_s),
     }
 
 
@@ -133,56 +133,61 @@ def _milliseconds(seconds: list[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of decode steps in seconds."""
+    """Times of decode steps in seconds.
 
-    interval_s: list[float]  # from step to step
-    host_s: list[float]  # part of the interval in which the host did not wait for the device
+    - interval_s: from the tokens of one step to those of the next
+    - host_s: the part of each interval in which the host did not wait for the device
+    - queue_s: the part of that in which the host queued a step
+    """
+
+    interval_s: list[float]
+    host_s: list[float]
+    queue_s: list[float]
 
 
 def observe_steps(
     runtime: LLMInferenceRuntime, device: Device, requests: Sequence[LLMGenerationRequest]
 ) -> StepTimes:
-    """Decode once; record the time of each step and the time spent waiting for copies."""
-    now: list[float] = []
-    waited: list[float] = []
-    copies = _TimedCopies(device)
+    """Decode once; record when the host waits for the tokens of each step, and when it queues a step.
 
-    def listen(progress: Progress) -> None:
-        if progress.stage == "decode":
-            now.append(time.perf_counter())
-            waited.append(copies.seconds)
-
-    device.copy_to_host = copies.copy_to_host
+    In between the host converts tokens to text. Requests without `on_progress` report nothing.
+    """
+    waits = _Spans()
+    queues = _Spans()
+    method, copy_to_host = runtime.pipeline.method, device.copy_to_host
+    device.copy_to_host = lambda source: _TimedCopy(copy_to_host(source), waits)
+    method.queue = queues.around(method.queue)
     try:
-        decode(runtime, [replace(requests[0], on_progress=listen), *requests[1:]])
+        decode(runtime, requests)
     finally:
-        del device.copy_to_host  # restores the method of the class
-    interval = np.diff(now)
-    return StepTimes(interval.tolist(), (interval - np.diff(waited)).tolist())
+        del device.copy_to_host, method.queue  # restores the methods of the classes
+    begins, ends = np.array(waits.spans).T
+    queued = [stop - start for start, stop in queues.spans]
+    return StepTimes(np.diff(ends).tolist(), (begins[1:] - ends[:-1]).tolist(), queued)
 
 
-class _TimedCopies:
-    """Wraps a device's `copy_to_host`; `seconds` is the total time in `wait`."""
+class _Spans:
+    """Begin and end of each call of a function."""
 
-    def __init__(self, device: Device) -> None:
-        self.seconds = 0.0
-        self._copy_to_host = device.copy_to_host
+    def __init__(self) -> None:
+        self.spans: list[tuple[float, float]] = []
 
-    def copy_to_host(self, source: Tensor) -> HostCopy:
-        return _TimedCopy(self._copy_to_host(source), self)
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same and is timed."""
+
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                self.spans.append((start, time.perf_counter()))
+
+        return timed
 
 
 class _TimedCopy:
-    def __init__(self, copy: HostCopy, times: _TimedCopies) -> None:
-        self._copy = copy
-        self._times = times
-
-    def wait(self) -> np.ndarray:
-        start = time.perf_counter()
-        try:
-            return self._copy.wait()
-        finally:
-            self._times.seconds += time.perf_counter() - start
+    def __init__(self, copy: HostCopy, waits: _Spans) -> None:
+        self.wait = waits.around(copy.wait)
 
 
 def profile_steps(

@@ -47,6 +47,11 @@ def generate_launch_description() -> LaunchDescription:
                 description="Device that runs the engines; empty = as in params_file.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
+            DeclareLaunchArgument(
+                "enclave",
+                default_value="",
+                description="Security enclave of the node, made by `edgellm security`; empty = ROS's own.",
+            ),
             *(
                 DeclareLaunchArgument(f"{name}_topic", default_value=f"~/{name}", description=description)
                 for name, description in TOPICS.items()
@@ -96,6 +101,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
     for name in ("engine_dir", "lora", "device"):
         if value(name):
             overrides[name] = ParameterValue(value(name), value_type=str)  # a name may look like a number
+    enclave = ["--enclave", value("enclave")] if value("enclave") else []
     return [
         LifecycleNode(
             package="edgellm_ros",
@@ -104,7 +110,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
             namespace=value("namespace"),
             parameters=[value("params_file"), overrides],
             remappings=[(f"~/{name}", value(f"{name}_topic")) for name in TOPICS],
-            arguments=["--ros-args", "--log-level", value("log_level")],
+            arguments=["--ros-args", "--log-level", value("log_level"), *enclave],
             output="screen",
         )
     ]

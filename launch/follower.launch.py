@@ -39,6 +39,11 @@ def generate_launch_description() -> LaunchDescription:
                 description="Send TwistStamped instead of Twist; empty = as in the file.",
             ),
             DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node."),
+            DeclareLaunchArgument(
+                "enclave",
+                default_value="",
+                description="Security enclave of the node, made by `edgellm security`; empty = ROS's own.",
+            ),
             *(
                 DeclareLaunchArgument(f"{name}_topic", default_value=default, description=description)
                 for name, (default, description) in TOPICS.items()
@@ -89,6 +94,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
     }
     if value("rate"):
         overrides["rate"] = float(value("rate"))
+    enclave = ["--enclave", value("enclave")] if value("enclave") else []
     return [
         LifecycleNode(
             package="edgellm_ros",
@@ -97,7 +103,7 @@ def _start_node(context: LaunchContext) -> list[LifecycleNode]:
             namespace=value("namespace"),
             parameters=[value("params_file"), overrides],
             remappings=[(f"~/{name}", value(f"{name}_topic")) for name in TOPICS],
-            arguments=["--ros-args", "--log-level", value("log_level")],
+            arguments=["--ros-args", "--log-level", value("log_level"), *enclave],
             output="screen",
         )
     ]

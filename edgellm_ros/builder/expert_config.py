@@ -35,6 +35,7 @@ class ExpertArchitecture:
     trajectory_history: TrajectoryHistoryConfig
     history_token_id: int
     future_start_token_id: int
+    rtc_max_delay: int  # most first actions that it was trained to continue (real-time chunking); 0 = none
     kv_layers: tuple[int, ...]  # of the language model, from 0, whose KV caches the expert's layers read
 
     def __post_init__(self) -> None:
@@ -73,6 +74,7 @@ class ExpertArchitecture:
             history_token_id=self.history_token_id,
             action_space=self.action_space,
             trajectory_history=self.trajectory_history,
+            rtc_max_delay=self.rtc_max_delay,
         )
 
 
@@ -80,12 +82,14 @@ def expert_architecture(path: Path, llm: LanguageModelConfig) -> ExpertArchitect
     """Read `action_expert/config.json`.
 
     `kv_layers` may be missing: then the expert has a layer for each attention layer of the language model.
+    So may `rtc_max_delay`: then the expert was not trained to continue a chunk of actions.
     ValueError for an unknown key, or a value that does not fit the model whose KV cache the expert reads.
     """
     data = read_json(path)
     data.pop("architectures", None)
     named = "kv_layers" in data
-    expert = from_dict(ExpertArchitecture, {"kv_layers": llm.attention_layers, **data}, str(path))
+    defaults = {"kv_layers": llm.attention_layers, "rtc_max_delay": 0}
+    expert = from_dict(ExpertArchitecture, {**defaults, **data}, str(path))
     _check_kv_layers(path, expert, llm, named)
     for name, found, needed in (
         ("rope_theta", expert.rope_theta, llm.rope.theta),

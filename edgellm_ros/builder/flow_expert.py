@@ -46,7 +46,7 @@ def build_expert(
 
     Inputs:
     - trajectory [n,T,A] fp32
-    - time [1] fp32: 0 (noise) to 1 (action)
+    - time [1] fp32: 0 (noise) to 1 (action); [T] if the expert was trained to continue chunks of actions
     - rope_cos, rope_sin [1,T,R/2] fp32: one row per step, R = the rotated values of a head
     - kv_length [1] i64: rows of the cache that are filled
     - cache_rows [P] i64: the numbers 0 .. P-1, P from kv_length to C = `capacity`
@@ -68,7 +68,7 @@ def build_expert(
     add_norm = cuda_add_norm if cuda else _add_norm
 
     trajectory = graph.input(names.TRAJECTORY, FLOAT, ["n", space.horizon, space.dim])
-    time = graph.input(names.TIME, FLOAT, [1])
+    time = graph.input(names.TIME, FLOAT, [space.horizon if architecture.rtc_max_delay else 1])
     half = llm.rope.rotary_dim // 2
     rope = [graph.input(name, FLOAT, [1, space.horizon, half]) for name in (names.ROPE_COS, names.ROPE_SIN)]
     length = graph.input(names.KV_LENGTH, INT64, [1])
@@ -148,7 +148,7 @@ def _lengths(graph: ModelBuilder, length: ir.Value, samples: ir.Value, steps: in
 # time -- Mul 2*pi/period --+-- Sin --+
 #                           +-- Cos -- Concat -- time_mlp.0 -- SiLU -- time_mlp.2 -->
 def _time_embedding(graph: ModelBuilder, architecture: ExpertArchitecture, time: ir.Value) -> ir.Value:
-    """Embed time [1] -> [1,hidden].
+    """Embed time [1] or [T] -> [1,hidden] or [T,hidden].
 
     Angles, sines and cosines are fp32 in every precision.
     """

@@ -72,6 +72,16 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_plan_code(parser: argparse.ArgumentParser) -> None:
+    """Add the option --allow-plan-code."""
+    parser.add_argument(
+        "--allow-plan-code",
+        action="store_true",
+        help="with --device tensorrt: load version-compatible plans too, which contain code that runs in "
+        "this process; for plans whose origin you trust",
+    )
+
+
 def add_drafting(parser: argparse.ArgumentParser) -> None:
     """Add the options of speculative decoding."""
     group = parser.add_argument_group(

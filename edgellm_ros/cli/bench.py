@@ -85,6 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     arguments.add_drafting(parser)
     arguments.add_device(parser)
+    arguments.add_plan_code(parser)
     arguments.add_decode(parser)
     parser.set_defaults(run=run)
 
@@ -112,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         prefix_cache_bytes=0,
         drafting=arguments.drafting(args, config),
         decode=args.decode,
+        allow_plan_code=args.allow_plan_code,
     ) as runtime:
         runtime.capture_decoding_cuda_graph()
         for _ in range(args.warmup):

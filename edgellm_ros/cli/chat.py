@@ -60,6 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add_sampling(parser)
     arguments.add_drafting(parser)
     arguments.add_device(parser)
+    arguments.add_plan_code(parser)
     arguments.add_decode(parser)
     parser.set_defaults(run=run)
 
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         lora_dirs=adapters,
         drafting=arguments.drafting(args, config),
         decode=args.decode,
+        allow_plan_code=args.allow_plan_code,
     ) as runtime:
         chat = Chat(runtime, args, config)
         for line in _lines():

@@ -9,6 +9,7 @@ import dataclasses
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from edgellm_ros.cli import arguments
 if TYPE_CHECKING:
     from edgellm_ros.builder.quantization.search import GroupScales
     from edgellm_ros.cli.quantization_cost import QuantizationCost
-    from edgellm_ros.engine_directory.config import EngineConfig
+    from edgellm_ros.runtime.request import LLMGenerationRequest
 
 QUANTIZE, GROUP_SIZES = ("int4", "int8"), (32, 64, 128)  # as in builder.quantization.rounding
 KV_CACHES = ("fp8",)  # as in engine_directory.config
@@ -42,7 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; show what would be written, its size and the engine's memory, or why not",
+        help="write nothing; show what would be written, its size and the engine's memory, or why not; files "
+        "of --calibrate and --prompts are read, but the model does not run on them",
     )
     parser.add_argument(
         "--precision",
@@ -177,6 +179,12 @@ def run(args: argparse.Namespace) -> int:
         "cpu_int8": args.cpu_int8,
         "kv_cache": args.kv_cache,
     }
+    if args.calibrate and not args.quantize:
+        raise ValueError("--calibrate: chooses scales for rounded weights: add --quantize int4 or int8")
+    if args.prompts and not _reports(args):
+        raise ValueError(
+            "--prompts: there is no report without --quantize, --cpu-int8 or --kv-cache, or with --no-report"
+        )
     if args.check:
         return _check(args, options)
     if args.engine_dir is None:
@@ -184,17 +192,26 @@ def run(args: argparse.Namespace) -> int:
     return _export(args, options)
 
 
-def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    from edgellm_ros.builder.exporter import export
+def _reports(args: argparse.Namespace) -> bool:
+    """Return whether an export ends with a report."""
+    return bool(args.quantize or args.cpu_int8 or args.kv_cache) and not args.no_report
 
-    rounded = args.quantize or args.cpu_int8 or args.kv_cache
-    reports = rounded and not args.no_report
-    if args.calibrate and not args.quantize:
-        raise ValueError("--calibrate: chooses scales for rounded weights: add --quantize int4 or int8")
+
+def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    from edgellm_ros.builder.export_plan import ExportOptions, plan_export
+    from edgellm_ros.builder.exporter import export
+    from edgellm_ros.cli.calibration_requests import read_requests
+    from edgellm_ros.cli.quantization_cost import PROMPTS
+
+    reports = _reports(args)
     if reports and args.precision == "bf16" and not args.cpu_int8:  # which `export` refuses
         option = "--quantize" if args.quantize else "--kv-cache"
         raise ValueError(f"{option}: the report runs on the CPU, which bf16 does not; --no-report skips it")
     start = time.perf_counter()
+    prompts: Mapping[str, LLMGenerationRequest] = PROMPTS
+    if args.prompts:  # read first: an export takes minutes
+        plan = plan_export(Path(args.checkpoint), ExportOptions(**options))
+        prompts = read_requests(args.prompts, plan.config)
     scales = _calibrate(args, options) if args.calibrate else []
     config = export(args.checkpoint, args.engine_dir, **options, scales=scales)
     seconds = time.perf_counter() - start
@@ -203,7 +220,7 @@ def _export(args: argparse.Namespace, options: dict[str, Any]) -> int:
         f"{args.engine_dir}: {len(config.files)} files, {size / 1e6:.1f} MB, in {seconds:.1f} s",
         file=sys.stderr,
     )
-    costs = _costs(args, options, config) if reports else {}
+    costs = _costs(args, options, prompts) if reports else {}
     if args.json:
         files = {entry.path: entry.size for entry in config.files}
         report = {"engine_dir": str(Path(args.engine_dir)), "seconds": seconds, "files": files}
@@ -223,17 +240,15 @@ def _calibrate(args: argparse.Namespace, options: dict[str, Any]) -> list[GroupS
 
 
 def _costs(
-    args: argparse.Namespace, options: dict[str, Any], config: EngineConfig
+    args: argparse.Namespace, options: dict[str, Any], prompts: Mapping[str, LLMGenerationRequest]
 ) -> dict[str, QuantizationCost]:
     """Compare the engine with one of the same checkpoint that is not quantised.
 
     With scales, also one without. Returns the results by their names in the JSON report.
     """
     from edgellm_ros.builder.exporter import export
-    from edgellm_ros.cli.calibration_requests import read_requests
-    from edgellm_ros.cli.quantization_cost import PROMPTS, measure_costs
+    from edgellm_ros.cli.quantization_cost import measure_costs
 
-    requests = read_requests(args.prompts, config) if args.prompts else PROMPTS
     reference = {**options, "quantize": None, "cpu_int8": False, "kv_cache": None}
     engines = {"quantization": Path(args.engine_dir)}
     with contextlib.ExitStack() as stack:
@@ -242,7 +257,7 @@ def _costs(
             folder = tempfile.TemporaryDirectory(dir=parent, prefix=".rounded-")
             engines = {"plain_rounding": Path(stack.enter_context(folder)), **engines}
             export(args.checkpoint, engines["plain_rounding"], **{**options, "with_draft": False})
-        found = measure_costs(args.checkpoint, list(engines.values()), reference, requests)
+        found = measure_costs(args.checkpoint, list(engines.values()), reference, prompts)
     costs = dict(zip(engines, found, strict=True))
     titles = {"plain_rounding": "plain rounding: ", "quantization": "calibrated: " if args.calibrate else ""}
     for name, cost in costs.items():
@@ -253,8 +268,13 @@ def _costs(
 def _check(args: argparse.Namespace, options: dict[str, Any]) -> int:
     from edgellm_ros.builder.export_check import check, render_check
     from edgellm_ros.builder.export_plan import ExportOptions
+    from edgellm_ros.cli.calibration_requests import read_requests
 
     report = check(args.checkpoint, ExportOptions(**options), args.engine_dir or ".")
+    for path, purpose in ((args.calibrate, "the calibration"), (args.prompts, "the report")):
+        if path:
+            count = len(read_requests(path, report.config))
+            print(f"{path}: {count} requests for {purpose}, which --check does not run", file=sys.stderr)
     if args.json:
         arguments.print_json(dataclasses.asdict(report))
     else:

@@ -93,6 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     arguments.add_drafting(parser)
     arguments.add_device(parser)
+    arguments.add_plan_code(parser)
     arguments.add_decode(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -132,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         lora_dirs=adapters,
         drafting=arguments.drafting(args, config),
         decode=args.decode,
+        allow_plan_code=args.allow_plan_code,
     ) as runtime:
         response = runtime.handle_request(request)
         drafted = runtime.spec_decode_generation_metrics

@@ -43,7 +43,12 @@ def answer_file(args: argparse.Namespace) -> int:
     adapters = _adapters(args, requests)
     drafting = arguments.drafting(args, config)
     with LLMInferenceRuntime(
-        args.engine_dir, device=args.device, lora_dirs=adapters, drafting=drafting, decode=args.decode
+        args.engine_dir,
+        device=args.device,
+        lora_dirs=adapters,
+        drafting=drafting,
+        decode=args.decode,
+        allow_plan_code=args.allow_plan_code,
     ) as runtime:
         for batch in _batches(requests, args, config, answers):
             answers |= _answer(runtime, batch)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
+from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, conditioned_run
 from edgellm_ros.diffusion.config import ActionConfig
 from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.engine.device import Device, DeviceGraph, on_device
@@ -19,7 +20,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
+from edgellm_ros.kernels import ConditionedStep, Kernels, RopeTable, SequenceCache
 from edgellm_ros.kernels.random import normal_noise
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ class ActionRunner:
     KV cache in place; their number is rounded up to a multiple of ROWS_STEP.
 
     All Euler steps are one graph, if the device supports graphs: it is recorded after their first run with
-    the same tensors, and launched with one call from then on.
+    the same tensors, and launched with one call from then on. Runs that continue a chunk have graphs of their
+    own, which read what differs between such runs from the device.
 
     fused: kernels that run the steps in place of the engine while `uses_fused` is true.
     """
@@ -68,10 +70,13 @@ class ActionRunner:
         self._velocity = device.empty((max_samples, space.horizon, space.dim), np.float32)
         capacity = executor.bindings[f"key_cache_{config.kv_caches[0]}"].shape[2]
         self._row_numbers = on_device(device, np.arange(int(capacity)))
-        self._time = device.empty((1,), np.float32)
+        self._time = device.empty(executor.bindings["time"].shape, np.float32)
+        self._previous = device.empty((space.horizon, space.dim), np.float32)
+        self._factors = device.empty((STEPS_PER_GRAPH, 3, space.horizon), np.float32)
+        self._clean = device.empty((1,), np.int64)
         self._recorder = GraphRecorder()
-        # by tensors, steps of the request, first step of the graph; the latest one last
-        self._graphs: OrderedDict[tuple[Hashable, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
+        # by tensors, whether a chunk is continued, steps of the request, first step of the graph; latest last
+        self._graphs: OrderedDict[tuple[Hashable, bool, int, int], tuple[DeviceGraph, Any]] = OrderedDict()
         self._times: OrderedDict[int, Tensor] = OrderedDict()  # embeddings, by steps of the request
         self._noise: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()  # by seed and samples
         rope_shape = (1, space.horizon, rope_table.cos.shape[1])
@@ -88,10 +93,20 @@ class ActionRunner:
             if len(self._noise) > KEPT_NOISE:
                 self._noise.popitem(last=False)
 
+    def check(self, condition: ChunkCondition) -> None:
+        """Check a condition against the action head. ValueError."""
+        condition.check(self._config)
+
     def execute(
-        self, cache: SequenceCache, samples: int, steps: int, seed: int, report: Callable[[int], bool]
+        self,
+        cache: SequenceCache,
+        samples: int,
+        steps: int,
+        seed: int,
+        report: Callable[[int], bool],
+        condition: ChunkCondition | None = None,
     ) -> np.ndarray | None:
-        """Sample normalised actions, float32 [samples, T, A].
+        """Sample normalised actions, float32 [samples, T, A]; with `condition`, they continue a chunk.
 
         `report(step)` is called before every Euler step is queued; if it returns False, sampling ends and the
         result is None. The cache must hold the KV rows up to and including the future-start token. Equal
@@ -99,8 +114,15 @@ class ActionRunner:
         """
         device = self._device
         trajectory, velocity = self._trajectory.rows(0, samples), self._velocity.rows(0, samples)
+        run: ConditionedRun | None = None
+        if condition is not None:
+            run = conditioned_run(condition, self.action_space.normalise(condition.actions), steps)
         self.prepare(samples, seed)
-        device.upload(trajectory, self._noise.pop((seed, samples)).reshape(trajectory.shape))
+        start = self._noise.pop((seed, samples)).reshape(trajectory.shape)
+        if run is not None:
+            start[:, : run.kept] = run.previous[: run.kept]
+            device.upload(self._previous, run.previous)
+        device.upload(trajectory, start)
         self._kernels.rope_rows(
             self._rope_table, cache.length, cache.rope_delta, self._rope_cos, self._rope_sin
         )
@@ -120,15 +142,22 @@ class ActionRunner:
         if self.uses_fused:
             key: Hashable = tuple(tensor.pointer for tensor in tensors.values()), samples
             kept: Any = self._time_rows(steps)
-            step = partial(self._fused_step, steps, kept, tensors)
+            step = partial(self._fused_step, steps, kept, tensors, run is not None)
+            if run is not None:
+                device.upload(self._clean, np.array([run.clean], np.int64))
         else:
             self._executor.prepare(0, {"n": samples, "P": rows}, tensors, device.stream)
-            device.fill_zero(self._time)
+            if run is None:
+                device.fill_zero(self._time)
+            else:
+                device.upload(self._time, run.times(0)[: self._time.size])
             key = kept = self._executor.bound_run
-            step = partial(self._engine_step, steps, trajectory, velocity)
+            step = partial(self._engine_step, steps, trajectory, velocity, run is not None)
         for first in range(0, steps, STEPS_PER_GRAPH):
             chunk = range(first, min(first + STEPS_PER_GRAPH, steps))
-            if not self._run(chunk, (key, steps, first), step, kept, report):
+            if run is not None:
+                device.upload(self._factors.rows(0, len(chunk)), run.factors(chunk.start, chunk.stop))
+            if not self._run(chunk, (key, run is not None, steps, first), step, kept, report):
                 return None
         result = device.download(trajectory)
         if not np.isfinite(result).all():
@@ -138,7 +167,7 @@ class ActionRunner:
     def _run(
         self,
         chunk: range,
-        key: tuple[Hashable, int, int],
+        key: tuple[Hashable, bool, int, int],
         step: Callable[[int, bool], None],
         kept: Any,
         report: Callable[[int], bool],
@@ -173,25 +202,45 @@ class ActionRunner:
         return True
 
     def _engine_step(
-        self, steps: int, trajectory: Tensor, velocity: Tensor, number: int, first: bool
+        self, steps: int, trajectory: Tensor, velocity: Tensor, conditioned: bool, number: int, first: bool
     ) -> None:
         """Queue one Euler step, which also writes the time of the next one."""
         self._executor.execute(self._device.stream)
-        self._kernels.euler_step(trajectory, velocity, 1.0 / steps, self._time, (number + 1) / steps)
+        if conditioned:
+            previous, factors = self._previous, self._step_factors(number)
+            self._kernels.conditioned_step(trajectory, velocity, previous, factors, 1.0 / steps, self._time)
+        else:
+            self._kernels.euler_step(trajectory, velocity, 1.0 / steps, self._time, (number + 1) / steps)
 
     def _fused_step(
-        self, steps: int, times: Tensor, tensors: Mapping[str, Tensor], number: int, first: bool
+        self,
+        steps: int,
+        times: Tensor,
+        tensors: Mapping[str, Tensor],
+        conditioned: bool,
+        number: int,
+        first: bool,
     ) -> None:
         """Queue one Euler step of the fused kernels."""
         assert self._fused is not None
-        row = times.rows(number, number + 1).view(times.shape[1])
-        self._fused.expert.step(tensors, row, 1.0 / steps, first)
+        row, clean = (times.rows(i, i + 1).view(times.shape[1]) for i in (number, steps))
+        condition = None
+        if conditioned:
+            condition = ConditionedStep(self._previous, self._step_factors(number), self._clean, clean)
+        self._fused.expert.step(tensors, row, 1.0 / steps, first, condition)
+
+    def _step_factors(self, number: int) -> Tensor:
+        """View the factors [3,T] of a step among those of its graph."""
+        place = number % STEPS_PER_GRAPH
+        return self._factors.rows(place, place + 1).view(*self._factors.shape[1:])
 
     def _time_rows(self, steps: int) -> Tensor:
-        """Return the embeddings of the times of so many steps, on the device."""
+        """Return the embeddings of the times of so many steps, and of time 1, on the device."""
         assert self._fused is not None
         if steps not in self._times:
-            self._times[steps] = on_device(self._device, self._fused.times.rows(steps))
+            times = self._fused.times
+            rows = np.concatenate([times.rows(steps), times.at(np.ones(1, np.float32))])
+            self._times[steps] = on_device(self._device, rows)
             if len(self._times) > KEPT_GRAPHS:
                 self._times.popitem(last=False)
         self._times.move_to_end(steps)

@@ -23,6 +23,14 @@ class UnicycleActionSpace:
         """
         return np.clip(values.astype(np.float32) * self._std + self._mean, self._low, self._high)
 
+    def normalise(self, actions: np.ndarray) -> np.ndarray:
+        """Convert physical actions [..., A], clipped to [low, high], to the head's values in float32."""
+        return (self.clip(actions) - self._mean) / self._std
+
+    def clip(self, actions: np.ndarray) -> np.ndarray:
+        """Clip physical actions [..., A] to [low, high]; the result is float32."""
+        return np.clip(actions.astype(np.float32), self._low, self._high)
+
     def integrate(self, actions: np.ndarray, speed: float) -> np.ndarray:
         """Integrate actions [n, T, 2] to a path from the origin.
 

@@ -96,6 +96,7 @@ class ActionConfig:
     history_token_id: int  # the placeholder that trajectory-history tokens replace
     action_space: ActionSpaceConfig
     trajectory_history: TrajectoryHistoryConfig
+    rtc_max_delay: int  # most first actions that it was trained to continue (real-time chunking); 0 = none
 
     def __post_init__(self) -> None:
         for name in (
@@ -111,6 +112,11 @@ class ActionConfig:
             raise ValueError(
                 f"kv_caches must have a cache for each of {self.num_hidden_layers} layers, "
                 f"got {list(self.kv_caches)}"
+            )
+        if not 0 <= self.rtc_max_delay <= self.action_space.horizon:
+            raise ValueError(
+                f"rtc_max_delay must be from 0 to {self.action_space.horizon}, the actions of a chunk, "
+                f"got {self.rtc_max_delay}"
             )
         for name in ("future_start_token_id", "history_token_id"):
             if getattr(self, name) < 0:

@@ -9,13 +9,21 @@ from typing import Protocol
 
 from edgellm_ros.diffusion.time_embedding import TimeEmbedding
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import ConditionedStep
 
 
 class Expert(Protocol):
     """What runs an Euler step: a `FusedExpert`."""
 
-    def step(self, tensors: Mapping[str, Tensor], time_row: Tensor, dt: float, first: bool) -> None:
-        """Queue one step: trajectory += dt * velocity."""
+    def step(
+        self,
+        tensors: Mapping[str, Tensor],
+        time_row: Tensor,
+        dt: float,
+        first: bool,
+        conditioned: ConditionedStep | None = None,
+    ) -> None:
+        """Queue one step: trajectory += dt * velocity, or `Kernels.conditioned_step`."""
         ...
 
 

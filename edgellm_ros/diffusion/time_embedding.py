@@ -26,9 +26,12 @@ class TimeEmbedding:
 
     def rows(self, steps: int) -> np.ndarray:
         """Return the rows [steps,H] float32 of so many Euler steps from time 0 to 1."""
+        return self.at((np.arange(steps) / steps).astype(np.float32))
+
+    def at(self, times: np.ndarray) -> np.ndarray:
+        """Return the rows [N,H] float32 of times [N] float32."""
         low, high, count = self.min_period, self.max_period, len(self.first) // 2
         periods = low * (high / low) ** np.linspace(0.0, 1.0, count)
-        times = (np.arange(steps) / steps).astype(np.float32)
         angles = times[:, None] * (2 * math.pi / periods).astype(np.float32)
         raised = np.concatenate([np.sin(angles), np.cos(angles)], axis=1) @ self.first + self.first_bias
         return raised / (1 + np.exp(-raised)) @ self.second + self.second_bias

@@ -30,7 +30,8 @@ from edgellm_ros.engine.tensor import Shape, Tensor, check_same
 class CudaDevice:
     """The first GPU that CUDA_VISIBLE_DEVICES allows.
 
-    `name`: "cuda" or "tensorrt", which selects the engine backend. EngineError if there is no usable GPU.
+    `name`: "cuda" or "tensorrt", which selects the engine backend. `allow_plan_code`: see `open_device`.
+    EngineError if there is no usable GPU.
     """
 
     memory = "cuda"
@@ -38,8 +39,9 @@ class CudaDevice:
     capturing = False
     fill_kernel: Any = None  # CUfunction `fill(pointer, bytes)` for graphs, set by `load_cuda_kernels`
 
-    def __init__(self, name: str = "cuda") -> None:
+    def __init__(self, name: str = "cuda", allow_plan_code: bool = False) -> None:
         self.name = name
+        self.allow_plan_code = allow_plan_code
         try:
             gpu = CudaCoreDevice(0)
             gpu.set_current()
@@ -182,7 +184,7 @@ class CudaHostCopy:
     def wait(self) -> np.ndarray:
         self._device.activate()
         check(driver.cuEventSynchronize(self._slot.event), "in the work queued before")
-        array = self._slot.array.view(self._dtype).reshape(self._shape).copy()
+        array = self._slot.read(self._shape, self._dtype)
         self._pool.give_back(self._slot)
         return array
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from edgellm_ros.engine.tensor import Shape
+
 RING_BYTES = 1 << 20  # of each half; arrays of token ids, positions and lengths are far smaller
 PIECE_BYTES = RING_BYTES // 4  # larger arrays are split: one piece is copied while the next is written
 Check = Callable[[tuple[Any, ...], str], Any]
@@ -41,6 +43,14 @@ class PinnedSlot:
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self.event = check(driver.cuEventCreate(flags), "to make an event")
         release_with(self, context, driver.cuEventDestroy, self.event)
+        self._views: dict[tuple[Shape, np.dtype], np.ndarray] = {}
+
+    def read(self, shape: Shape, dtype: np.dtype) -> np.ndarray:
+        """Copy the contents to an array of this shape and type, which has as many bytes."""
+        view = self._views.get((shape, dtype))
+        if view is None:
+            view = self._views[shape, dtype] = self.array.view(dtype).reshape(shape)
+        return view.copy()
 
 
 class PinnedPool:

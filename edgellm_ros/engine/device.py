@@ -60,6 +60,7 @@ class Device(Protocol):
     description: str  # name and kind for messages, such as "NVIDIA H200 (sm_90)"
     stream: Any  # None on the CPU
     max_queued_steps: int  # decode steps that may be queued after the one whose tokens the host waits for
+    allow_plan_code: bool  # whether TensorRT may run the code in version-compatible plans
     capturing: bool  # true while `capture` records
 
     def activate(self) -> None:
@@ -154,6 +155,7 @@ class CpuDevice:
     description = "CPU"
     stream = None
     max_queued_steps = 0
+    allow_plan_code = False
     capturing = False
 
     def activate(self) -> None:
@@ -200,10 +202,11 @@ class CpuDevice:
         pass
 
 
-def open_device(name: str) -> Device:
+def open_device(name: str, allow_plan_code: bool = False) -> Device:
     """Open the device "cpu", "cuda" or "tensorrt".
 
-    ValueError for another name, EngineError if the device is unavailable.
+    `allow_plan_code`: load version-compatible plans, whose own code runs in this process. ValueError for
+    another name, EngineError if the device is unavailable.
     """
     if name == "cpu":
         return CpuDevice()
@@ -212,5 +215,5 @@ def open_device(name: str) -> Device:
             from edgellm_ros.engine.cuda_device import CudaDevice
         except ImportError as error:
             raise EngineError(f"device {name!r} is not available: {error}") from None
-        return CudaDevice(name)
+        return CudaDevice(name, allow_plan_code)
     raise ValueError(f"unknown device {name!r}, expected 'cpu', 'cuda' or 'tensorrt'")

@@ -25,10 +25,11 @@ def choose_plan(model: Path, device: Device) -> tuple[Library, PlanFile]:
     """Choose the plan of a graph for a GPU, and an installed library that runs it.
 
     A plan of exactly a library's version is preferred, then the latest version-compatible plan of an older
-    one. EngineError without a library; or without such a plan: it lists the plans that exist, and says what
-    makes one.
+    one, if the device allows the code of plans. EngineError without a library; or without such a plan: it
+    lists the plans that exist, and says what makes or allows one.
     """
     plans, libraries, problems = read_plans(model), [], []
+    with_code: list[PlanFile] = []  # that would run if their code were allowed
     for name in LIBRARIES:
         try:
             library = load_library(name)
@@ -36,6 +37,9 @@ def choose_plan(model: Path, device: Device) -> tuple[Library, PlanFile]:
             problems.append(str(error))
             continue
         fitting = [plan for plan in plans if device.arch in plan.gpus and _loads(library, plan)]
+        if not device.allow_plan_code:
+            with_code += [plan for plan in fitting if plan.version_compatible]
+            fitting = [plan for plan in fitting if not plan.version_compatible]
         if fitting:
             plan = max(fitting, key=lambda plan: (version_of(plan.version), not plan.version_compatible))
             plan.check(model)
@@ -43,6 +47,11 @@ def choose_plan(model: Path, device: Device) -> tuple[Library, PlanFile]:
         libraries.append(library)
     if not libraries:
         raise EngineError("; ".join(problems))
+    if with_code:
+        raise EngineError(
+            f"{with_code[0].path}: a version-compatible plan contains code, which runs in this process; if "
+            "you trust its origin, allow it with --allow-plan-code (node: parameter allow_plan_code)"
+        )
     titles, there = listed([title_of(library) for library in libraries]), "; ".join(map(str, plans))
     raise EngineError(
         f"{model.parent}: no plan for {device.description} and {titles} (there: {there or 'none'}); "

@@ -123,8 +123,8 @@ class TensorRTBackend:
 
     def _load(self, library: Library) -> trt.ICudaEngine:
         runtime = start(library, library.Runtime)
-        # A version-compatible plan may contain host code. `edgellm build` made the plan.
-        runtime.engine_host_code_allowed = self._plan.version_compatible
+        # Only the user decides whether code of a plan runs: the record beside the plan may come from others.
+        runtime.engine_host_code_allowed = self._device.allow_plan_code
         self._log.take()
         with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             engine = runtime.deserialize_cuda_engine(plan)

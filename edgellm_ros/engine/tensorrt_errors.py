@@ -31,6 +31,7 @@ GPU_REASON = (
     "cuda gpu properties",
 )
 BAD_PLAN = (
+    (("engine with lean runtime",), "the plan contains code, which the user has not allowed"),
     (("header.magictag",), "the file is no plan of this library, or damaged"),
     (
         (

@@ -22,7 +22,7 @@ from edgellm_ros.multimodal.audio_config import AudioConfig
 from edgellm_ros.multimodal.video_config import AS_TEXT, VideoConfig
 from edgellm_ros.multimodal.vision_config import QwenVisionTower, VisionConfig
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 CONFIG_FILE = "config.json"
 PRECISIONS = ("fp32", "fp16", "bf16")
 FP8 = "fp8"  # E4M3

@@ -186,7 +186,15 @@ class HostKernels:
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
         x.array += np.float32(dt) * velocity.array
-        time.array[0] = next_time
+        time.array[:] = next_time
+
+    def conditioned_step(
+        self, x: Tensor, velocity: Tensor, previous: Tensor, factors: Tensor, dt: float, time: Tensor
+    ) -> None:
+        strength, pull, next_times = factors.array
+        step = strength[:, None] * velocity.array + pull[:, None] * (previous.array - x.array)
+        x.array += np.float32(dt) * step
+        time.array[:] = next_times[: time.size]
 
 
 def write_rope(

@@ -104,6 +104,16 @@ class SequenceCache:
         ]
 
 
+@dataclass(frozen=True)
+class ConditionedStep:
+    """Tensors of an Euler step that continues a chunk, on the device: see `Kernels.conditioned_step`."""
+
+    previous: Tensor  # [T,A] fp32
+    factors: Tensor  # [3,T] fp32
+    clean: Tensor  # [1] i64: the first rows, whose time is that of finished actions
+    clean_time_row: Tensor  # [H] fp32, the time_row of this time
+
+
 class Kernels(Protocol):
     """The kernels on one kind of device."""
 
@@ -262,5 +272,15 @@ class Kernels(Protocol):
         ...
 
     def euler_step(self, x: Tensor, velocity: Tensor, dt: float, time: Tensor, next_time: float) -> None:
-        """Add dt * velocity to x in place, and write next_time to time [1] f32."""
+        """Add dt * velocity to x in place, and write next_time to time [N] f32."""
+        ...
+
+    def conditioned_step(
+        self, x: Tensor, velocity: Tensor, previous: Tensor, factors: Tensor, dt: float, time: Tensor
+    ) -> None:
+        """Add dt * (a * velocity + b * (previous - x)) to x [n,T,A] in place, and write the next times.
+
+        previous [T,A]; factors [3,T]: a, b and the next time of each row; time [N], N <= T, gets the first
+        ones. All are f32.
+        """
         ...

@@ -56,6 +56,8 @@ class LLMInferenceRuntime:
     - decode: "fused" executes decode steps and the action head's Euler steps in the fused kernels
       (docs/performance.md), "engine" in the engines; "auto" each in the faster one, measured when the engines
       are loaded, if both are available
+    - allow_plan_code: load version-compatible TensorRT plans, whose own code runs in this process
+      (docs/tensorrt.md); a Device has its own `allow_plan_code`
 
     FileNotFoundError or ValueError for a damaged engine directory or adapter, or for drafting that the engine
     does not support; EngineError for an unusable device or engine, or if `decode` is "fused" and the fused
@@ -72,6 +74,7 @@ class LLMInferenceRuntime:
         decode_backend: str = "",
         drafting: SpecDecodeDraftingConfig | str | None = None,
         decode: str = AUTO,
+        allow_plan_code: bool = False,
     ) -> None:
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
@@ -94,6 +97,7 @@ class LLMInferenceRuntime:
             decode_backend,
             drafting,
             decode,
+            allow_plan_code,
         )
 
     @overload

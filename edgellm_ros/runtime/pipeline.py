@@ -29,6 +29,7 @@ from edgellm_ros.multimodal.audio_runner import AudioRunner
 from edgellm_ros.multimodal.vision_runner import VisionRunner
 from edgellm_ros.runtime.batch.batch import Batch
 from edgellm_ros.runtime.batch.input_embedder import InputEmbedder
+from edgellm_ros.runtime.batch.linear_kv_cache import check_cache_type
 from edgellm_ros.runtime.batch.row_state import RowState
 from edgellm_ros.runtime.batch.sampling_rows import SamplingRows
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
@@ -81,11 +82,13 @@ class Pipeline:
         decode_backend: str,
         drafting: SpecDecodeDraftingConfig | None = None,
         decode: str = AUTO,
+        allow_plan_code: bool = False,
     ) -> None:
         # 1. the device and the engines
         self.config = config
-        self.device = open_device(device) if isinstance(device, str) else device
+        self.device = open_device(device, allow_plan_code) if isinstance(device, str) else device
         self._metrics = metrics
+        check_cache_type(self.device, config.kv_cache_type)
 
         only_chains = drafting is not None and drafting.is_chain
         forms = (CHAIN,) if only_chains else ()
@@ -456,9 +459,13 @@ class Pipeline:
             steps = sequence.request.denoise_steps or self.action.default_steps
             cache = self.runner.kv_cache.sequence(self.batch.row_of(sequence))
             report = partial(sequence.report, "action")
-            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, report)
+            condition = sequence.request.previous_chunk
+            normalised = self.action.execute(cache, samples, steps, sequence.noise_seed, report, condition)
             if normalised is not None:
                 sequence.actions = space.denormalise(normalised)
+                if condition is not None:
+                    kept = condition.unchanged
+                    sequence.actions[:, : len(kept)] = space.clip(kept)
                 sequence.paths = space.integrate(sequence.actions, sequence.speed)
                 self._metrics.action.trajectories += samples
                 self._metrics.action.total_runs += steps

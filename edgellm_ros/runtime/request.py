@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.echo import quoted
 from edgellm_ros.kernels.random import MAX_SEED
 from edgellm_ros.multimodal.sound import Sound
@@ -139,6 +140,7 @@ class LLMGenerationRequest:
     continue_final_message: bool = False  # the model continues the last message, which is an answer
     videos: tuple[Video, ...] = ()  # of the short form; placed after the images in the prompt
     disable_spec_decode: bool = False  # no drafted tokens: one token per step
+    previous_chunk: ChunkCondition | None = None  # actions that the trajectories continue; None = none
 
     def __post_init__(self) -> None:
         for name in ("prompt", "system_prompt", "lora"):
@@ -164,6 +166,10 @@ class LLMGenerationRequest:
             _check_integer("denoise_steps", self.denoise_steps, 1, MAX_DENOISE_STEPS)
         if self.speed is not None:
             check_speed("speed", self.speed)
+        if self.previous_chunk is not None and not isinstance(self.previous_chunk, ChunkCondition):
+            raise ValueError(
+                f"previous_chunk must be a ChunkCondition, got {type(self.previous_chunk).__name__}"
+            )
 
     @property
     def prompt_images(self) -> tuple[np.ndarray, ...]:

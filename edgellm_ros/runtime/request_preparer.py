@@ -201,7 +201,15 @@ class RequestPreparer:
         if self._action is None:
             if request.action_samples or request.history is not None:
                 raise ValueError("this engine has no action head, the request has action_samples or history")
-        elif request.action_samples > self._action.max_samples:
+            if request.previous_chunk is not None:
+                raise ValueError("this engine has no action head, the request has a previous_chunk")
+            return
+        if request.previous_chunk is not None:
+            try:
+                self._action.check(request.previous_chunk)
+            except ValueError as error:
+                raise ValueError(f"previous_chunk: {error}") from None
+        if request.action_samples > self._action.max_samples:
             raise ValueError(
                 f"action_samples is {request.action_samples}; this engine takes at most "
                 f"{self._action.max_samples} (max_action_samples)"

@@ -80,3 +80,32 @@ def test_calibration_without_rounding_is_refused(checkpoint, tmp_path, capsys):
     arguments = ["export", str(checkpoint), str(tmp_path / "engine"), "--calibrate", "prompts.txt"]
     assert main(arguments) == 2
     assert "add --quantize int4 or int8" in capsys.readouterr().err
+
+
+def test_prompts_for_the_report_are_read_before_anything_is_written(checkpoint, tmp_path, capsys):
+    prompts, missing = tmp_path / "prompts.txt", tmp_path / "missing.txt"
+    prompts.write_text(TEXT)
+    assert export(checkpoint, tmp_path, prompts, "--prompts", str(missing)) == 2
+    assert "missing.txt: no such file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+@pytest.mark.parametrize("options", [[], ["--quantize", "int4", "--no-report"]], ids=["plain", "no report"])
+def test_prompts_without_a_report_are_refused(checkpoint, tmp_path, capsys, options):
+    arguments = ["export", str(checkpoint), str(tmp_path / "engine"), "--prompts", "prompts.txt", *options]
+    assert main(arguments) == 2
+    assert "--prompts: there is no report without" in capsys.readouterr().err
+
+
+def test_a_check_reads_the_prompts_and_says_that_it_does_not_run_them(checkpoint, tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(TEXT)
+    assert export(checkpoint, tmp_path, prompts, "--check", "--prompts", str(prompts)) == 0
+    told = capsys.readouterr().err
+    assert f"{prompts}: 2 requests for the calibration, which --check does not run\n" in told
+    assert f"{prompts}: 2 requests for the report, which --check does not run\n" in told
+
+
+def test_a_check_refuses_prompts_that_the_export_would_refuse(checkpoint, tmp_path, capsys):
+    assert export(checkpoint, tmp_path, tmp_path / "missing.txt", "--check") == 2
+    assert "missing.txt: no such file" in capsys.readouterr().err

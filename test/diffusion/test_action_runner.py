@@ -6,13 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgellm_ros.diffusion.action_runner import ActionRunner
+from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
+from edgellm_ros.diffusion.action_space import UnicycleActionSpace
+from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.kernels.random import normal_noise
 from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.prompt.rope import make_rope_table
+from fixtures.chunk_reference import continue_frozen, continue_guided, continue_trained
 from fixtures.graphs import FLOAT, INT64, helper, save_model
 from fixtures.on_device import edited
 
@@ -63,14 +66,14 @@ def runner(make_runner, tiny_engine) -> ActionRunner:
 
 @pytest.fixture
 def known_velocity(make_runner, config, tmp_path):
-    """Make a runner whose engine computes velocity from trajectory [n,6,2] and time [1]."""
+    """Make a runner whose engine computes velocity from trajectory [n,6,2] and time [1], or [6]."""
 
-    def make(nodes) -> ActionRunner:
+    def make(nodes, times: int = 1, initializers=()) -> ActionRunner:
         llm, capacity = config.llm, config.builder.max_kv_cache_capacity
         shape = [1, llm.num_key_value_heads, capacity, llm.head_dim]
         inputs = {
             "trajectory": (FLOAT, ["n", 6, 2]),
-            "time": (FLOAT, [1]),
+            "time": (FLOAT, [times]),
             "rope_cos": (FLOAT, [1, 6, 8]),
             "rope_sin": (FLOAT, [1, 6, 8]),
             "kv_length": (INT64, [1]),
@@ -79,7 +82,8 @@ def known_velocity(make_runner, config, tmp_path):
         layers = range(llm.num_hidden_layers)
         inputs |= {f"{kind}_cache_{i}": (FLOAT, shape) for i in layers for kind in ("key", "value")}
         outputs = {"velocity": (FLOAT, ["n", 6, 2])}
-        return make_runner(save_model(tmp_path / "known.onnx", nodes, inputs, outputs))
+        path = tmp_path / "known.onnx"
+        return make_runner(save_model(path, nodes, inputs, outputs, dict(initializers)))
 
     return make
 
@@ -155,3 +159,87 @@ def test_a_cancelled_run_stops_at_its_euler_step(runner, cache):
     asked = []
     assert runner.execute(cache.sequence(0), 1, 10, 0, lambda step: asked.append(step) or step < 3) is None
     assert asked == [0, 1, 2, 3]
+
+
+class TestChunks:
+    """Chunks that continue the one before, against the literal formulas in float64."""
+
+    CHUNK = np.array([[0.5, -1], [1, 0.5], [-0.5, 0.3], [0.2, 0.1], [-1, 1], [0.3, 2]], np.float32)
+
+    @pytest.fixture
+    def coupled(self, known_velocity):
+        """Function that makes a runner whose actions depend on each other, for so many times."""
+
+        def make(times: int) -> ActionRunner:
+            nodes = [
+                helper.make_node("Unsqueeze", ["time", "axis"], ["times"]),
+                helper.make_node("Mul", ["trajectory", "times"], ["product"]),
+                helper.make_node("ReduceMean", ["trajectory", "axis"], ["mean"], keepdims=1),
+                helper.make_node("Sub", ["product", "mean"], ["velocity"]),
+            ]
+            return known_velocity(nodes, times, {"axis": np.array([1])})
+
+        return make
+
+    @staticmethod
+    def velocity(x: np.ndarray, times: np.ndarray) -> np.ndarray:
+        return x * times[:, None] - x.mean(axis=1, keepdims=True)
+
+    def previous(self, config, executed: int) -> np.ndarray:
+        """Return the previous chunk in the head's values, shifted and padded."""
+        space = config.action_space
+        values = (self.CHUNK.astype(np.float64) - space.mean) / space.std
+        return np.concatenate([values[executed:], np.zeros((executed, 2))])
+
+    def sample(self, runner, cache, steps: int, **condition) -> np.ndarray:
+        chunk = ChunkCondition(self.CHUNK, **condition)
+        return runner.execute(cache.sequence(0), 3, steps, 11, always, chunk)
+
+    @property
+    def noise(self) -> np.ndarray:
+        return normal_noise(11, 3, 12).reshape(3, 6, 2).astype(np.float64)
+
+    @pytest.mark.parametrize("times", [1, 6])
+    @pytest.mark.parametrize("schedule", ["linear", "exp", "ones", "zeros"])
+    def test_guided_actions_follow_the_formula(self, coupled, cache, config, schedule, times):
+        condition = {"executed": 1, "delay": 2, "horizon": 4, "schedule": schedule}
+        found = self.sample(coupled(times), cache, 5, max_guidance_weight=3.0, **condition)
+        expected = continue_guided(
+            self.velocity, self.noise, self.previous(config.action, 1), 2, 4, schedule, 3.0, 5
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    @pytest.mark.parametrize("times", [1, 6])
+    def test_frozen_actions_follow_the_formula(self, coupled, cache, config, times):
+        found = self.sample(coupled(times), cache, 5, executed=1, delay=2, form="frozen")
+        expected = continue_frozen(self.velocity, self.noise, self.previous(config.action, 1), 2, 5, 5)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    def test_trained_actions_have_the_time_of_finished_ones(self, coupled, cache, config):
+        found = self.sample(coupled(6), cache, 5, executed=1, delay=2, form="trained")
+        expected = continue_trained(self.velocity, self.noise, self.previous(config.action, 1), 2, 5)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        kept = UnicycleActionSpace(config.action.action_space).normalise(self.CHUNK[1:3])
+        np.testing.assert_array_equal(found[:, :2], np.stack([kept] * 3))
+
+    def test_more_steps_than_a_graph_has_continue_a_chunk(self, coupled, cache, config):
+        steps = STEPS_PER_GRAPH + 3
+        found = self.sample(coupled(1), cache, steps, executed=2, delay=1)
+        expected = continue_guided(
+            self.velocity, self.noise, self.previous(config.action, 2), 1, 4, "linear", steps, steps
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    def test_actions_without_a_previous_chunk_keep_their_bits_after_others(self, runner, cache):
+        def sample(condition=None):
+            return runner.execute(cache.sequence(1), 2, 5, 3, always, condition)
+
+        first, chunk = sample(), ChunkCondition(self.CHUNK, executed=1, delay=2, form="frozen")
+        conditioned = sample(chunk)
+        assert np.abs(conditioned - first).max() > 0.01
+        np.testing.assert_array_equal(sample(), first)
+        np.testing.assert_array_equal(sample(chunk), conditioned)
+
+    def test_only_runs_that_continue_a_chunk_use_the_kernel_for_it(self, runner, cache, monkeypatch):
+        monkeypatch.delattr(type(runner._kernels), "conditioned_step")
+        assert runner.execute(cache.sequence(1), 2, 5, 3, always) is not None

@@ -56,6 +56,7 @@ class DeferredDevice:
     arch = "host"
     description = "Test double (host)"
     max_queued_steps = 1
+    allow_plan_code = False
     capturing = False
 
     def __init__(self, name: str) -> None:

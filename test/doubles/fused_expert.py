@@ -16,6 +16,7 @@ import numpy as np
 from doubles.deferred_device import DeferredDevice
 from doubles.fused_decoder import TYPES, array_at, rms_norm
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import ConditionedStep
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertWeights
 
@@ -53,7 +54,7 @@ class Inputs:
     """Inputs of a step as arrays."""
 
     trajectory: np.ndarray  # [n,T,A]
-    time_row: np.ndarray  # [H]
+    time_row: np.ndarray  # [H] or [T,H]
     cos: np.ndarray  # [1,T,R/2]
     sin: np.ndarray
     length: int
@@ -125,24 +126,57 @@ class HostFusedExpert:
             name: array_at(getattr(weights, name), size, dtype) for name, size in outer_shapes(shape).items()
         }
 
-    def step(self, tensors: Mapping[str, Tensor], time_row: Tensor, dt: float, first: bool) -> None:
+    def step(
+        self,
+        tensors: Mapping[str, Tensor],
+        time_row: Tensor,
+        dt: float,
+        first: bool,
+        conditioned: ConditionedStep | None = None,
+    ) -> None:
         self.steps += 1
         if isinstance(self._device, DeferredDevice):
-            self._device.queue(lambda: self._step(tensors, time_row, dt))
+            self._device.queue(lambda: self._step(tensors, time_row, dt, conditioned))
         else:
-            self._step(tensors, time_row, dt)
+            self._step(tensors, time_row, dt, conditioned)
 
-    def _step(self, tensors: Mapping[str, Tensor], time_row: Tensor, dt: float) -> None:
+    def _step(
+        self, tensors: Mapping[str, Tensor], time_row: Tensor, dt: float, conditioned: ConditionedStep | None
+    ) -> None:
         arrays = {name: array_at(each.pointer, each.shape, each.dtype) for name, each in tensors.items()}
         trajectory = arrays["trajectory"]
         assert len(trajectory) <= self._max_samples
         caches = {i: (arrays[f"key_cache_{i}"], arrays[f"value_cache_{i}"]) for i in self._shape.kv_caches}
         inputs = Inputs(
             trajectory=trajectory,
-            time_row=array_at(time_row.pointer, time_row.shape, time_row.dtype),
+            time_row=_time_rows(time_row, conditioned, trajectory.shape[1]),
             cos=arrays["rope_cos"],
             sin=arrays["rope_sin"],
             length=int(arrays["kv_length"][0]),
             caches=caches,
         )
-        trajectory += dt * velocity(self._shape, self._layers, self._outer, inputs)
+        moved = velocity(self._shape, self._layers, self._outer, inputs)
+        if conditioned is not None:
+            previous, factors = _array(conditioned.previous), _array(conditioned.factors)
+            moved = changed_velocity(moved, trajectory, previous, factors)
+        trajectory += dt * moved
+
+
+def changed_velocity(
+    velocity: np.ndarray, trajectory: np.ndarray, previous: np.ndarray, factors: np.ndarray
+) -> np.ndarray:
+    """Change the velocity [n,T,A] of a step that continues a chunk."""
+    strength, pull, _ = _wide(factors)[..., None]
+    return strength * velocity + pull * (_wide(previous) - trajectory)
+
+
+def _time_rows(time_row: Tensor, conditioned: ConditionedStep | None, steps: int) -> np.ndarray:
+    """Return the time's row [H], or the rows [T,H] of a step that continues a chunk."""
+    if conditioned is None:
+        return _array(time_row)
+    clean = np.arange(steps)[:, None] < _array(conditioned.clean)
+    return np.where(clean, _array(conditioned.clean_time_row), _array(time_row))
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return array_at(tensor.pointer, tensor.shape, tensor.dtype)

@@ -180,6 +180,11 @@ class Runtime:
                 f"compatible with this version of TensorRT, expecting library version {__version__} got "
                 f"{'.'.join(map(str, made_by))}, please rebuild.)"
             )
+        if content["version_compatible"] and not self.engine_host_code_allowed:
+            return self._refuse(
+                "IRuntime::deserializeCudaEngine: Error Code 3: API Usage Error (Cannot deserialize engine "
+                "with lean runtime since IRuntime::getEngineHostCodeAllowed() is false.)"
+            )
         if content["arch"] != "host":
             return self._refuse(
                 "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is "

@@ -396,7 +396,7 @@ class TestPlans:
             )
             path = plan_path(model, plan.gpus, TENSORRT, version, True)
             write_plan(dataclasses.replace(plan, path=path), memoryview(first.read_bytes()))
-        taken = []
+        host.allow_plan_code, taken = True, []
         for _ in range(3):
             _, plan = choose_plan(model, host)
             taken.append(plan.path.name)
@@ -416,8 +416,58 @@ class TestPlans:
             EngineError, match=r"no plan for .* and TensorRT's lean runtime .* --version-compatible` where"
         ):
             choose_plan(model, host)
-        compatible = only(model, version_compatible=True)
+        compatible, host.allow_plan_code = only(model, version_compatible=True), True
         assert choose_plan(model, host) == (library, compatible)
+
+
+class TestCodeOfPlans:
+    """A version-compatible plan contains a runtime of its own, which runs in the process that loads it."""
+
+    def test_a_plan_with_code_is_refused_unless_the_user_allows_it(self, model, host):
+        compatible = only(model, version_compatible=True)
+        with pytest.raises(
+            EngineError,
+            match=rf"{compatible.path}: a version-compatible plan contains code, .* --allow-plan-code "
+            r"\(node: parameter allow_plan_code\)",
+        ):
+            TensorRTBackend(model, host)
+
+    def test_a_plan_with_code_is_loaded_if_the_user_allows_it(self, model, host, library, tensors):
+        (plain,) = read_plans(model)
+        plain.path.unlink()
+        build(model, library, version_compatible=True)
+        host.allow_plan_code = True
+        backend, given = TensorRTBackend(model, host), tensors()
+        backend.run(backend.bind(0, given, None), None)
+        assert backend.path.name == "host-trt11.4.0.106-compatible.plan"
+
+    def test_a_plan_without_code_is_taken_where_code_is_not_allowed(self, model, host):
+        (plain,) = read_plans(model)
+        record(model, version_compatible=True)
+        assert choose_plan(model, host)[1] == plain
+
+    def test_a_record_that_hides_the_code_of_a_plan_does_not_allow_it(self, model, host, library):
+        (plain,) = read_plans(model)
+        with_code = build(model, library, version_compatible=True)
+        contents = with_code.read_bytes()
+        with_code.unlink()
+        write_plan(dataclasses.replace(plain, bytes=len(contents)), memoryview(contents))
+        with pytest.raises(EngineError, match="the plan contains code, which the user has not allowed"):
+            TensorRTBackend(model, host)
+
+    @pytest.mark.parametrize("allowed", [False, True])
+    def test_the_library_is_told_the_users_choice(self, model, host, library, monkeypatch, allowed):
+        told = []
+
+        class Runtime(library.Runtime):
+            def deserialize_cuda_engine(self, plan):
+                told.append(self.engine_host_code_allowed)
+                return super().deserialize_cuda_engine(plan)
+
+        monkeypatch.setattr(library, "Runtime", Runtime)
+        host.allow_plan_code = allowed
+        TensorRTBackend(model, host)
+        assert told == [allowed]
 
 
 class TestLibrary:

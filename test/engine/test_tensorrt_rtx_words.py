@@ -37,6 +37,7 @@ VERSION = "another TensorRT made the plan: "
 NO_PLAN = "the file is no plan of this library, or damaged: "
 DAMAGED = "the file is damaged or no plan: "
 DRIVER = "the GPU or its driver is the reason, not the plan"
+CODE = "the plan contains code, which the user has not allowed: "
 WORDS = [
     ("The engine cannot run on this GPU, which has compute capability ", GPU),
     ("TensorRT-RTX does not support this compute capability, so the engine cannot be rebuilt for it.", GPU),
@@ -48,6 +49,7 @@ WORDS = [
     (" Ensure that the engine was created with the same version of TensorRT-RTX as the current", VERSION),
     ("The engine plan file is not compatible with this version of TensorRT, expecting library", VERSION),
     ("TensorRT plan major version does not match runtime major version.", VERSION),
+    ("Cannot deserialize engine with lean runtime since IRuntime::getEngineHostCodeAllowed()", CODE),
     ("Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed.", NO_PLAN),
     ("Serialization assertion plan.header.size == blobSize failed.", DAMAGED),
     ("Assertion bufferSize >= minBufferSize failed.", DAMAGED),

@@ -20,7 +20,7 @@ WIDTHS = (1, 2, 4, 8, 16)
 BY_WIDTH = ("embed", "deepstack", "copy_cache_rows", "causal_mask", "commit_states")
 OTHERS = (
     "resize_width", "resize_height", "cut_patches", "rope_rows", "mrope_rows", "visible_rows", "count_tokens",
-    "commit_tokens", "commit_rows", "map_tokens", "euler_step", "mask_logits", "sample",
+    "commit_tokens", "commit_rows", "map_tokens", "euler_step", "conditioned_step", "mask_logits", "sample",
     "log_probabilities", "fill",
 )  # fmt: skip
 TREES_BY_WIDTH = (

@@ -29,6 +29,7 @@ from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeigh
 from edgellm_ros.kernels.protocol import RopeTable
 from edgellm_ros.kernels.tree_protocol import DraftTable, DraftTree
 from fixtures.on_device import put
+from fixtures.random_weights import RandomWeights
 
 SMALL = FusedDraftShape(
     "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=40, rotary_dim=64,
@@ -43,36 +44,28 @@ def changed(**changes) -> FusedDraftShape:
     return dataclasses.replace(SMALL, **changes)
 
 
-class Draft:
+class Draft(RandomWeights):
     """Random weights and inputs of a draft. lengths, counts: rows of the cache, accepted tokens."""
 
     def __init__(self, shape: FusedDraftShape, lengths: list[int], counts: list[int]) -> None:
-        self.shape, self.dtype = shape, TYPES[shape.dtype]
-        self.random, batch = np.random.default_rng(0), len(lengths)
-        self.layer = {name: self._weight(name, size) for name, size in head_layer_shapes(shape, 0).items()}
-        self.norm = self._weight("norm", (shape.hidden,))
-        self.lm_head = self._values((shape.hidden, shape.vocab), 2 * shape.hidden**-0.5)
-        self.embedding = self._values((TOKENS, shape.hidden), 1.0)
+        super().__init__(TYPES[shape.dtype])
+        self.shape, batch = shape, len(lengths)
+        self.layer = {name: self.weight(name, size) for name, size in head_layer_shapes(shape, 0).items()}
+        self.norm = self.weight("norm", (shape.hidden,))
+        self.lm_head = self.values((shape.hidden, shape.vocab), 2 * shape.hidden**-0.5)
+        self.embedding = self.values((TOKENS, shape.hidden), 1.0)
         self.token_of_logit = self.random.permutation(TOKENS)[: shape.vocab]
         self.lengths, self.counts = np.array(lengths), np.array(counts)
         self.deltas = np.array([2.0, -0.25], np.float32)[:batch]
         self.tokens = self.random.integers(0, TOKENS, (batch, ROWS))
-        self.states = self._values((batch, ROWS, shape.hidden), 2.0)
+        self.states = self.values((batch, ROWS, shape.hidden), 2.0)
         self.last_tokens = self.random.integers(0, TOKENS, batch)
         cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
-        self.caches = [self._values(cache, 1.0) for _ in range(2)]
+        self.caches = [self.values(cache, 1.0) for _ in range(2)]
         for values in self.caches:  # rows that nothing may read
             for row, length in enumerate(lengths):
                 values[row, :, length:] = np.nan
         self.frequencies = (10000.0 ** -np.linspace(0, 1, shape.rotary_dim // 2)).astype(np.float32)
-
-    def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
-        return (self.random.standard_normal(shape) * scale).astype(self.dtype)
-
-    def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if "norm" in name:
-            return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
-        return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
 
     def run(self, host, size: int = LEVELS + 1) -> dict[str, np.ndarray]:
         """Draft a tree of so many nodes; return all outputs."""
@@ -230,7 +223,7 @@ def test_rows_of_prompts_are_those_of_numpy(host):
     device, compile, _ = host
     shape = changed(qk_norm=True, qkv_bias=True, rotary_dim=32)
     draft, lengths, tokens = Draft(shape, [140, 3], [1, 1]), np.array([140, 3]), 11
-    values = draft._values((2, 2, tokens, shape.hidden), 2.0)
+    values = draft.values((2, 2, tokens, shape.hidden), 2.0)
     angles = draft.random.uniform(-3, 3, (2, tokens, shape.rotary_dim // 2))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     kept = {name: put(device, array.view(np.uint16)) for name, array in draft.layer.items()}

@@ -28,6 +28,7 @@ from edgellm_ros.kernels.cuda.fused.quantized import Quantized
 from edgellm_ros.kernels.cuda.fused.shape import FusedShape
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
+from fixtures.random_weights import RandomWeights
 
 SMALL = FusedShape(
     "fp16", layers=2, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
@@ -48,27 +49,27 @@ def changed(**changes) -> FusedShape:
     return dataclasses.replace(SMALL, **changes)
 
 
-class Model:
+class Model(RandomWeights):
     """Random weights, caches and inputs of a shape, as arrays and on a device."""
 
     def __init__(
         self, shape: FusedShape, lengths: list[int], seed: int = 0, tokens: int = 1, tree: bool = False
     ) -> None:
-        self.shape, self.dtype = shape, TYPES[shape.dtype]
-        self.random = np.random.default_rng(seed)
+        super().__init__(TYPES[shape.dtype], seed)
+        self.shape = shape
         batch, pairs, positions = len(lengths), shape.rotary_dim // 2, 2 * shape.capacity
         self.quantized: dict[int, np.ndarray] = {}  # bytes by id of the matrix
         self.layers = [
-            LayerArrays(**{name: self._weight(name, size) for name, size in layer_shapes(shape).items()})
+            LayerArrays(**{name: self.weight(name, size) for name, size in layer_shapes(shape).items()})
             for _ in range(shape.layers)
         ]
-        self.norm = self._weight("norm", (shape.hidden,))
+        self.norm = self.weight("norm", (shape.hidden,))
         size = (shape.vocab, shape.hidden) if shape.tied else (shape.hidden, shape.vocab)
-        self.lm_head = self._values(size, shape.hidden**-0.5)
+        self.lm_head = self.values(size, shape.hidden**-0.5)
         angles = self.random.uniform(-3, 3, (positions, pairs))
         cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
         self.step = Step(
-            embeds=self._values((batch, tokens, shape.hidden), 1.0),
+            embeds=self.values((batch, tokens, shape.hidden), 1.0),
             cos=np.cos(angles).astype(np.float32),
             sin=np.sin(angles).astype(np.float32),
             position_ids=self.random.integers(0, positions, (batch, tokens)),
@@ -92,19 +93,14 @@ class Model:
                 mask[node, first:] = mask[parent, first:]
             mask[node, first + node] = True
 
-    def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
-        return (self.random.standard_normal(shape) * scale).astype(self.dtype)
-
     def _cache(self, shape: tuple[int, ...]) -> np.ndarray:
-        values = self._values(shape, 1.0)
+        values = self.values(shape, 1.0)
         return values.astype(FLOAT8) if self.shape.fp8_cache else values
 
-    def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if "norm" in name:
-            return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
+    def weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         form = self.shape.form(name)
         if form is None:
-            return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
+            return super().weight(name, shape)
         matrix = QuantizedMatrix.random(self.random, form, shape, self.dtype)
         weight = matrix.dequantized()
         self.quantized[id(weight)] = matrix.contents()
@@ -165,10 +161,10 @@ class Model:
                 ends = {"qkv": [q_size, q_size + kv_size], "gate_up": [n // 2]}
                 lora[name] = []
                 for rank in ranks:
-                    a, b = self._values((k, joined * rank), k**-0.5), np.zeros((joined * rank, n), self.dtype)
+                    a, b = self.values((k, joined * rank), k**-0.5), np.zeros((joined * rank, n), self.dtype)
                     columns = np.split(np.arange(n), ends.get(name, []))
                     for part, own in enumerate(columns):
-                        b[part * rank : (part + 1) * rank, own] = self._values((rank, len(own)), 0.5)
+                        b[part * rank : (part + 1) * rank, own] = self.values((rank, len(own)), 0.5)
                     lora[name].append((a, b) if rank else None)
             self.layers[number] = dataclasses.replace(layer, lora=lora)
 
@@ -293,6 +289,9 @@ def test_a_step_with_an_fp8_cache_is_that_of_numpy(fused, shape, lengths, tokens
     check(fused, shape, lengths, tokens, tree)
 
 
+FP8, SORTED = (False, True), (False, False, True)  # behind bits and group of a form
+
+
 def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
     forms = {"qkv": qkv, "o": o, "gate_up": gate_up, "down": down}
     return tuple((name, Quantized(*form)) for name, form in forms.items() if form)
@@ -316,6 +315,20 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
                     quantized=quantized((4, 64, True), (8, 128), (4, 32, True), (8, 64, True))),
             [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16, "quantized_repeated_bytes": 0},
             id="bf16, zero points, 7 rows",
+        ),
+        pytest.param(
+            changed(hidden=192, inner=320,
+                    quantized=quantized((8, 64, *FP8), (8, 0, *FP8), (8, 32, *FP8), (4, 64, *SORTED))),
+            [40], {}, id="FP8, 1 row",
+        ),
+        pytest.param(
+            changed(dtype="bf16", max_rows=8,
+                    quantized=quantized((8, 0, *FP8), (4, 128, *SORTED), (8, 128, *FP8), (8, 32, *FP8))),
+            [5, 150, 64, 20, 21], {"quantized_repeated_bytes": 0}, id="FP8 in bf16, 5 rows",
+        ),
+        pytest.param(
+            changed(mlp_bias=True, quantized=quantized(*[(4, 32, True, False, True)] * 4)), [77], {},
+            id="sorted inputs, 1 row",
         ),
     ],
 )  # fmt: skip
@@ -349,6 +362,20 @@ def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied, direct_rows):
     shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
     tuning = dataclasses.replace(CPU_TUNING, repeated_bytes=0, direct_rows=direct_rows)
     check(fused, shape, list(range(6, 150, 13)), tuning=tuning)
+
+
+@pytest.mark.slow
+def test_the_attention_of_few_rows_can_make_their_new_rows_itself(fused):
+    shape = changed(max_rows=4, qkv_bias=True, windows=(20, None))
+    check(fused, shape, [1, 33, 150], tuning=dataclasses.replace(CPU_TUNING, attention_rows=4))
+
+
+def test_a_large_model_has_more_steps_of_its_weights_on_their_way():
+    sizes = {"head_dim": 128, "inner": 8192, "heads": 16, "kv_heads": 8, "rotary_dim": 128, "max_rows": 8}
+    shapes = [changed(hidden=hidden, **sizes) for hidden in (2048, 4096)]
+    small, large = (FusedPlan(shape, 8, 132, 227 << 10, FusedTuning()) for shape in shapes)
+    assert small.stages < large.stages == FusedTuning().large_stages
+    assert max(large.shared.values()) <= 227 << 10
 
 
 def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
@@ -404,7 +431,7 @@ def test_states_for_a_draft_head_are_those_of_numpy(fused):
     device, make = fused
     shape = changed(hidden_state_layers=(1,), max_rows=4)  # the head takes this state too
     model = Model(shape, [40], tokens=3)
-    fc = model._values((3 * shape.hidden, 64), (3 * shape.hidden) ** -0.5)
+    fc = model.values((3 * shape.hidden, 64), (3 * shape.hidden) ** -0.5)
     weights, tensors = model.on_device(device)
     tensors["fused_hidden_states"] = device.empty((1, 3, 64), np.uint16)
     on_gpu, head = put(device, fc.view(np.uint16)), FusionShape("fp16", shape.hidden, 64, max_rows=4)
@@ -434,8 +461,9 @@ def test_states_for_a_draft_head_are_those_of_numpy(fused):
             [5, 64, 20, 21], (8, 5, 0, 8), 1, id="biases, columns of two layers in a tile, 4 rows",
         ),
         pytest.param(
-            changed(lora_rank=16, quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [77], (16,), 1,
-            id="quantised weights",
+            changed(lora_rank=16,
+                    quantized=quantized((4, 128, *SORTED), (4, 64), (8, 64, *FP8), (4, 64, *SORTED))),
+            [77], (16,), 1, id="quantised weights",
         ),
     ],
 )  # fmt: skip
@@ -528,10 +556,10 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
     "arch, head_dim, rows, forms, lora_rank, fp8_cache",
     [
         ("sm_80", 128, 16, (), 0, False),
-        ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0, False),
+        ("sm_87", 128, 8, quantized((8, 0, *FP8), (8, 32, True), (4, 64, True), None), 0, False),
         ("sm_90", 256, 16, (), 0, False),
         ("sm_89", 256, 8, (), 0, True),
-        ("sm_110", 64, 1, quantized((4, 128), (8, 64), None, (4, 64, True)), 0, True),
+        ("sm_110", 64, 1, quantized((4, 128), (8, 64), (8, 128, *FP8), (4, 64, True)), 0, True),
         ("sm_90", 128, 1, (), 64, False),
     ],
 )

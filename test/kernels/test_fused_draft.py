@@ -26,6 +26,7 @@ from edgellm_ros.kernels.cuda.fused.fusion import FusedFusion, FusionPlan, Fusio
 from edgellm_ros.kernels.cuda.fused.plan import FusedPlan, FusedTuning
 from edgellm_ros.kernels.cuda.fused.weights import FusedLayerWeights, FusedWeights
 from fixtures.on_device import put
+from fixtures.random_weights import RandomWeights
 
 SMALL = FusedDraftShape(
     "fp16", layers=1, hidden=128, heads=4, kv_heads=2, head_dim=64, inner=192, vocab=200, rotary_dim=64,
@@ -41,7 +42,7 @@ def changed(**changes) -> FusedDraftShape:
     return dataclasses.replace(SMALL, **changes)
 
 
-class Head:
+class Head(RandomWeights):
     """Random weights, caches and inputs of a head, as arrays and on a device.
 
     lengths: filled rows of each sequence, with the new tokens; chosen [B][N]: tokens whose logits are wanted;
@@ -56,41 +57,33 @@ class Head:
         tokens: int = 1,
         mask: np.ndarray | None = None,
     ) -> None:
-        self.shape, self.dtype, self.tokens = shape, TYPES[shape.dtype], tokens
-        self.random = np.random.default_rng(0)
+        super().__init__(TYPES[shape.dtype])
+        self.shape, self.tokens = shape, tokens
         batch, positions = len(lengths), 2 * shape.capacity
         self.layers = [
             LayerArrays(**{
-                name: self._weight(name, size) for name, size in head_layer_shapes(shape, layer).items()
+                name: self.weight(name, size) for name, size in head_layer_shapes(shape, layer).items()
             })
             for layer in range(shape.layers)
         ]  # fmt: skip
-        self.norm = self._weight("norm", (shape.hidden,))
-        self.lm_head = self._values((shape.hidden, shape.vocab), shape.hidden**-0.5)
+        self.norm = self.weight("norm", (shape.hidden,))
+        self.lm_head = self.values((shape.hidden, shape.vocab), shape.hidden**-0.5)
         angles = self.random.uniform(-3, 3, (positions, shape.rotary_dim // 2))
         cache = batch, shape.kv_heads, shape.capacity, shape.head_dim
         self.run = HeadRun(
-            embeds=self._values((batch, tokens, shape.hidden), 1.0),
-            states=self._values((batch, tokens, shape.hidden), 2.0),
+            embeds=self.values((batch, tokens, shape.hidden), 1.0),
+            states=self.values((batch, tokens, shape.hidden), 2.0),
             cos=np.cos(angles).astype(np.float32),
             sin=np.sin(angles).astype(np.float32),
             position_ids=self.random.integers(0, positions, (batch, tokens)),
             kv_length=np.array(lengths, np.int64),
             last_token_ids=np.array(chosen, np.int64),
-            caches=[(self._values(cache, 1.0), self._values(cache, 1.0)) for _ in range(shape.layers)],
+            caches=[(self.values(cache, 1.0), self.values(cache, 1.0)) for _ in range(shape.layers)],
             mask=mask,
         )
         for keys, values in self.run.caches:  # rows that nothing may read
             for row, length in enumerate(lengths):
                 keys[row, :, length - tokens :] = values[row, :, length - tokens :] = np.nan
-
-    def _values(self, shape: tuple[int, ...], scale: float) -> np.ndarray:
-        return (self.random.standard_normal(shape) * scale).astype(self.dtype)
-
-    def _weight(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if "norm" in name:
-            return (1 + 0.2 * self.random.standard_normal(shape)).astype(self.dtype)
-        return self._values(shape, 0.2 if "bias" in name else shape[0] ** -0.5)
 
     def on_device(self, device) -> tuple[FusedWeights, dict]:
         """Return the weights and the tensors of a run."""

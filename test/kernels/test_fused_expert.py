@@ -21,6 +21,7 @@ from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES
 from doubles.fused_expert import Inputs, layer_shapes, outer_shapes, velocity
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels import ConditionedStep
 from edgellm_ros.kernels.cuda.fused.compiler import HARDWARE, options, source
 from edgellm_ros.kernels.cuda.fused.expert import FusedExpert
 from edgellm_ros.kernels.cuda.fused.expert_plan import (
@@ -182,6 +183,28 @@ def test_a_step_is_that_of_numpy(fused, shape, samples, length):
     found, expected = step(fused, model), model.expected()
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert error < TOLERANCE[shape.dtype], f"relative error {error:.2g}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clean", [0, 5, SMALL.horizon])
+def test_a_step_that_continues_a_chunk_is_that_of_numpy(fused, clean):
+    device, make = fused
+    model = Model(SMALL, 3, 33)
+    weights, tensors, time_row = model.on_device(device)
+    previous = model.random.standard_normal((SMALL.horizon, SMALL.actions)).astype(np.float32)
+    factors = model.random.standard_normal((3, SMALL.horizon)).astype(np.float32)
+    clean_row = model.random.standard_normal(SMALL.hidden).astype(np.float32)
+    condition = ConditionedStep(
+        *(put(device, array) for array in (previous, factors, np.array([clean]), clean_row))
+    )
+    make(SMALL, weights, 3).step(tensors, time_row, DT, first=True, conditioned=condition)
+    start, inputs = model.inputs.trajectory, model.inputs
+    is_clean = np.arange(SMALL.horizon)[:, None] < clean
+    inputs.time_row = np.where(is_clean, clean_row, inputs.time_row)
+    strength, pull = factors[0, :, None], factors[1, :, None]
+    expected = strength * model.expected() + pull * (previous - start)
+    found = (device.download(tensors["trajectory"]) - start) / DT
+    assert np.abs(found - expected).max() < TOLERANCE["fp16"] * np.abs(expected).max()
 
 
 @pytest.mark.slow

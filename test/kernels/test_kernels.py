@@ -160,6 +160,37 @@ def test_an_euler_step_moves_along_the_velocity_to_the_next_time(side):
     np.testing.assert_array_equal(side.read(time), np.array([0.7], np.float32))
 
 
+def test_an_euler_step_writes_the_next_time_of_every_row(side):
+    x, time = (side.tensor(np.zeros(shape), np.float32) for shape in ((1, 2, 3), (5,)))
+    side.kernels.euler_step(x, side.tensor(np.ones((1, 2, 3)), np.float32), 0.1, time, 0.7)
+    np.testing.assert_array_equal(side.read(time), np.full(5, 0.7, np.float32))
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_conditioned_step_moves_rows_by_their_factors_to_their_next_times(side, times):
+    x, velocity = RNG.standard_normal((2, 3, 4, 2)).astype(np.float32)
+    previous, factors = (RNG.standard_normal(shape).astype(np.float32) for shape in ((4, 2), (3, 4)))
+    moved, time = side.tensor(x), side.tensor(np.zeros(times), np.float32)
+    rest = (side.tensor(array) for array in (velocity, previous, factors))
+    side.kernels.conditioned_step(moved, *rest, 0.25, time)
+    expected = x + 0.25 * (factors[0, :, None] * velocity + factors[1, :, None] * (previous - x))
+    np.testing.assert_allclose(side.read(moved), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(side.read(time), factors[2, :times])
+
+
+def test_a_conditioned_step_without_a_condition_has_the_bits_of_an_euler_step(side):
+    x, velocity = RNG.standard_normal((2, 3, 4, 2)).astype(np.float32)
+    plain, conditioned = side.tensor(x), side.tensor(x)
+    time = side.tensor(np.zeros(1), np.float32)
+    side.kernels.euler_step(plain, side.tensor(velocity), 0.3, time, 0.5)
+    none = np.stack([np.ones(4), np.zeros(4), np.ones(4)]).astype(np.float32)
+    previous = side.tensor(np.ones((4, 2)), np.float32)
+    side.kernels.conditioned_step(
+        conditioned, side.tensor(velocity), previous, side.tensor(none), 0.3, time
+    )
+    np.testing.assert_array_equal(side.read(conditioned), side.read(plain))
+
+
 def test_cache_rows_are_copied_between_caches_of_different_capacity(side):
     source = side.tensor(RNG.standard_normal((6, 2, 2, 5, 4)), np.float32)
     target = side.tensor(np.full((6, 3, 2, 9, 4), 7), np.float32)

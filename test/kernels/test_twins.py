@@ -218,6 +218,24 @@ def test_euler_steps(agree, rng):
     agree(run)
 
 
+def test_conditioned_steps(agree, rng):
+    x, velocity = rng.standard_normal((2, 3, 40, 7)).astype(np.float32)
+    previous, factors = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 7), (3, 40)))
+
+    def run(place: Side):
+        moved, time = place.tensor(x), place.tensor(np.zeros(40, np.float32))
+        for _ in range(3):
+            rest = (place.tensor(array) for array in (velocity, previous, factors))
+            place.kernels.conditioned_step(moved, *rest, 1 / 3, time)
+            place.kernels.euler_step(moved, place.tensor(velocity), 1 / 3, time, 0.3)
+        place.kernels.conditioned_step(
+            moved, *(place.tensor(array) for array in (velocity, previous, factors)), 1 / 3, time
+        )
+        return moved, time
+
+    agree(run)
+
+
 def sample_steps(
     place: Side, logits: np.ndarray, steps: int, seen=None, **parameters
 ) -> tuple[list[list[int]], list, bytes]:

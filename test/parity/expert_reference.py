@@ -36,10 +36,14 @@ class ExpertReference:
         return cls({name: tensor.float() for name, tensor in weights.items()}, config, rotary_dim)
 
     def velocity(
-        self, trajectory: Tensor, time: float, cache: Sequence[tuple[Tensor, Tensor]], start_position: int
+        self,
+        trajectory: Tensor,
+        time: float | Tensor,
+        cache: Sequence[tuple[Tensor, Tensor]],
+        start_position: int,
     ) -> Tensor:
-        """Velocity [T, A] of one trajectory [T, A]; cache per layer: keys, values [Hkv, length, D], all rows
-        valid."""
+        """Velocity [T, A] of one trajectory [T, A]; time: of all steps, or of each [T]; cache per layer:
+        keys, values [Hkv, length, D], all rows valid."""
         eps = self.config["rms_norm_eps"]
         hidden = self._linear("in_proj", trajectory) + self._time(time)
         cos, sin = self._rotation(start_position, trajectory.shape[0])
@@ -69,11 +73,12 @@ class ExpertReference:
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
-    def _time(self, time: float) -> Tensor:
+    def _time(self, time: float | Tensor) -> Tensor:
         fraction = torch.linspace(0, 1, self.config["time_embedding_dim"] // 2)
         low, high = self.config["time_min_period"], self.config["time_max_period"]
-        angle = 2 * math.pi * time / (low * (high / low) ** fraction)
-        raised = torch.nn.functional.silu(self._linear("time_mlp.0", torch.cat([angle.sin(), angle.cos()])))
+        angle = 2 * math.pi * torch.as_tensor(time)[..., None] / (low * (high / low) ** fraction)
+        features = torch.cat([angle.sin(), angle.cos()], dim=-1)
+        raised = torch.nn.functional.silu(self._linear("time_mlp.0", features))
         return self._linear("time_mlp.2", raised)
 
     def _rotation(self, start: int, steps: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import yaml
 
 from edgellm_ros.ros.follower.parameters import SPECS as FOLLOWER_SPECS
 from edgellm_ros.ros.node.parameters import SPECS
+from edgellm_ros.ros.security.access import ARENA_REMAPPINGS, REMAPPINGS
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
@@ -157,6 +158,28 @@ class TestView:
         topics = [display["Topic"]["Value"] for display in config["Displays"] if "Topic" in display]
         names = ("edgellm/markers", "edgellm_follower/path", "edgellm/overlay")
         assert topics == [f"/robot_1/{name}" for name in names]
+
+
+@pytest.mark.parametrize("name", ["edgellm", "follower"])
+@pytest.mark.parametrize("enclave, given", [("", []), ("/robot/brain", ["--enclave", "/robot/brain"])])
+def test_the_node_gets_the_enclave_that_is_given(load, name, enclave, given):
+    module = load(name)
+    declared = entities(module, "DeclareLaunchArgument")
+    values = {argument.args[0]: argument.kwargs["default_value"] for argument in declared}
+    values["enclave"] = enclave
+    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+    (node,) = module._start_node(None)
+    assert node.kwargs["arguments"] == ["--ros-args", "--log-level", "info", *given]
+
+
+def test_the_policy_has_the_topics_of_the_launch_files(load):
+    """Those that differ from the nodes' own names."""
+    defaults = load("follower").TOPICS
+    renamed = {name: new for name, (new, _) in defaults.items() if new != f"~/{name}"}
+    assert {name.removeprefix("~/"): new for (_, name), new in REMAPPINGS.items()} == renamed
+    demo = load("demo").FOLLOWER_TOPICS
+    renamed = {name: new for name, new in demo.items() if new != f"~/{name.removesuffix('_topic')}"}
+    assert {f"{name.removeprefix('~/')}_topic": new for (_, name), new in ARENA_REMAPPINGS.items()} == renamed
 
 
 @pytest.mark.parametrize("name", ["demo", "replay"])

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 from rclpy.logging import get_logger
 
+from edgellm_ros.engine.device import CpuDevice
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.ros.node.runtime_opening import open_runtime
+from edgellm_ros.runtime import pipeline
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.tiny_adapter import write_adapter
 
@@ -46,11 +48,30 @@ def test_fused_decoding_on_a_device_without_it(tiny_engine):
         open_runtime(parameters_of(tiny_engine, decode="fused"), get_logger("test"))
 
 
+def test_code_of_tensorrt_plans_runs_only_as_the_parameters_say(tiny_engine, monkeypatch):
+    allowed = []
+
+    def open_device(name, allow_plan_code=False):
+        allowed.append(allow_plan_code)
+        return CpuDevice()
+
+    monkeypatch.setattr(pipeline, "open_device", open_device)
+    for value in (False, True):
+        open_runtime(parameters_of(tiny_engine, allow_plan_code=value), get_logger("test")).close()
+    assert allowed == [False, True]
+
+
+def test_trained_chunks_need_a_checkpoint_that_was_trained_for_them(tiny_engine):
+    with pytest.raises(ValueError, match="parameter chunking must be off, guided or frozen: the checkpoint"):
+        open_runtime(parameters_of(tiny_engine, chunking="trained"), get_logger("test"))
+
+
 def parameters_of(engine, **changes) -> SimpleNamespace:
     """Make the parameters that `open_runtime` reads."""
     values = {
         "engine_dir": str(engine),
         "device": "cpu",
+        "allow_plan_code": False,
         "prefix_cache_mb": -1,
         "prefix_cache_file": "",
         "drafting": "off",
@@ -62,5 +83,6 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "lora": "",
         "noise_seed": 0,
         "frames_per_plan": 1,
+        "chunking": "off",
     }
     return SimpleNamespace(**{**values, **changes})

@@ -122,12 +122,16 @@ def test_a_hybrid_model_reuses_prefixes_of_its_fp8_cache(tmp_path, runtime_devic
         assert reusing.prefill_metrics.reused_tokens > 0
 
 
-def test_a_gpu_without_the_type_is_refused():
-    older = SimpleNamespace(arch="sm_87", description="Orin (sm_87)")
+@pytest.mark.parametrize("decode", ["auto", "engine", "fused"])
+def test_a_gpu_without_the_type_is_refused_before_anything_is_loaded(engine, decode):
+    older = SimpleNamespace(memory="cuda", arch="sm_87", description="Orin (sm_87)")
     with pytest.raises(EngineError, match=r"needs a GPU of sm_89 or later, not Orin \(sm_87\)"):
-        check_cache_type(older, FLOAT8)
-    check_cache_type(older, np.dtype(np.float16))
-    check_cache_type(SimpleNamespace(arch="sm_89", description=""), FLOAT8)
+        LLMInferenceRuntime(engine, older, decode=decode)
+
+
+def test_a_gpu_with_the_type_and_other_caches_on_older_ones_are_not_refused():
+    check_cache_type(SimpleNamespace(arch="sm_89", description=""), "fp8")
+    check_cache_type(SimpleNamespace(arch="sm_87", description=""), "fp16")
 
 
 def test_a_config_with_another_type_is_refused(engine):

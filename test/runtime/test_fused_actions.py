@@ -18,6 +18,7 @@ from doubles.deferred_runtime import WatchedDevice, queueing
 from doubles.fused_expert import HostFusedExpert
 from edgellm_ros.builder import export
 from edgellm_ros.diffusion.action_runner import STEPS_PER_GRAPH, ActionRunner
+from edgellm_ros.diffusion.chunking import FORMS, ChunkCondition
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.tensor import float8
@@ -36,13 +37,15 @@ from fixtures.hybrid_checkpoints import add_action_expert
 pytestmark = pytest.mark.only_on("cpu", "cuda", reason="TensorRT has no fused kernels")
 on_host = pytest.mark.only_on("cpu", reason="the double of the kernels")
 LENGTHS = 20, 33, 7  # of the cache's rows
+CHUNK = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A model whose action expert the kernels take; its layers read both caches, the last one first."""
     folder = write_decoder_checkpoint(tmp_path_factory.mktemp("expert") / "checkpoint", "qwen3", **SIZES)
-    add_action_expert(folder, [1, 0, 1], layers=3, hidden_size=64, intermediate_size=96)
+    sizes = {"layers": 3, "hidden_size": 64, "intermediate_size": 96}
+    add_action_expert(folder, [1, 0, 1], rtc_max_delay=4, **sizes)
     return folder
 
 
@@ -89,9 +92,9 @@ class Actions:
         table = make_rope_table(llm.rope, builder.max_kv_cache_capacity + 6, device)
         self.runner = ActionRunner(executor, config.action, device, kernels, table, 8, self.fused)
 
-    def sample(self, fused: bool, row: int, samples: int, steps: int) -> np.ndarray:
+    def sample(self, fused: bool, row: int, samples: int, steps: int, condition=None) -> np.ndarray:
         self.runner.uses_fused = fused
-        return self.runner.execute(self.cache.sequence(row), samples, steps, 5, lambda step: True)
+        return self.runner.execute(self.cache.sequence(row), samples, steps, 5, lambda step: True, condition)
 
     def choose(self, caplog) -> list[str]:
         """Let the times choose; return what the log says."""
@@ -125,6 +128,17 @@ def test_trajectories_are_those_of_the_engine(actions, row, samples, steps):
     expected, found = (actions.sample(fused, row, samples, steps) for fused in (False, True))
     np.testing.assert_allclose(found, expected, atol=2e-2 * np.abs(expected).max())
     assert np.abs(found - expected).max() > 0  # two ways of rounding
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_chunks_are_continued_as_in_the_engine(actions, form):
+    condition = ChunkCondition(CHUNK, executed=1, delay=3, form=form)
+    plain, steps = actions.sample(True, 1, 3, 4), STEPS_PER_GRAPH + 2
+    for number in (4, steps):
+        expected, found = (actions.sample(fused, 1, 3, number, condition) for fused in (False, True))
+        np.testing.assert_allclose(found, expected, atol=2e-2 * np.abs(expected).max())
+    np.testing.assert_array_equal(actions.sample(True, 1, 3, 4), plain)
+    assert np.abs(found[:, 4] - plain[:, 4]).max() > 0.1
 
 
 def test_the_same_seed_gives_the_same_bits(actions):
@@ -215,8 +229,8 @@ class TestTheChoice:
     def test_trajectories_that_do_not_repeat_are_not_used(self, actions, caplog, monkeypatch):
         random, step = np.random.default_rng(0), actions.fused.expert.step
 
-        def shaken(tensors, time_row, dt, first):
-            step(tensors, time_row, dt, first)
+        def shaken(tensors, *arguments):
+            step(tensors, *arguments)
             tensors["trajectory"].array[...] += 1e-4 * random.standard_normal()
 
         monkeypatch.setattr(actions.fused.expert, "step", shaken)

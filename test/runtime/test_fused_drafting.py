@@ -146,6 +146,24 @@ def test_whole_chains_are_those_of_the_engine(engines, device):
         assert np.count_nonzero(mine["tokens"] != other["tokens"]) <= 1
 
 
+@pytest.mark.slow
+@pytest.mark.only_on("cuda", reason="the kernel of whole chains, which needs clusters of blocks")
+def test_whole_chains_of_the_kernel_are_those_of_the_engine(device, tmp_path, caplog):
+    if int(device.arch.removeprefix("sm_")) < 90:
+        pytest.skip("the GPU has no clusters")
+    sizes = {"hidden_size": 256, "intermediate_size": 256}  # the smallest for 16 blocks
+    checkpoint = write_decoder_checkpoint(tmp_path / "checkpoint", "llama", vocab_size=304, **sizes)
+    head = write_random_head(tmp_path / "head", base_config(checkpoint), **(SIZES | sizes))
+    export(checkpoint, tmp_path / "engine", "fp16", draft=head, max_batch_size=3)
+    expected = drafts(tmp_path / "engine", device, CHAIN, [ONE], "engine")
+    with caplog.at_level(logging.INFO, draft.__name__):
+        found = drafts(tmp_path / "engine", device, CHAIN, [ONE], "auto")
+    assert "token by token" not in caplog.text
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine["scores"], other["scores"], atol=3e-2)
+        assert np.count_nonzero(mine["tokens"] != other["tokens"]) <= 1
+
+
 @on_host
 def test_recorded_rounds_draft_whole_chains(engines):
     with (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.engine.errors import DeviceLostError, EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.files import list_files
@@ -363,7 +364,9 @@ class TestEnginesWithoutEncoders:
         export(checkpoint, tmp_path / "engine")
         with LLMInferenceRuntime(tmp_path / "engine", runtime_device) as runtime:
             assert runtime.handle_request(request(images=(IMAGE,))).token_ids
-            for parameters in ({"action_samples": 1}, {"history": np.zeros((4, 2))}):
+            chunk = ChunkCondition(np.zeros((6, 2)), executed=0, delay=1)
+            refused = ({"action_samples": 1}, {"history": np.zeros((4, 2))}, {"previous_chunk": chunk})
+            for parameters in refused:
                 with pytest.raises(ValueError, match="no action head"):
                     runtime.handle_request(request(**parameters))
 

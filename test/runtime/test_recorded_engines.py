@@ -3,16 +3,24 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from doubles.deferred_runtime import WatchedDevice, queueing, used
 from edgellm_ros.diffusion.action_runner import KEPT_GRAPHS, STEPS_PER_GRAPH
+from edgellm_ros.diffusion.chunking import ChunkCondition
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures.requests_for_tests import IMAGE, OTHER_IMAGE, assert_same_answer, request
 
 pytestmark = pytest.mark.only_on("cpu", reason="these tests bring their own device")
+CHUNK = np.linspace(-1, 1, 12, dtype=np.float32).reshape(6, 2)
 ACTING = request(images=(IMAGE,), max_tokens=30, action_samples=2, denoise_steps=4)
+
+
+def continuing(**condition):
+    """Return ACTING as the continuation of CHUNK."""
+    return dataclasses.replace(ACTING, previous_chunk=ChunkCondition(CHUNK, executed=1, **condition))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,6 +78,31 @@ def test_euler_steps_upload_nothing(acting_runtime, deferred):
         assert_same_answer(deferred.handle_request(one), acting_runtime.handle_request(one))
         sent.append(deferred.pipeline.device.calls["upload"])
     assert sent == sent[:1] * 3
+
+
+class TestChunks:
+    """Runs that continue a chunk have graphs of their own, which serve every such run."""
+
+    GUIDED = continuing(form="guided", delay=2)
+    FROZEN = continuing(form="frozen", delay=1)
+
+    def test_a_graph_serves_all_conditions(self, deferred):
+        assert used(deferred, ACTING) == (0, 1)
+        assert used(deferred, ACTING) == (1, 1)  # the same frame again: the vision tower
+        assert used(deferred, self.GUIDED) == (1, 1)
+        assert used(deferred, self.FROZEN) == (1 + 1, 0)
+        assert used(deferred, ACTING) == (1 + 1, 0)
+
+    def test_recorded_conditions_answer_as_on_the_cpu(self, acting_runtime, deferred):
+        expected = [acting_runtime.handle_request(one) for one in (ACTING, self.GUIDED, self.FROZEN)]
+        for _ in range(3):
+            for one, answer in zip((ACTING, self.GUIDED, self.FROZEN), expected, strict=True):
+                assert_same_answer(deferred.handle_request(one), answer)
+
+    def test_more_steps_than_a_graph_has_answer_as_on_the_cpu(self, acting_runtime, deferred):
+        many = dataclasses.replace(self.GUIDED, denoise_steps=STEPS_PER_GRAPH + 3)
+        for _ in range(3):
+            assert_same_answer(deferred.handle_request(many), acting_runtime.handle_request(many))
 
 
 def test_a_frame_size_is_recorded_when_it_is_encoded_twice_in_a_row(deferred):

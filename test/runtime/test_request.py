@@ -60,6 +60,7 @@ def test_wrong_sampling_parameters_are_errors_that_name_the_value(parameters, me
         ({"prompt": "x", "speed": -1.0}, "speed must be a number from 0 to 1000, got -1.0"),
         ({"prompt": "x", "speed": math.inf}, "speed must be a number from 0 to 1000, got inf"),
         ({"prompt": "x", "sampling": {"top_k": 3}}, "sampling must be SamplingParams, got dict"),
+        ({"prompt": "x", "previous_chunk": [[0.0]]}, "previous_chunk must be a ChunkCondition, got list"),
     ],
 )
 def test_wrong_requests_are_errors_that_name_the_value(parameters, message):

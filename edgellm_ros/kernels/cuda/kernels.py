@@ -250,7 +250,17 @@ class CudaKernels(CudaLaunches):
         check_float32(x, velocity, time)
         self._by_element(
             "euler_step", x.size,
-            x.pointer, velocity.pointer, x.size, float(dt), time.pointer, float(next_time),
+            x.pointer, velocity.pointer, x.size, float(dt), time.pointer, time.size, float(next_time),
+        )  # fmt: skip
+
+    def conditioned_step(
+        self, x: Tensor, velocity: Tensor, previous: Tensor, factors: Tensor, dt: float, time: Tensor
+    ) -> None:
+        check_float32(x, velocity, previous, factors, time)
+        self._by_element(
+            "conditioned_step", x.size,
+            x.pointer, velocity.pointer, previous.pointer, factors.pointer, x.size, *previous.shape,
+            float(dt), time.pointer, time.size,
         )  # fmt: skip
 
     def _between(self, size: int) -> Tensor:

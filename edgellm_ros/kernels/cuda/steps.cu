@@ -119,10 +119,24 @@ extern "C" __global__ void map_tokens(i64* out, const i64* tokens, const i64* vo
     out[i] = tokens[i] < 0 ? -1 : vocab_map[clamp(tokens[i], 0, map_size - 1)];
 }
 
-// Also writes the time of the next step.
-extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size, double dt, float* time,
+// Also writes the time of the next step, `times` values.
+extern "C" __global__ void euler_step(float* x, const float* velocity, i64 size, double dt, float* time, i64 times,
                                       double next_time) {
   wait_for_kernel_before();
-  if (first_index() == 0) *time = (float)next_time;
+  for (i64 i = first_index(); i < times; i += index_stride()) time[i] = (float)next_time;
   for (i64 i = first_index(); i < size; i += index_stride()) x[i] += (float)dt * velocity[i];
+}
+
+// An Euler step of x [n, rows, actions] that continues previous [rows, actions]: `Kernels.conditioned_step`. factors
+// [3, rows]: strength, pull, next time.
+extern "C" __global__ void conditioned_step(float* x, const float* velocity, const float* previous,
+                                            const float* factors, i64 size, i64 rows, i64 actions, double dt,
+                                            float* time, i64 times) {
+  wait_for_kernel_before();
+  for (i64 i = first_index(); i < times; i += index_stride()) time[i] = factors[2 * rows + i];
+  for (i64 i = first_index(); i < size; i += index_stride()) {
+    const i64 place = i % (rows * actions), row = place / actions;
+    const float moved = factors[row] * velocity[i] + factors[rows + row] * (previous[place] - x[i]);
+    x[i] += (float)dt * moved;
+  }
 }

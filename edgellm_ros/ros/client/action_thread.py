@@ -25,6 +25,7 @@ from rclpy.action.client import ClientGoalHandle
 from rclpy.clock import Clock, ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rclpy.task import Future
 from unique_identifier_msgs.msg import UUID
 
@@ -71,6 +72,8 @@ class ActionThread:
             use_global_arguments=False,  # they may rename every node of the process
             enable_rosout=False,
             start_parameter_services=False,
+            # Its name, with the node's random name, could not be in a list of permissions (docs/security.md).
+            parameter_overrides=[Parameter("start_type_description_service", value=False)],
         )
         self.action_name = action_name
         self._client = ActionClient(

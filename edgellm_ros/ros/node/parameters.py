@@ -10,6 +10,7 @@ from typing import Any
 
 from rclpy.node import Node
 
+from edgellm_ros.diffusion.chunking import FORMS
 from edgellm_ros.multimodal.pcm import ENCODINGS, PcmFormat
 from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
@@ -27,6 +28,7 @@ from edgellm_ros.runtime.request import (
 )
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
+OFF = "off"  # value of `chunking`
 GROUPS = {
     "camera": CameraParameters,
     "markers": MarkerSettings,
@@ -38,6 +40,12 @@ GROUPS = {
 SPECS: dict[str, Spec] = {
     "engine_dir": Spec("", "Engine directory made by `edgellm export`.", fixed=True),
     "device": Spec("cpu", "Device that runs the engines.", choices=("cpu", "cuda", "tensorrt"), fixed=True),
+    "allow_plan_code": Spec(
+        False,
+        "With device = tensorrt: load version-compatible plans too, which contain code that runs in the "
+        "node's process; for plans whose origin you trust.",
+        fixed=True,
+    ),
     "autostart": Spec(
         False,
         "Configure and activate the node at start; false = a lifecycle manager does it.",
@@ -181,6 +189,21 @@ SPECS: dict[str, Spec] = {
     "denoise_steps": Spec(
         0, "Euler steps of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
     ),
+    "chunking": Spec(
+        "off",
+        "How a plan continues the last published chunk of actions, while instruction and adapter stay the "
+        "same (real-time chunking). guided = its actions are pulled towards the last ones; frozen = those "
+        "that are executed until it arrives stay, the others leave the last ones slowly; trained = those "
+        "stay, for checkpoints trained for it; off = every plan begins anew.",
+        choices=(OFF, *FORMS),
+    ),
+    "chunking_horizon": Spec(
+        0,
+        "Actions of a plan that the last chunk has influence on, with chunking guided or frozen; 0 = all "
+        "that are left of it.",
+        0,
+        MAX_INT32,
+    ),
     "noise_seed": Spec(
         0,
         "Seed of the action noise at start (~/set_noise_seed changes it later).",
@@ -262,6 +285,7 @@ class Parameters:
 
     engine_dir: str
     device: str
+    allow_plan_code: bool
     autostart: bool
     loras: list[str]
     lora: str
@@ -289,6 +313,8 @@ class Parameters:
     system_prompt: str
     action_samples: int
     denoise_steps: int
+    chunking: str
+    chunking_horizon: int
     noise_seed: int
     seed: int
     max_tokens: int

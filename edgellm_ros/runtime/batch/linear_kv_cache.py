@@ -15,15 +15,16 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.engine_directory import binding_names as names
+from edgellm_ros.engine_directory.config import FP8
 from edgellm_ros.kernels import Kernels, SequenceCache, TreeKernels
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 OLDEST_FLOAT8 = 89  # compute capability of the first GPUs with FP8
 
 
-def check_cache_type(device: Device, dtype: np.dtype) -> None:
-    """Raise EngineError if a GPU lacks the type of a KV cache."""
-    if dtype.name != "float8_e4m3fn" or not device.arch:
+def check_cache_type(device: Device, cache_type: str) -> None:
+    """Raise EngineError if a GPU lacks the type of an engine's KV cache."""
+    if cache_type != FP8 or not device.arch:
         return
     from edgellm_ros.kernels.cuda.compiler import compute_capability
 

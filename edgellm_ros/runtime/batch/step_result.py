@@ -13,7 +13,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.runtime.batch.sequence import GenerationSequence
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class StepResult:
     """Up to N tokens per row of a step; the first counts[b] belong to the answer."""
 

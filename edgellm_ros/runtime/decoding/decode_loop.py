@@ -46,18 +46,20 @@ class DecodeLoop:
         if all(sequence.decoding for sequence in sequences):
             self._method.begin(self._batch)
         queued: deque[StepResult] = deque()
+        on_the_way = 0  # most tokens of the queued steps
         while True:
-            # A step yields at least one token per sequence.
-            ahead = self._max_queued_steps if self._method.queues_ahead(sequences) else 0
-            wanted = min(1 + ahead, *(sequence.tokens_left for sequence in sequences))
+            wanted = self._wanted(sequences)
             while len(queued) < wanted:
-                room = self._room(sequences) - sum(step.most_tokens for step in queued)
+                room = self._room(sequences) - on_the_way
                 if queued and room < 1:
                     break
-                queued.append(self._method.queue(room))
+                step = self._method.queue(room)
+                on_the_way += step.most_tokens
+                queued.append(step)
             if not queued:
                 return [sequence for sequence in sequences if not sequence.decoding]
             result = queued.popleft()
+            on_the_way -= result.most_tokens
             served = result.deliver(sequences)
             self.steps += 1
             for sequence, count in served:
@@ -66,7 +68,17 @@ class DecodeLoop:
                 sequence.report("decode", sequence.steps)
             self._method.delivered(result, served)
 
+    def _wanted(self, sequences: list[GenerationSequence]) -> int:
+        """Return how many steps to have queued; a step yields at least one token per sequence."""
+        wanted = 1 + self._max_queued_steps if self._method.queues_ahead(sequences) else 1
+        for sequence in sequences:
+            wanted = min(wanted, sequence.tokens_left)
+        return wanted
+
     def _room(self, sequences: list[GenerationSequence]) -> int:
         """Return how many more KV rows every row has slots and positions for."""
-        used = (sequence.kv_length + max(math.ceil(sequence.rope_delta), 0) for sequence in sequences)
-        return self._capacity - max(used)
+        most = 0
+        for sequence in sequences:
+            used, delta = sequence.kv_length, sequence.rope_delta
+            most = max(most, used + math.ceil(delta) if delta > 0 else used)
+        return self._capacity - most

@@ -23,7 +23,7 @@ from edgellm_ros.engine_directory.config import EngineConfig
 from edgellm_ros.engine_directory.lora_inputs import rank_sizes
 from edgellm_ros.engine_directory.lora_scales import LoraScales
 from edgellm_ros.kernels import DraftTree, Kernels, TreeKernels
-from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache, check_cache_type
+from edgellm_ros.runtime.batch.linear_kv_cache import LinearKVCache
 from edgellm_ros.runtime.batch.recurrent_state import RecurrentState
 from edgellm_ros.runtime.engines.attention_inputs import AttentionInputs, run_sizes
 from edgellm_ros.runtime.engines.fused_decoding import FusedDecoding
@@ -92,7 +92,6 @@ class LLMEngineRunner:
         self.most_fused_rows = fused.most_rows if fused else 0
         self.most_verified_rows = fused.most_verified_rows if fused else 0
         self.embeds_dtype = executor.dtype(names.INPUTS_EMBEDS)
-        check_cache_type(device, executor.dtype(names.key_cache(0)))
         self.kv_cache = LinearKVCache(
             device,
             kernels,

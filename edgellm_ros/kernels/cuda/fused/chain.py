@@ -11,19 +11,24 @@ from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
 from edgellm_ros.kernels.cuda.fused.decoder import Compile, compiler_for
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
 from edgellm_ros.kernels.cuda.fused.plan import WARP, Launch
+from edgellm_ros.kernels.cuda.fused.small_head import (
+    GAP,
+    MOST_ROWS,
+    SOURCE,
+    THREADS,
+    TILE,
+    macros,
+    sums_bytes,
+    unsupported,
+)
 from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 from edgellm_ros.kernels.tree_protocol import check_tree_size
 
 NAME = "draft_chain"
-FILES = ("../rope.cuh", "small.cuh", "chain.cu")
+FILES = ("../rope.cuh", SOURCE, "chain.cu")
 CLUSTERS = EARLY_START  # compute capability from which blocks can share their shared memory
 CLUSTER = 16  # blocks
-THREADS = 256
-MOST_ROWS = 8  # of a product on tensor cores
 HEAD_DIMS = (64, 128)
-TILE = 16  # columns
-TILE_SUMS = 4 * MOST_ROWS * (TILE + 4)  # bytes
-GAP = 8  # values after each row of x
 PHASES = 6  # of a run, in which blocks wait for each other
 
 
@@ -52,11 +57,11 @@ class ChainPlan:
 
     def _problem(self) -> str | None:
         shape = self.shape
+        reason = unsupported(shape)
+        if reason is not None:
+            return reason
         for problem, text in (
-            (shape.layers != 1, f"the head has {shape.layers} layers"),
             (shape.head_dim not in HEAD_DIMS, f"head_dim is {shape.head_dim}, not one of {HEAD_DIMS}"),
-            (shape.interleaved, "pairs of rotated values are neighbours"),
-            (shape.fp8_cache, "the KV cache has 8 bits"),
             (self.cluster % shape.kv_heads != 0, f"{shape.kv_heads} KV heads for {self.cluster} blocks"),
             (self.rows > MOST_ROWS, f"{self.rows} accepted tokens, more than {MOST_ROWS}"),
             (
@@ -66,7 +71,7 @@ class ChainPlan:
         ):
             if problem:
                 return text
-        return shape.unsupported()
+        return None
 
     @property
     def new_rows(self) -> int:
@@ -88,10 +93,7 @@ class ChainPlan:
         ]
         tiles = [-(-columns // (TILE * cluster)) * count for _, columns, count in products]
         weights = [2 * TILE * k * own for (k, _, _), own in zip(products, tiles, strict=True)]
-        sums = [
-            TILE_SUMS * own * largest_divisor(k // 16, max(1, warps // own))
-            for (k, _, _), own in zip(products, tiles, strict=True)
-        ]
+        sums = [sums_bytes(k, own) for (k, _, _), own in zip(products, tiles, strict=True)]
         attending = max(rows * group, warps) * (4 * size + 8)
         splits = cluster // shape.kv_heads * rows * heads * (4 * size + 8)
         widths = 2 * hidden + GAP, hidden + GAP, shape.inner + GAP
@@ -112,30 +114,18 @@ class ChainPlan:
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernel is compiled with."""
         shape = self.shape
-        values = {
-            "BF16": int(shape.dtype == "bf16"),
-            "THREADS": THREADS,
-            "TRIGGER_FIRST": 1,
-            "CLUSTER": self.cluster,
-            "ROWS": self.rows,
-            "NEW_ROWS": self.new_rows,
-            "CACHED": self.cached,
-            "CHAIN_SHARED": self.shared_bytes,
-            "HIDDEN": shape.hidden,
-            "HEADS": shape.heads,
-            "KV_HEADS": shape.kv_heads,
-            "HEAD_DIM": shape.head_dim,
-            "INNER": shape.inner,
-            "VOCAB": shape.vocab,
-            "ROTARY_DIM": shape.rotary_dim,
-            "CAPACITY": shape.capacity,
-            "EPSILON": f"{float(shape.epsilon)!r}f",
-            "QK_NORM": int(shape.qk_norm),
-            "QKV_BIAS": int(shape.qkv_bias),
-            "NORM_BEFORE_RESIDUAL": int(shape.norm_before_residual),
-            "FEEDS_BACK_NORMED": int(shape.feeds_back_normed_state),
-        }
-        return [(name, str(value)) for name, value in values.items()]
+        return macros(
+            shape,
+            self.cluster,
+            ROWS=self.rows,
+            NEW_ROWS=self.new_rows,
+            CACHED=self.cached,
+            CHAIN_SHARED=self.shared_bytes,
+            INNER=shape.inner,
+            VOCAB=shape.vocab,
+            NORM_BEFORE_RESIDUAL=int(shape.norm_before_residual),
+            FEEDS_BACK_NORMED=int(shape.feeds_back_normed_state),
+        )
 
 
 class FusedChain:
@@ -190,11 +180,6 @@ class FusedChain:
             table.parents.pointer, table.nodes.pointer, table.levels, draft.last_tokens.pointer,
             tree.tokens.pointer, tree.parents.pointer, tree.depths.pointer, tree.size,
         )  # fmt: skip
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number that is at most `most`."""
-    return next(each for each in range(most, 0, -1) if number % each == 0)
 
 
 def _aligned(nbytes: int) -> int:

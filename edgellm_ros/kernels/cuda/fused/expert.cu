@@ -21,10 +21,11 @@ static_assert(ATTENTION_SHARED == ATTENTION_BYTES);
 
 // Queries, keys and values of all heads, normalised and rotated, [rows,QKV_SIZE]. A block has one head. The first layer
 // begins the residual stream: trajectory [rows,ACTIONS] times in_weights plus time_row [HIDDEN]; null in other layers.
+// The first *clean steps of each trajectory have clean_time_row instead; null: all have time_row.
 extern "C" __global__ void __launch_bounds__(QKV::THREADS)
     qkv(const u16* weights, const u16* norm, const u16* q_norm, const u16* k_norm, const float* cos_rows,
         const float* sin_rows, float* residual, u16* out, const float* trajectory, const u16* in_weights,
-        const float* time_row, i64 rows) {
+        const float* time_row, const i64* clean, const float* clean_time_row, i64 rows) {
   DYNAMIC_SHARED(shared);
   const Memory<QKV> memory(shared);
   const int head = blockIdx.x, first = blockIdx.y * ROWS;
@@ -34,10 +35,12 @@ extern "C" __global__ void __launch_bounds__(QKV::THREADS)
   write_normed(memory, normed, first, (int)rows, [&](Norm& x, int row) {
     float* const stored = residual + (i64)row * HIDDEN;
     if (!trajectory) return x.read(stored);
+    const bool is_clean = clean && row % HORIZON < *clean;
+    const float2* const time = reinterpret_cast<const float2*>(is_clean ? clean_time_row : time_row);
 #pragma unroll
     for (int i = 0; i < Norm::PAIRS; ++i) {
       const int pair = x.lane + 32 * i;
-      float2 sum = reinterpret_cast<const float2*>(time_row)[pair];
+      float2 sum = time[pair];
 #pragma unroll
       for (int action = 0; action < ACTIONS; ++action) {
         const float value = load(trajectory + (i64)row * ACTIONS + action);
@@ -148,10 +151,12 @@ extern "C" __global__ void __launch_bounds__(DOWN::THREADS)
   multiply_and_add<DOWN>(weights, x, residual, (int)rows);
 }
 
-// The velocity, and the trajectory after the step. A warp has a row; step: the bits of a float.
+// The velocity, and the trajectory after the step. A warp has a row; step: the bits of a float. factors [3,HORIZON]:
+// strength and pull of each row towards previous [HORIZON,ACTIONS], as in `Kernels.conditioned_step`; null: the
+// velocity is the step's.
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
     finish(const u16* weights, const u16* bias, const u16* norm, const float* residual, float* trajectory, i64 step,
-           i64 rows) {
+           const float* previous, const float* factors, i64 rows) {
   const int row = blockIdx.x * (FINISH_THREADS / 32) + threadIdx.x / 32;
   Norm x(norm);
   float columns[ACTIONS][Norm::PAIRS][2], biases[ACTIONS];
@@ -177,6 +182,14 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
 #pragma unroll
     for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
     float* const place = trajectory + (i64)row * ACTIONS + action;
-    if (x.lane == 0) *place = load(place) + __uint_as_float((u32)step) * (sum + biases[action]);
+    if (x.lane == 0) {
+      const float before = load(place);
+      float moved = sum + biases[action];
+      if (factors) {
+        const int at = row % HORIZON;
+        moved = factors[at] * moved + factors[HORIZON + at] * (previous[at * ACTIONS + action] - before);
+      }
+      *place = before + __uint_as_float((u32)step) * moved;
+    }
   }
 }

@@ -15,6 +15,7 @@ from edgellm_ros.kernels.cuda.fused.expert_plan import ExpertPlan, ExpertTuning,
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertWeights
 from edgellm_ros.kernels.cuda.fused.plan import Launch
+from edgellm_ros.kernels.protocol import ConditionedStep
 
 Compile = Callable[[ExpertPlan], Any]  # to an object with the method `launch` of `FusedProgram`
 Step = tuple[Any, Launch, tuple[int, ...]]  # program, kernel, arguments
@@ -64,20 +65,32 @@ class FusedExpert:
         self._attended = device.empty((rows, shape.q_size), dtype)
         self._inner = device.empty((rows, shape.inner), dtype)
 
-    def step(self, tensors: Mapping[str, Tensor], time_row: Tensor, dt: float, first: bool) -> None:
+    def step(
+        self,
+        tensors: Mapping[str, Tensor],
+        time_row: Tensor,
+        dt: float,
+        first: bool,
+        conditioned: ConditionedStep | None = None,
+    ) -> None:
         """Queue one Euler step on the device's stream: trajectory += dt * velocity.
 
         Only launches kernels, so the step can be recorded. tensors: those of `action/model.cuda.onnx`, by
         binding name: trajectory [n,T,A] fp32, rope_cos and rope_sin [1,T,R/2] fp32, kv_length [1],
         key_cache_i and value_cache_i [1,Hkv,C,D]; others are ignored. time_row [H] fp32: the bias of the
         input projection plus the embedding of the step's time. first: anything but an Euler step was queued
-        before.
+        before. conditioned: the step continues a chunk.
         """
-        for program, launch, arguments in self.launches(tensors, time_row, dt, first):
+        for program, launch, arguments in self.launches(tensors, time_row, dt, first, conditioned):
             program.launch(launch, *arguments)
 
     def launches(
-        self, tensors: Mapping[str, Tensor], time_row: Tensor, dt: float, first: bool
+        self,
+        tensors: Mapping[str, Tensor],
+        time_row: Tensor,
+        dt: float,
+        first: bool,
+        conditioned: ConditionedStep | None = None,
     ) -> Iterator[Step]:
         """Yield program, kernel and arguments of each launch of a step.
 
@@ -91,9 +104,15 @@ class FusedExpert:
         rope = tensors["rope_cos"].pointer, tensors["rope_sin"].pointer
         residual, qkv = self._residual.pointer, self._qkv.pointer
         attended, inner = self._attended.pointer, self._inner.pointer
+        clean, condition = (0, 0), (0, 0)
+        if conditioned is not None:
+            clean = conditioned.clean.pointer, conditioned.clean_time_row.pointer
+            condition = conditioned.previous.pointer, conditioned.factors.pointer
         for layer, weights in enumerate(self._weights.layers):
             cache = self._shape.kv_caches[layer]
-            begin = (0, 0, 0) if layer else (trajectory, self._weights.in_proj, time_row.pointer)
+            begin: tuple[int, ...] = (0, 0, 0, 0, 0)
+            if layer == 0:
+                begin = trajectory, self._weights.in_proj, time_row.pointer, *clean
             norms = weights.input_norm, weights.q_norm, weights.k_norm
             keys, values = (tensors[f"{name}_cache_{cache}"].pointer for name in ("key", "value"))
             kernels = {
@@ -109,4 +128,4 @@ class FusedExpert:
         last = self._weights.out_proj, self._weights.out_bias, self._weights.norm
         bits = int(np.float32(dt).view(np.uint32))
         launch = plan.launch("finish", samples, self._early)
-        yield program, launch, (*last, residual, trajectory, bits, rows)
+        yield program, launch, (*last, residual, trajectory, bits, *condition, rows)

@@ -9,14 +9,23 @@ from typing import Any
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.compiler import EARLY_START, compute_capability
-from edgellm_ros.kernels.cuda.fused.chain import GAP, MOST_ROWS, THREADS, TILE, TILE_SUMS, largest_divisor
 from edgellm_ros.kernels.cuda.fused.decoder import OLDEST, Compile, compiler_for
 from edgellm_ros.kernels.cuda.fused.draft import FusedDraftShape
-from edgellm_ros.kernels.cuda.fused.plan import WARP, Launch
+from edgellm_ros.kernels.cuda.fused.plan import Launch
+from edgellm_ros.kernels.cuda.fused.small_head import (
+    GAP,
+    MOST_ROWS,
+    SOURCE,
+    THREADS,
+    TILE,
+    macros,
+    sums_bytes,
+    unsupported,
+)
 from edgellm_ros.kernels.cuda.fused.weights import FusedWeights
 
 NAME = "draft_prompt"
-FILES = ("small.cuh", "prompt.cu")
+FILES = (SOURCE, "prompt.cu")
 
 
 class PromptPlan:
@@ -26,12 +35,9 @@ class PromptPlan:
 
     def __init__(self, shape: FusedDraftShape, most_shared: int) -> None:
         self.shape = shape
-        problem = shape.unsupported()
+        problem = unsupported(shape)
         for found, text in (
-            (shape.layers != 1, f"the head has {shape.layers} layers"),
             (shape.head_dim % 32 != 0, f"head_dim is {shape.head_dim}, not a multiple of 32"),
-            (shape.interleaved, "pairs of rotated values are neighbours"),
-            (shape.fp8_cache, "the KV cache has 8 bits"),
             (
                 self.shared_bytes > most_shared,
                 f"a block needs {self.shared_bytes} of {most_shared} bytes of shared memory",
@@ -45,8 +51,7 @@ class PromptPlan:
     def shared_bytes(self) -> int:
         """Bytes of a block's shared memory; `Memory` in prompt.cu has the same fields."""
         inputs, size = 2 * self.shape.hidden, self.shape.head_dim
-        tiles, warps = size // TILE, THREADS // WARP
-        sums = TILE_SUMS * tiles * largest_divisor(inputs // 16, max(1, warps // tiles))
+        sums = sums_bytes(inputs, size // TILE)
         return 2 * inputs * size + 2 * MOST_ROWS * (inputs + GAP) + sums + 4 * MOST_ROWS * size
 
     def launch(self, batch: int, tokens: int, early: bool) -> Launch:
@@ -56,24 +61,7 @@ class PromptPlan:
 
     def macros(self) -> list[tuple[str, str]]:
         """Return names and values of the macros that the kernel is compiled with."""
-        shape = self.shape
-        values = {
-            "BF16": int(shape.dtype == "bf16"),
-            "THREADS": THREADS,
-            "TRIGGER_FIRST": 1,
-            "CLUSTER": 1,
-            "PROMPT_SHARED": self.shared_bytes,
-            "HIDDEN": shape.hidden,
-            "HEADS": shape.heads,
-            "KV_HEADS": shape.kv_heads,
-            "HEAD_DIM": shape.head_dim,
-            "ROTARY_DIM": shape.rotary_dim,
-            "CAPACITY": shape.capacity,
-            "EPSILON": f"{float(shape.epsilon)!r}f",
-            "QK_NORM": int(shape.qk_norm),
-            "QKV_BIAS": int(shape.qkv_bias),
-        }
-        return [(name, str(value)) for name, value in values.items()]
+        return macros(self.shape, 1, PROMPT_SHARED=self.shared_bytes)
 
 
 class FusedPrompt:

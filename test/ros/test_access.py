@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rights of each node in the policy are what the node really makes: nothing missing, nothing too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import rclpy
+
+from edgellm_ros.client import PlanClient
+from edgellm_ros.ros.arena.arena_link import ArenaLink
+from edgellm_ros.ros.arena.follower_link import FollowerLink
+from edgellm_ros.ros.arena.microphone import Microphone
+from edgellm_ros.ros.follower.node import FollowerNode
+from edgellm_ros.ros.node.node import EdgeLLMNode
+from edgellm_ros.ros.processes import own_domain
+from edgellm_ros.ros.security.access import ARENA_REMAPPINGS
+from edgellm_ros.ros.security.policy import CALL, EXECUTE, PUBLISH, REPLY, REQUEST, SUBSCRIBE, make_enclaves
+
+pytestmark = pytest.mark.only_on("cpu", reason="names do not depend on the device")
+NAMESPACE = "/robot"
+NODES = ("edgellm", "edgellm_follower", "arena", "plan_client")
+# Parameters with which the node opens every topic that it has.
+EVERYTHING: dict[str, object] = {}
+ACTION_SERVICES = ("send_goal", "get_result", "cancel_goal")
+ACTION_TOPICS = ("feedback", "status")
+
+
+@pytest.fixture(scope="module")
+def rights(tiny_engine) -> Iterator[dict[str, dict[str, set[str]]]]:
+    """What each node publishes, subscribes, serves and calls, by the names of the graph."""
+    arguments = ["--ros-args", "-r", f"__ns:={NAMESPACE}", "-p", "use_sim_time:=true"]
+    for (node, name), new in ARENA_REMAPPINGS.items():
+        arguments += ["-r", f"{node}:{name}:={new}"]
+    parameters = {"engine_dir": str(tiny_engine), **EVERYTHING}
+    overrides = [rclpy.Parameter(name, value=value) for name, value in parameters.items()]
+    stamped = [rclpy.Parameter("stamped", value=True)]  # as the arena expects
+    with ExitStack() as stack:
+        domain = stack.enter_context(own_domain())
+        rclpy.init(args=arguments, domain_id=domain)
+        stack.callback(rclpy.shutdown)
+        nodes = (
+            EdgeLLMNode(parameter_overrides=overrides),
+            FollowerNode(parameter_overrides=stamped),
+            ArenaLink(),
+        )
+        user = rclpy.create_node("plan_client")
+        for node in (*nodes, user):
+            stack.callback(node.destroy_node)
+        for node in nodes[:2]:
+            node.trigger_configure()
+            node.trigger_activate()
+        parts = FollowerLink(nodes[2]), Microphone(nodes[2])  # of the arena
+        stack.enter_context(PlanClient(user, name="edgellm"))
+        yield {name: seen(user, name) for name in NODES}
+        del parts
+
+
+def seen(observer: rclpy.node.Node, name: str) -> dict[tuple[str, str], set[str]]:
+    """The names of a node in the graph, hidden ones too; of a client, with those of its hidden node."""
+    names = [(name, NAMESPACE)]
+    if name == "plan_client":
+        everyone = observer.get_node_names_and_namespaces()
+        names += [each for each in everyone if each[0].startswith("_plan_client")]
+    found = {}
+    for right, ask in (
+        (PUBLISH, observer.get_publisher_names_and_types_by_node),
+        (SUBSCRIBE, observer.get_subscriber_names_and_types_by_node),
+        (REPLY, observer.get_service_names_and_types_by_node),
+        (REQUEST, observer.get_client_names_and_types_by_node),
+    ):
+        found[right] = {each for of in names for each, _ in ask(*of)}
+    return found
+
+
+def granted(enclave) -> dict[tuple[str, str], set[str]]:
+    """The rights of an enclave, actions as the topics and services that they are made of."""
+    rights = {right: set(enclave.allowed[right]) for right in (PUBLISH, SUBSCRIBE, REPLY, REQUEST)}
+    for action_right, services, topics in ((EXECUTE, REPLY, PUBLISH), (CALL, REQUEST, SUBSCRIBE)):
+        for action in enclave.allowed[action_right]:
+            rights[services] |= {f"{action}/_action/{name}" for name in ACTION_SERVICES}
+            rights[topics] |= {f"{action}/_action/{name}" for name in ACTION_TOPICS}
+    return rights
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("right", [PUBLISH, SUBSCRIBE, REPLY, REQUEST], ids=lambda right: right[1])
+def test_a_node_may_do_exactly_what_it_does(name, right, rights):
+    enclaves = {each.node: each for each in make_enclaves(NAMESPACE, {}, arena=True)}
+    assert granted(enclaves[name])[right] == rights[name][right]
