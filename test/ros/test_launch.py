@@ -107,6 +107,28 @@ def test_arguments_of_the_follower_override_its_file_only_where_they_are_given(l
     assert ("~/action_chunk", "edgellm/action_chunk") in node.kwargs["remappings"]
 
 
+@pytest.mark.parametrize("name", ["edgellm", "follower"])
+@pytest.mark.parametrize("enclave, given", [("", []), ("/robot/brain", ["--enclave", "/robot/brain"])])
+def test_the_node_gets_the_enclave_that_is_given(load, name, enclave, given):
+    module = load(name)
+    declared = entities(module, "DeclareLaunchArgument")
+    values = {argument.args[0]: argument.kwargs["default_value"] for argument in declared}
+    values["enclave"] = enclave
+    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
+    (node,) = module._start_node(None)
+    assert node.kwargs["arguments"] == ["--ros-args", "--log-level", "info", *given]
+
+
+def test_the_policy_has_the_topics_of_the_launch_files(load):
+    """Those that differ from the nodes' own names."""
+    defaults = load("follower").TOPICS
+    renamed = {name: new for name, (new, _) in defaults.items() if new != f"~/{name}"}
+    assert {name.removeprefix("~/"): new for (_, name), new in REMAPPINGS.items()} == renamed
+    demo = load("demo").FOLLOWER_TOPICS
+    renamed = {name: new for name, new in demo.items() if new != f"~/{name.removesuffix('_topic')}"}
+    assert {f"{name.removeprefix('~/')}_topic": new for (_, name), new in ARENA_REMAPPINGS.items()} == renamed
+
+
 class TestView:
     """What view.launch.py starts."""
 
@@ -158,28 +180,6 @@ class TestView:
         topics = [display["Topic"]["Value"] for display in config["Displays"] if "Topic" in display]
         names = ("edgellm/markers", "edgellm_follower/path", "edgellm/overlay")
         assert topics == [f"/robot_1/{name}" for name in names]
-
-
-@pytest.mark.parametrize("name", ["edgellm", "follower"])
-@pytest.mark.parametrize("enclave, given", [("", []), ("/robot/brain", ["--enclave", "/robot/brain"])])
-def test_the_node_gets_the_enclave_that_is_given(load, name, enclave, given):
-    module = load(name)
-    declared = entities(module, "DeclareLaunchArgument")
-    values = {argument.args[0]: argument.kwargs["default_value"] for argument in declared}
-    values["enclave"] = enclave
-    module.LaunchConfiguration = lambda name: SimpleNamespace(perform=lambda context: values[name])
-    (node,) = module._start_node(None)
-    assert node.kwargs["arguments"] == ["--ros-args", "--log-level", "info", *given]
-
-
-def test_the_policy_has_the_topics_of_the_launch_files(load):
-    """Those that differ from the nodes' own names."""
-    defaults = load("follower").TOPICS
-    renamed = {name: new for name, (new, _) in defaults.items() if new != f"~/{name}"}
-    assert {name.removeprefix("~/"): new for (_, name), new in REMAPPINGS.items()} == renamed
-    demo = load("demo").FOLLOWER_TOPICS
-    renamed = {name: new for name, new in demo.items() if new != f"~/{name.removesuffix('_topic')}"}
-    assert {f"{name.removeprefix('~/')}_topic": new for (_, name), new in ARENA_REMAPPINGS.items()} == renamed
 
 
 @pytest.mark.parametrize("name", ["demo", "replay"])

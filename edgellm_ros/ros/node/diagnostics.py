@@ -24,6 +24,7 @@ INPUT_VALUES = (
     "frames_dropped",
     "odometry_refused",
     "audio_refused",
+    "commands_refused",
     "utterances",
     "utterances_cut",
     "utterances_stale",

@@ -71,6 +71,7 @@ class PlanRequest:
     instruction: Hashable = None  # equal for requests with the same instruction
     # the chunk that the plan continues, or none; None = as the parameter `chunking` says
     previous_chunk: Callable[[ActionSpaceConfig], ChunkCondition | None] | None = None
+    tools: Callable[[], tuple[dict[str, Any], ...]] | None = None  # None = no tools
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,7 @@ class Planner:
         sampling = request.sampling()
         sounds = self._sounds(request)
         frames = self._frames(request)
-        images = tuple(decode_image(frame.message) for frame in frames)
+        images = tuple(self._decode(frame) for frame in frames)
         video = self._video(request, frames, images)
         header = self._input_header(frames)
         history, speed = self._history(frames)
@@ -151,6 +152,7 @@ class Planner:
                 action_samples=samples,
                 noise_seed=request.noise_seed,
                 denoise_steps=request.denoise_steps,
+                tools=request.tools() if request.tools is not None else None,
                 on_progress=job.report,
                 cancel=job.cancel,
                 previous_chunk=self._previous_chunk(request, motion) if samples else None,
@@ -210,7 +212,7 @@ class Planner:
         found = []
         for frame in earlier:
             try:
-                found.append((frame.time, decode_image(frame.message)))
+                found.append((frame.time, self._decode(frame)))
             except ValueError as error:
                 self._logger.warning(f"an earlier camera frame is left out: {error}")
         found = [(time, pixels) for time, pixels in found if pixels.shape == images[0].shape]
@@ -219,6 +221,9 @@ class Planner:
         found.append((frames[0].time, images[0]))
         start = found[0][0]
         return Video([pixels for _, pixels in found], [(time - start) / NANOSECONDS for time, _ in found])
+
+    def _decode(self, frame: Frame) -> np.ndarray:
+        return decode_image(frame.message, self._parameters.current.limits.image_pixels)
 
     def _frames(self, request: PlanRequest) -> tuple[Frame, ...]:
         """Return the camera frames to plan on.
