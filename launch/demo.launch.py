@@ -46,6 +46,8 @@ def generate_launch_description() -> LaunchDescription:
                 "seed": ParameterValue(LaunchConfiguration("seed"), value_type=int),
                 "spoken": ParameterValue(LaunchConfiguration("spoken"), value_type=bool),
                 "follower": ParameterValue(LaunchConfiguration("follower"), value_type=bool),
+                "execution": ParameterValue(LaunchConfiguration("execution"), value_type=str),
+                "inference_delay": ParameterValue(LaunchConfiguration("inference_delay"), value_type=float),
                 "out": ParameterValue(LaunchConfiguration("out"), value_type=str),
             }
         ],
@@ -107,6 +109,19 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="false",
                 choices=["true", "false"],
                 description="Drive by the commands of edgellm_follower instead of the action chunks.",
+            ),
+            DeclareLaunchArgument(
+                "execution",
+                default_value="auto",
+                choices=["auto", "lock_step", "async", "wait"],
+                description="What the robot does while a plan is computed: async = follow the last plan, "
+                "wait = stand, lock_step = the node sees no latency, auto = async with an inference_delay, "
+                "else lock_step.",
+            ),
+            DeclareLaunchArgument(
+                "inference_delay",
+                default_value="0.0",
+                description="Simulated time in seconds from a camera frame to its plan, below 4.",
             ),
             DeclareLaunchArgument(
                 "lora",

@@ -38,6 +38,18 @@ LAYERS = {
         "arena",
         "replay",
     },
+    "evaluation": {
+        "engine",
+        "kernels",
+        "multimodal",
+        "diffusion",
+        "engine_directory",
+        "runtime",
+        "builder",
+        "arena",
+        "replay",
+        "ros",
+    },
 }
 ROS_MODULES = {
     "rclpy", "rcl_interfaces", "action_msgs", "builtin_interfaces", "diagnostic_msgs", "geometry_msgs",

@@ -111,6 +111,7 @@ def expert_config(tokenizer: Tokenizer, dims: ExpertDims, action_space: dict) ->
         "num_key_value_heads",
     )
     keys += ("head_dim", "rms_norm_eps", "time_embedding_dim", "time_min_period", "time_max_period")
+    keys += ("rtc_max_delay",)
     return {
         "architectures": ["FlowMatchingExpert"],
         "model_type": "edgellm_flow_expert",
@@ -233,13 +234,16 @@ def save_checkpoint(
         },
     )
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    (directory / "action_expert").mkdir(exist_ok=True)
-    _write_json(
-        directory / "action_expert" / "config.json", expert_config(tokenizer, expert.dims, action_space)
-    )
+    save_expert(directory / "action_expert", expert, expert_config(tokenizer, expert.dims, action_space))
+
+
+def save_expert(directory: Path, expert: FlowExpert, config: dict) -> None:
+    """Write an action expert in float16."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", config)
     state = expert.state_dict().items()
     weights = {name: value.detach().to(torch.float16).contiguous().cpu() for name, value in state}
-    save_file(weights, directory / "action_expert" / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def load_expert(directory: Path, dtype: torch.dtype = torch.float32) -> FlowExpert:

@@ -32,6 +32,7 @@ class ExpertDims:
     time_min_period: float = 0.004
     time_max_period: float = 4.0
     action_dim: int = 2
+    rtc_max_delay: int = 0  # longest clean prefix that it has learned; 0 = none
 
 
 class RMSNorm(nn.Module):
@@ -129,7 +130,7 @@ class FlowExpert(nn.Module):
         self.out_proj = nn.Linear(dims.hidden_size, dims.action_dim)
 
     def time_embedding(self, time: Tensor) -> Tensor:
-        """Compute Fourier features of time [B] -> [B, time_embedding_dim].
+        """Compute Fourier features of time [...] -> [..., time_embedding_dim].
 
         Periods are spaced geometrically.
         """
@@ -137,7 +138,7 @@ class FlowExpert(nn.Module):
         period = (
             self.dims.time_min_period * (self.dims.time_max_period / self.dims.time_min_period) ** fraction
         )
-        angle = 2 * math.pi * time.float()[:, None] / period
+        angle = 2 * math.pi * time.float()[..., None] / period
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
     def forward(
@@ -151,10 +152,11 @@ class FlowExpert(nn.Module):
     ) -> Tensor:
         """Compute the velocity [B, T, A].
 
-        trajectory [B, T, A]; time [B]; cache per layer (keys, values) [B, Hkv, C, D]; mask [B, 1, T, C + T]
-        bool, True = attend; cos, sin [B, T, D/2].
+        trajectory [B, T, A]; time [B], or [B, T] with one for each action; cache per layer (keys, values)
+        [B, Hkv, C, D]; mask [B, 1, T, C + T] bool, True = attend; cos, sin [B, T, D/2].
         """
-        x = self.in_proj(trajectory) + self.time_mlp(self.time_embedding(time))[:, None]
+        time = time[:, None] if time.ndim == 1 else time
+        x = self.in_proj(trajectory) + self.time_mlp(self.time_embedding(time))
         for layer, (keys, values) in zip(self.layers, cache, strict=True):
             x = layer(x, keys, values, mask, cos, sin)
         return self.out_proj(self.norm(x))

@@ -46,7 +46,7 @@ class Policy(nn.Module):
         return Sequences(ids, start, image, deepstack, self.hear(batch))
 
     def velocity(self, x: Tensor, t: Tensor, cache: list, length: Tensor) -> Tensor:
-        """Compute the velocity at x [B, T, 2] and t [B].
+        """Compute the velocity at x [B, T, 2] and t [B] or [B, T].
 
         The first `length` [B] rows of the KV cache are visible.
         """
@@ -70,18 +70,27 @@ class Policy(nn.Module):
         loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
         return loss.view_as(targets)
 
-    def flow_loss(self, batch: Batch, cache: list) -> Tensor:
-        """Compute the mean squared velocity error of the rows with actions."""
-        actions = ((batch["actions"] - self.mean) / self.std).repeat_interleave(FLOW_SAMPLES, 0)
+    def flow_loss(
+        self, batch: Batch, cache: list, delays: Tensor | None = None, size: int = FLOW_SAMPLES
+    ) -> Tensor:
+        """Compute the mean squared velocity error of the rows with actions, with `size` times for each.
+
+        delays [size * B]: the first actions of a trajectory that are given: they have no noise, the time 1
+        and no error. A row's samples lie behind each other. None = no action is given.
+        """
+        actions = ((batch["actions"] - self.mean) / self.std).repeat_interleave(size, 0)
         noise = torch.randn_like(actions)
         t = torch.rand(len(actions), device=actions.device)
-        x = torch.lerp(noise, actions, t[:, None, None])
-        cache = [
-            (k.repeat_interleave(FLOW_SAMPLES, 0), v.repeat_interleave(FLOW_SAMPLES, 0)) for k, v in cache
-        ]
-        v = self.velocity(x, t, cache, batch["length"].long().repeat_interleave(FLOW_SAMPLES, 0))
-        error = (v.float() - (actions - noise)).square().mean((1, 2))
-        weight = batch["has_actions"].float().repeat_interleave(FLOW_SAMPLES, 0)
+        if delays is not None:
+            given = torch.arange(actions.shape[1], device=actions.device) < delays[:, None]
+            t = t[:, None].masked_fill(given, 1.0)
+        x = torch.lerp(noise, actions, t.view(len(t), -1, 1))
+        cache = [(k.repeat_interleave(size, 0), v.repeat_interleave(size, 0)) for k, v in cache]
+        v = self.velocity(x, t, cache, batch["length"].long().repeat_interleave(size, 0))
+        error = (v.float() - (actions - noise)).square().mean(2)
+        weight = batch["has_actions"].float().repeat_interleave(size, 0)[:, None].expand_as(error)
+        if delays is not None:
+            weight = weight * ~given
         return (error * weight).sum() / weight.sum().clamp(min=1)
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,8 +11,8 @@ fixed number of simulated steps, whatever its real duration, so an episode is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ class Drive:
 
     plans: tuple[PlanRecord, ...]
     clipped: int  # steps whose planned action exceeded the robot's limits
+    # `drive_delayed` records: of each step the index of its plan, or None while braking; of a step in which a
+    # plan takes over, the action of the plan before it.
+    drivers: tuple[int | None, ...] = ()
+    continuations: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def drive(
@@ -65,11 +69,11 @@ def drive(
         )
     plans: list[PlanRecord] = []
     clipped = 0
-    course = _course(world.state.speed, brake(world.state.speed))
+    course = course_of(world.state.speed, brake(world.state.speed))
     while not world.done:
         frame = world.camera()
         plan = think(frame)
-        plans.append(_record(world, frame, plan))
+        plans.append(record_plan(world.time, world.state, frame, plan))
         actions = brake(world.state.speed) if plan.actions is None else np.asarray(plan.actions, np.float64)
         if len(actions) < replan_steps + latency_steps:
             raise ValueError(
@@ -79,7 +83,7 @@ def drive(
         waiting = course.speeds[replan_steps : replan_steps + latency_steps]
         if world.state.speed == 0 and not waiting.any():  # at rest during inference: skip no action
             actions = np.concatenate([np.zeros((latency_steps, 2)), actions])
-        fresh = _course(world.state.speed, actions)
+        fresh = course_of(world.state.speed, actions)
         for index in range(replan_steps):
             if command is not None:
                 action = command(world.state)
@@ -97,7 +101,7 @@ def drive(
 
 
 @dataclass(frozen=True)
-class _Course:
+class Course:
     """Speeds and curvatures that the controller follows after a camera frame.
 
     The controller follows the plan's speeds and not its accelerations. Deviations that occur during inference
@@ -116,13 +120,14 @@ class _Course:
         return float((self.speeds[index] - speed) / DT), float(self.curvatures[index])
 
 
-def _course(speed: float, actions: NDArray) -> _Course:
-    return _Course(rollout(State(speed=speed), actions)[1:, 3], actions[:, 1])
+def course_of(speed: float, actions: NDArray) -> Course:
+    """Return the course of actions [T, 2] that begin at `speed` (m/s)."""
+    return Course(rollout(State(speed=speed), actions)[1:, 3], actions[:, 1])
 
 
-def _record(world: World, frame: NDArray[np.uint8], plan: Plan) -> PlanRecord:
-    """Record a plan with its paths in the base frame."""
-    here = State(speed=world.state.speed)
+def record_plan(time: float, state: State, frame: NDArray[np.uint8], plan: Plan) -> PlanRecord:
+    """Record a plan for the frame of `time` (s) and `state`, with its paths in the base frame."""
+    here = State(speed=state.speed)
     path = None if plan.actions is None else rollout(here, plan.actions)
     others = None if plan.others is None else np.stack([rollout(here, actions) for actions in plan.others])
-    return PlanRecord(world.time, world.state, frame, plan.text, path, others)
+    return PlanRecord(time, state, frame, plan.text, path, others)

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import onnx_ir as ir
+
 from edgellm_ros.builder.decoder import DecoderArchitecture
 from edgellm_ros.builder.graph import GraphBuilder
 from edgellm_ros.builder.model import LLMOptions
+from edgellm_ros.builder.quantization.matrix import FLOAT8
 from edgellm_ros.engine_directory.fused_model import (
     FusedLayer,
     FusedModel,
@@ -16,6 +19,7 @@ from edgellm_ros.engine_directory.fused_model import (
     StoredWeight,
 )
 
+MOST_ORDERED = 1 << 16  # inputs that 16 bits can number
 MATRICES = {  # modules by kernel
     "qkv": "self_attn.qkv_proj",
     "o": "self_attn.o_proj",
@@ -90,6 +94,12 @@ class StoredWeights:
         shape = self.graph.graph.initializers[name].shape
         assert shape is not None
         return StoredWeight(name, self._stored[name][1], tuple(shape.numpy()))
+
+    def dtype(self, name: str) -> ir.DataType:
+        """Return the type of a weight."""
+        found = self.graph.graph.initializers[name].dtype
+        assert found is not None
+        return found
 
     def has(self, name: str) -> bool:
         """Return whether the graph has a weight of this name."""
@@ -170,10 +180,11 @@ def _matrix(name: str, fan_in: int, stored: StoredWeights) -> QuantizedMatrix | 
         if plain.dtype != stored.graph.dtype:
             raise Undescribed(f"{name} is stored as {plain.dtype} in a form without kernels")
         return None
-    if stored.has(f"{name}.order"):
-        raise Undescribed(f"the inputs of {name} are sorted by their groups (act-order)")
-    values, points = stored.place(f"{name}.packed"), f"{name}.packed_zero_point"
+    values = stored.place(f"{name}.packed")
+    points, order = f"{name}.packed_zero_point", f"{name}.packed_order"
     _, groups, nbytes = values.shape
+    if stored.has(order) and fan_in > MOST_ORDERED:
+        raise Undescribed(f"{fan_in} inputs of {name} are sorted by their groups (act-order)")
     return QuantizedMatrix(
         file=stored.file,
         bits=nbytes * groups * 8 // fan_in,
@@ -181,4 +192,6 @@ def _matrix(name: str, fan_in: int, stored: StoredWeights) -> QuantizedMatrix | 
         values=values,
         scales=stored.place(f"{name}.packed_scale"),
         zero_points=stored.place(points) if stored.has(points) else None,
+        float8=stored.dtype(f"{name}.packed") == FLOAT8,
+        order=stored.place(order) if stored.has(order) else None,
     )

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from edgellm_ros.cli import arguments
 
+EXECUTIONS = ("auto", "lock_step", "async", "wait")  # values of the arena's parameter
+CHUNKING = ("off", "guided", "frozen", "trained")  # values of the node's parameter
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the subcommand to `edgellm`."""
@@ -77,6 +80,28 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="drive by the velocity commands of the node edgellm_follower instead of the action chunks",
     )
     parser.add_argument(
+        "--inference-delay",
+        type=arguments.number(0.0, 60.0),
+        default=0.0,
+        metavar="S",
+        help="simulated seconds from a camera frame to the publication of its plan, in steps of 0.1 s "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--execution",
+        choices=EXECUTIONS,
+        default="auto",
+        help="what the robot does while a plan is computed: async = follow the last plan, wait = stand, "
+        "lock_step = the node sees no latency (default: async with --inference-delay or --chunking, else "
+        "lock_step)",
+    )
+    parser.add_argument(
+        "--chunking",
+        choices=CHUNKING,
+        default="off",
+        help="how the node fits a chunk of actions to the chunk before it (default: %(default)s)",
+    )
+    parser.add_argument(
         "--lora",
         default="",
         metavar="NAME",
@@ -111,6 +136,9 @@ def run(args: argparse.Namespace) -> int:
         decode=args.decode,
         precision=args.precision,
         follower=args.follower,
+        inference_delay=args.inference_delay,
+        execution=args.execution,
+        chunking=args.chunking,
     )
     display = Display(sys.stderr, args.episodes)
     try:

@@ -14,13 +14,13 @@ import numpy as np
 from edgellm_ros.diffusion.action_space import UnicycleActionSpace
 from edgellm_ros.diffusion.chunking import ChunkCondition, ConditionedRun, conditioned_run
 from edgellm_ros.diffusion.config import ActionConfig
-from edgellm_ros.diffusion.fused_actions import ConditionedStep, FusedActions
+from edgellm_ros.diffusion.fused_actions import FusedActions
 from edgellm_ros.engine.device import Device, DeviceGraph, on_device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.executor import EngineExecutor
 from edgellm_ros.engine.graph_recorder import GraphRecorder
 from edgellm_ros.engine.tensor import Tensor
-from edgellm_ros.kernels import Kernels, RopeTable, SequenceCache
+from edgellm_ros.kernels import ConditionedStep, Kernels, RopeTable, SequenceCache
 from edgellm_ros.kernels.random import normal_noise
 
 logger = logging.getLogger(__name__)

@@ -57,20 +57,23 @@ class StoredWeight:
 class QuantizedMatrix:
     """A matrix [K,N] in 4 or 8 bits: an element is (value - zero point) * scale.
 
-    Values and zero points are unsigned. Of two of 4 bits in a byte the first is in the lower half.
+    Integers and zero points are unsigned. Of two of 4 bits in a byte the first is in the lower half.
     """
 
     file: str  # of all its weights, in the same folder
     bits: int  # of a value, 4 or 8
     group: int  # rows that share a scale
     values: StoredWeight  # uint8 [N,K/group,bytes]
-    scales: StoredWeight  # [N,K/group], of the engine's precision
-    zero_points: StoredWeight | None  # uint8 [N,bytes]; null = half of the range
+    scales: StoredWeight  # [N,K/group], of the engine's precision; of FP8 in fp32
+    zero_points: StoredWeight | None  # uint8 [N,bytes]; null = half of the range, of FP8 0
+    float8: bool  # values are E4M3 instead of integers
+    order: StoredWeight | None  # int64 [K]: the input that each row multiplies; null = 0, 1, 2, ...
 
     @property
-    def form(self) -> tuple[int, int, bool]:
-        """Return what kernels depend on: bits, group, whether there are zero points."""
-        return self.bits, self.group, self.zero_points is not None
+    def form(self) -> tuple[int, int, bool, bool, bool]:
+        """Return what kernels depend on, the fields of `Quantized`."""
+        group = 0 if self.float8 and self.scales.shape[1] == 1 else self.group
+        return self.bits, group, self.zero_points is not None, self.float8, self.order is not None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,15 @@ class FusedModel(JsonFile):
     quantized: tuple[QuantizedMatrices, ...]  # of each layer; empty = none is quantised
     norm: StoredWeight  # of the last norm
     lm_head: StoredWeight | None  # [H,V]; null = an input of the graph
+
+    def unshared(self) -> Iterator[StoredWeight]:
+        """Yield quantised weights that ONNX Runtime has in another form: FP8, orders."""
+        for matrices in self.quantized:
+            for _, matrix in matrices.given():
+                if matrix.float8:
+                    yield from (matrix.values, matrix.scales)
+                if matrix.order is not None:
+                    yield matrix.order
 
     def weights(self) -> Iterator[StoredWeight]:
         """Yield all weights that are not quantised."""

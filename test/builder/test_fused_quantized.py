@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -27,50 +28,81 @@ PARTS = {
 }
 # Groups of 32 of 64 inputs, every other input in the same group.
 ACT_ORDER = {f"{LAYER}.{name}.g_idx": np.arange(64, dtype=np.int32) % 2 for name in PARTS["qkv"]}
+BLOCKS = {"quant_method": "fp8", "quant_algo": None, "weight_block_size": [32, 32]}
+
+
+def block_scales(name: str, *shape: int) -> dict[str, np.ndarray | None]:
+    """Replace the scale of an FP8 layer by those of blocks of 32 x 32."""
+    blocks = tuple(size // 32 for size in shape)
+    scales = np.random.default_rng(0).uniform(0.05, 0.1, blocks).astype(np.float32)
+    return {f"{name}.weight_scale": None, f"{name}.weight_scale_inv": scales}
+
+
+SHAPES = {"self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64)}
+SHAPES |= {"self_attn.o_proj": (64, 64), "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64)}
+SHAPES |= {"mlp.down_proj": (64, 96)}
+ALL_BLOCKS = {
+    key: value
+    for name, shape in SHAPES.items()
+    for key, value in block_scales(f"{LAYER}.{name}", *shape).items()
+}
 
 
 def dequantised(engine, matrix) -> np.ndarray:
     """Compute a matrix [K,N] of `llm/fused.json`."""
-
     contents = (engine / "llm" / matrix.file).read_bytes()
 
     def read(weight, dtype=np.uint8):
         return np.frombuffer(contents, dtype, weight.size, weight.offset).reshape(weight.shape[0], -1)
 
+    if matrix.float8:
+        scales = read(matrix.scales, np.float32).T
+        return read(matrix.values, ml_dtypes.float8_e4m3fn).T * np.repeat(scales, matrix.group, axis=0)
     bits, scales = matrix.bits, read(matrix.scales, np.float16).T
     values, zeros = unpacked(read(matrix.values), bits).T.astype(float), np.full(scales.shape, 1 << bits - 1)
     if matrix.zero_points is not None:
         zeros = unpacked(read(matrix.zero_points), bits)[:, : len(scales)].T
     zeros, scales = (np.repeat(each, matrix.group, axis=0) for each in (zeros, scales))
-    return (values - zeros) * scales
+    rows = (values - zeros) * scales
+    if matrix.order is None:
+        return rows
+    weight = np.empty_like(rows)
+    weight[read(matrix.order, np.int64)[:, 0]] = rows
+    return weight
 
 
-@pytest.mark.parametrize(("method", "bits"), [("gptq", 4), ("gptq-8", 8), ("awq", 4), ("packed", 4)])
-def test_every_place_holds_the_checkpoints_weights(tmp_path, method, bits):
-    checkpoint = write_quantized_checkpoint(tmp_path / "checkpoint", method)
+@pytest.mark.parametrize(
+    ("method", "options", "form"),
+    [
+        ("gptq", {}, (4, 32, True, False, False)),
+        ("gptq-8", {}, (8, 32, True, False, False)),
+        ("awq", {}, (4, 32, True, False, False)),
+        ("packed", {}, (4, 32, False, False, False)),
+        ("fp8", {}, (8, 0, False, True, False)),
+        ("fp8", {"replaced": ALL_BLOCKS, **BLOCKS}, (8, 32, False, True, False)),
+        ("gptq", {"replaced": ACT_ORDER}, (4, 32, True, False, True)),
+    ],
+    ids=["gptq", "gptq-8", "awq", "packed", "fp8", "fp8 in blocks", "act-order"],
+)
+def test_every_place_holds_the_checkpoints_weights(tmp_path, method, options, form):
+    checkpoint = write_quantized_checkpoint(tmp_path / "checkpoint", method, **options)
     export(checkpoint, tmp_path / "engine", precision="fp16")
     model = FusedModel.load(tmp_path / "engine" / FUSED_FILE)
     weights = Weights(checkpoint, find_layout(read_section(checkpoint / "config.json")))
     for field, names in PARTS.items():
         assert getattr(model.layers[0], field) is None
         matrix = getattr(model.quantized[0], field)
-        assert matrix.form == (bits, 32, method != "packed")
+        assert matrix.form == (form if field == "qkv" or not form[4] else (*form[:4], False))
         parts = [weights.matrix(f"{LAYER}.{name}").dequantized() for name in names]
         expected = np.concatenate(parts, axis=1)
         np.testing.assert_allclose(dequantised(tmp_path / "engine", matrix), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "problem"),
-    [
-        ("gptq", {"replaced": ACT_ORDER}, "the inputs of model.layers.0.self_attn.qkv_proj are sorted by"),
-        ("fp8", {}, "model.layers.0.self_attn.qkv_proj is stored as FLOAT8E4M3FN"),
-    ],
-)
-def test_a_form_without_kernels_is_a_problem_of_the_description(tmp_path, method, options, problem):
-    export(write_quantized_checkpoint(tmp_path / "c", method, **options), tmp_path, precision="fp16")
+def test_a_form_without_kernels_is_a_problem_of_the_description(tmp_path):
+    several = {f"{LAYER}.self_attn.q_proj.g_idx": ACT_ORDER[f"{LAYER}.self_attn.q_proj.g_idx"]}
+    export(write_quantized_checkpoint(tmp_path / "c", "gptq", replaced=several), tmp_path, precision="fp16")
     model = FusedModel.load(tmp_path / FUSED_FILE)
-    assert model.problem.startswith(problem)
+    assert model.problem == f"the layers of {LAYER}.self_attn.qkv_proj are stored in different ways"
     assert model.layers == ()
 
 

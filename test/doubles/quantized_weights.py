@@ -5,19 +5,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from edgellm_ros.kernels.cuda.fused.quantized import ALIGNMENT, Quantized
 
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [K,N] whose elements are (values - zeros) * scales; values and zeros are unsigned."""
+    """A matrix [K,N] whose elements are (values - zeros) * scales.
+
+    Integers and zeros are unsigned; values of E4M3 are in uint8 too, without zeros.
+    """
 
     form: Quantized
     values: np.ndarray  # [K,N] uint8
-    scales: np.ndarray  # [K/group,N], of the model's type
+    scales: np.ndarray  # [K/group,N], of the model's type; fp32 for E4M3
     zeros: np.ndarray  # [K/group,N] uint8
+    inputs: np.ndarray  # [K]: the input that each row multiplies
 
     @classmethod
     def random(
@@ -25,13 +32,18 @@ class QuantizedMatrix:
     ) -> QuantizedMatrix:
         """Make a matrix whose products with numbers of size 1 have size 1."""
         k, n = shape
-        top, groups = 1 << form.bits, (k // form.group, n)
+        top, groups = 1 << form.bits, (k // (form.group or k), n)
+        inputs = random.permutation(k) if form.ordered else np.arange(k)
+        if form.float8:
+            scales = (random.uniform(0.5, 1.5, groups) / k**0.5).astype(np.float32)
+            values = random.standard_normal(shape).astype(FLOAT8).view(np.uint8)
+            return cls(form, values, scales, np.zeros(groups, np.uint8), inputs)
         zeros = np.full(groups, top // 2, np.uint8)
         if form.zero_points:
             zeros = random.integers(0, top, groups, np.uint8)
         size = top / 3 if form.zero_points else top / 12**0.5
         scales = (random.uniform(0.5, 1.5, groups) / size / k**0.5).astype(dtype)
-        return cls(form, random.integers(0, top, shape, np.uint8), scales, zeros)
+        return cls(form, random.integers(0, top, shape, np.uint8), scales, zeros, inputs)
 
     @classmethod
     def read(
@@ -39,30 +51,39 @@ class QuantizedMatrix:
     ) -> QuantizedMatrix:
         """Read a matrix [K,N] from bytes."""
         k, n = shape
-        groups = k // form.group
+        groups = k // (form.group or k)
         parts, start = [], 0
         for nbytes in form.parts(k, n):
-            parts.append(contents[start : start + nbytes].reshape(n, -1))
+            parts.append(contents[start : start + nbytes])
             start += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        inputs = parts.pop().view(np.uint16)[:k].astype(np.int64) if form.ordered else np.arange(k)
+        parts = [part.reshape(n, -1) for part in parts]
         zeros = np.full((groups, n), 1 << form.bits - 1, np.uint8)
         if form.zero_points:
             zeros = unpacked(parts[2], form.bits)[:, :groups].T
-        scales = parts[1].view(dtype).T
-        return cls(form, unpacked(parts[0], form.bits).T, scales, zeros)
+        if form.float8:
+            zeros = np.zeros((groups, n), np.uint8)
+        scales = parts[1].view(np.dtype(np.float32) if form.float8 else dtype).T
+        return cls(form, unpacked(parts[0], form.bits).T, scales, zeros, inputs)
 
     def contents(self) -> np.ndarray:
         """Return the bytes of the matrix."""
         arrays = [packed(self.values.T, self.form.bits), np.ascontiguousarray(self.scales.T)]
         if self.form.zero_points:
             arrays.append(packed(self.zeros.T, self.form.bits))
+        if self.form.ordered:
+            arrays.append(np.concatenate([self.inputs, np.argsort(self.inputs)]).astype(np.uint16))
         raw = [array.view(np.uint8).reshape(-1) for array in arrays]
         return np.concatenate([np.pad(each, (0, -each.size % ALIGNMENT)) for each in raw])
 
     def dequantized(self) -> np.ndarray:
-        """Compute the matrix in float64."""
-        group = self.form.group
-        values = self.values.astype(np.float64) - np.repeat(self.zeros, group, axis=0)
-        return values * np.repeat(self.scales.astype(np.float64), group, axis=0)
+        """Compute the matrix in float64, rows in the order of the inputs."""
+        group = self.form.group or len(self.values)
+        values = self.values.view(FLOAT8) if self.form.float8 else self.values
+        differences = values.astype(np.float64) - np.repeat(self.zeros, group, axis=0)
+        weight = np.empty_like(differences)
+        weight[self.inputs] = differences * np.repeat(self.scales.astype(np.float64), group, axis=0)
+        return weight
 
 
 def packed(rows: np.ndarray, bits: int) -> np.ndarray:

@@ -289,6 +289,9 @@ def test_a_step_with_an_fp8_cache_is_that_of_numpy(fused, shape, lengths, tokens
     check(fused, shape, lengths, tokens, tree)
 
 
+FP8, SORTED = (False, True), (False, False, True)  # behind bits and group of a form
+
+
 def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
     forms = {"qkv": qkv, "o": o, "gate_up": gate_up, "down": down}
     return tuple((name, Quantized(*form)) for name, form in forms.items() if form)
@@ -312,6 +315,20 @@ def quantized(qkv, o, gate_up, down) -> tuple[tuple[str, Quantized], ...]:
                     quantized=quantized((4, 64, True), (8, 128), (4, 32, True), (8, 64, True))),
             [5, 150, 64, 20, 21, 99, 1], {"quantized_tile": 16, "quantized_repeated_bytes": 0},
             id="bf16, zero points, 7 rows",
+        ),
+        pytest.param(
+            changed(hidden=192, inner=320,
+                    quantized=quantized((8, 64, *FP8), (8, 0, *FP8), (8, 32, *FP8), (4, 64, *SORTED))),
+            [40], {}, id="FP8, 1 row",
+        ),
+        pytest.param(
+            changed(dtype="bf16", max_rows=8,
+                    quantized=quantized((8, 0, *FP8), (4, 128, *SORTED), (8, 128, *FP8), (8, 32, *FP8))),
+            [5, 150, 64, 20, 21], {"quantized_repeated_bytes": 0}, id="FP8 in bf16, 5 rows",
+        ),
+        pytest.param(
+            changed(mlp_bias=True, quantized=quantized(*[(4, 32, True, False, True)] * 4)), [77], {},
+            id="sorted inputs, 1 row",
         ),
     ],
 )  # fmt: skip
@@ -345,6 +362,20 @@ def test_a_step_with_kernels_for_x_is_that_of_numpy(fused, tied, direct_rows):
     shape = changed(tied=tied, hidden=192, inner=320, mlp_bias=True, hidden_state_layers=(1, 2), max_rows=16)
     tuning = dataclasses.replace(CPU_TUNING, repeated_bytes=0, direct_rows=direct_rows)
     check(fused, shape, list(range(6, 150, 13)), tuning=tuning)
+
+
+@pytest.mark.slow
+def test_the_attention_of_few_rows_can_make_their_new_rows_itself(fused):
+    shape = changed(max_rows=4, qkv_bias=True, windows=(20, None))
+    check(fused, shape, [1, 33, 150], tuning=dataclasses.replace(CPU_TUNING, attention_rows=4))
+
+
+def test_a_large_model_has_more_steps_of_its_weights_on_their_way():
+    sizes = {"head_dim": 128, "inner": 8192, "heads": 16, "kv_heads": 8, "rotary_dim": 128, "max_rows": 8}
+    shapes = [changed(hidden=hidden, **sizes) for hidden in (2048, 4096)]
+    small, large = (FusedPlan(shape, 8, 132, 227 << 10, FusedTuning()) for shape in shapes)
+    assert small.stages < large.stages == FusedTuning().large_stages
+    assert max(large.shared.values()) <= 227 << 10
 
 
 def test_x_that_blocks_would_read_too_often_has_a_kernel_of_its_own():
@@ -430,8 +461,9 @@ def test_states_for_a_draft_head_are_those_of_numpy(fused):
             [5, 64, 20, 21], (8, 5, 0, 8), 1, id="biases, columns of two layers in a tile, 4 rows",
         ),
         pytest.param(
-            changed(lora_rank=16, quantized=quantized((4, 128), (4, 64), (8, 64), (4, 32))), [77], (16,), 1,
-            id="quantised weights",
+            changed(lora_rank=16,
+                    quantized=quantized((4, 128, *SORTED), (4, 64), (8, 64, *FP8), (4, 64, *SORTED))),
+            [77], (16,), 1, id="quantised weights",
         ),
     ],
 )  # fmt: skip
@@ -524,10 +556,10 @@ def test_the_blocks_of_a_product_share_its_steps_evenly(k, n, tile, blocks):
     "arch, head_dim, rows, forms, lora_rank, fp8_cache",
     [
         ("sm_80", 128, 16, (), 0, False),
-        ("sm_87", 128, 8, quantized(None, (8, 32, True), (4, 64, True), None), 0, False),
+        ("sm_87", 128, 8, quantized((8, 0, *FP8), (8, 32, True), (4, 64, True), None), 0, False),
         ("sm_90", 256, 16, (), 0, False),
         ("sm_89", 256, 8, (), 0, True),
-        ("sm_110", 64, 1, quantized((4, 128), (8, 64), None, (4, 64, True)), 0, True),
+        ("sm_110", 64, 1, quantized((4, 128), (8, 64), (8, 128, *FP8), (4, 64, True)), 0, True),
         ("sm_90", 128, 1, (), 64, False),
     ],
 )

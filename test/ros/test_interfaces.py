@@ -17,13 +17,14 @@ FIELDS = {
     "grammar_complete lora action_chunk_count queue_latency vision_latency audio_latency prefill_latency "
     "first_token_latency decode_latency action_latency total_latency",
     msg.ActionChunk: "header request_id dt horizon names units values sample_index noise_seed",
+    msg.PreviousChunk: "form chunk executed delay horizon schedule max_guidance_weight",
     srv.SwitchLora.Request: "name",
     srv.ListLoras.Response: "success message names active",
     srv.SetNoiseSeed.Request: "seed",
     srv.SaveSystemPrompt.Request: "system_prompt lora",
     srv.GetMetrics.Response: "success message names values",
     action.Plan.Goal: "prompt system_prompt images audio lora sampling noise_seed action_samples "
-    "denoise_steps earlier_messages",
+    "denoise_steps earlier_messages previous_chunk",
     action.Plan.Feedback: "text tokens stage",
     action.Plan.Result: "generation action_chunks paths termination_reason message",
 }

@@ -35,7 +35,7 @@ def job_of(command: Command, frame: np.ndarray, plan_timeout: float = 10.0):
         plan_done=lambda outcome: None,
         get_logger=lambda: SimpleNamespace(warning=lambda text, **throttle: None),
     )
-    jobs = JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet, FrameHistory(1))
+    jobs = JobFactory(quiet, LiveParameters(parameters), quiet, quiet, quiet, FrameHistory(1), None)
     return jobs.from_command(command, frame)
 
 

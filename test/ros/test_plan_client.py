@@ -24,7 +24,7 @@ from rclpy.action import ActionServer, GoalResponse
 from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import CompressedImage
 
-from edgellm_ros.client import PlanCall, PlanClient, PlanError
+from edgellm_ros.client import PlanCall, PlanClient, PlanError, PlanResult
 from edgellm_ros.ros.client.goal import make_goal
 from edgellm_ros.ros.processes import ros_environment
 from fixtures.peer import image_message
@@ -388,6 +388,9 @@ class TestGoal:
             ({"earlier_messages": ["hello"]}, r"earlier_messages\[0\] must be \(role, text\)"),
             ({"earlier_messages": [("user", 1)]}, "field must be of type 'str'"),
             ({"audio": 5}, "audio must be .* got int"),
+            ({"previous_chunk": 5}, 'previous_chunk must be "off", a PreviousChunk or its .* got int'),
+            ({"previous_chunk": {"delay": 1.5}}, "^previous_chunk: The 'delay' field must be of type 'int'"),
+            ({"previous_chunk": {"late": 1}}, "^previous_chunk: Invalid arguments .* late"),
         ],
     )  # fmt: skip
     def test_a_value_of_the_wrong_type_is_refused(self, arguments, message):
@@ -428,6 +431,18 @@ class TestGoal:
         assert bytes(chunk.data) == samples.tobytes()
         for audio in (path, chunk, [chunk], (samples.astype(np.float64), 16000)):
             assert make_goal(audio=audio).audio == [chunk]
+
+    def test_a_previous_chunk_may_be_the_result_of_a_plan(self):
+        values = {"names": ["a", "b"], "values": [1.0, 2.0]}
+        chunks = [ActionChunk(horizon=1, sample_index=i, **values) for i in range(2)]
+        before = PlanResult.from_reply(Plan.Result(action_chunks=chunks))
+        (previous,) = make_goal("go", previous_chunk={"chunk": before, "delay": 3}).previous_chunk
+        assert (previous.chunk, previous.delay, previous.form) == (chunks[0], 3, "guided")
+        assert make_goal("go", previous_chunk=previous).previous_chunk == [previous]
+        assert make_goal("go", previous_chunk="off").previous_chunk[0].form == "off"
+        words = PlanResult.from_reply(Plan.Result())
+        with pytest.raises(ValueError, match="chunk is the result of a plan without actions"):
+            make_goal("go", previous_chunk={"chunk": words})
 
     def test_earlier_messages_may_be_tuples_or_messages(self):
         pixels = np.zeros((4, 6, 3), np.uint8)

@@ -31,7 +31,7 @@ def outcome_of(error: Exception) -> Outcome:
     quiet = SimpleNamespace(
         get_clock=lambda: None, get_logger=lambda: SimpleNamespace(error=lambda text: None)
     )
-    return Planner(quiet, None, None, None, None, None).plan(Job(fail, math.inf, lambda outcome: None))
+    return Planner(quiet, None, None, None, None, None, None).plan(Job(fail, math.inf, lambda outcome: None))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
         return LLMGenerationResponse("I go.", [1], "stop", 3, None, None, None, 0, "", seconds)
 
     config = SimpleNamespace(vision=True, audio=None, action=None)
-    runtime = SimpleNamespace(config=config, handle_request=handle_request)
+    runtime = SimpleNamespace(config=config, handle_request=handle_request, active_lora="")
     now = SimpleNamespace(nanoseconds=20 * 10**9)
     quiet = SimpleNamespace(
         get_clock=lambda: SimpleNamespace(now=lambda: now),
@@ -74,7 +74,7 @@ def plan_with(earlier: list[Frame], newest: Frame) -> tuple:
     parameters = SimpleNamespace(
         max_input_age=30.0, future_stamp_tolerance=1.0, frame_interval=0.5, limits=limits()
     )
-    planner = Planner(quiet, SimpleNamespace(current=parameters), runtime, None, None, None)
+    planner = Planner(quiet, SimpleNamespace(current=parameters), runtime, None, None, None, None)
     request = PlanRequest(
         request_id="1", prompt="go", system_prompt="", frames=(newest,), sound=None, lora="",
         sampling=SamplingParams, noise_seed=None, action_samples=0, denoise_steps=None,

@@ -61,6 +61,11 @@ def test_code_of_tensorrt_plans_runs_only_as_the_parameters_say(tiny_engine, mon
     assert allowed == [False, True]
 
 
+def test_trained_chunks_need_a_checkpoint_that_was_trained_for_them(tiny_engine):
+    with pytest.raises(ValueError, match="parameter chunking must be off, guided or frozen: the checkpoint"):
+        open_runtime(parameters_of(tiny_engine, chunking="trained"), get_logger("test"))
+
+
 def parameters_of(engine, **changes) -> SimpleNamespace:
     """Make the parameters that `open_runtime` reads."""
     values = {
@@ -78,5 +83,6 @@ def parameters_of(engine, **changes) -> SimpleNamespace:
         "lora": "",
         "noise_seed": 0,
         "frames_per_plan": 1,
+        "chunking": "off",
     }
     return SimpleNamespace(**{**values, **changes})

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from builtin_interfaces.msg import Time
 from edgellm_ros.action import Plan
+from edgellm_ros.msg import PreviousChunk
 from edgellm_ros.srv import ListLoras, SetNoiseSeed, SwitchLora
 
+from edgellm_ros.ros.messaging import to_nanoseconds, to_time
 from fixtures.peer import image_message
 
 QUIET_S = 0.5  # long enough for a plan that should not be made to be noticed
@@ -22,10 +24,15 @@ def fresh(node, peer):
     """Drop input of earlier tests: a newly activated node has no frame and no command."""
     assert peer.transition("deactivate")
     assert peer.transition("activate")
-    for name, value in {"plan_on": "command", "max_input_age": 3.0, "denoise_steps": 0}.items():
+    initial = {"plan_on": "command", "max_input_age": 3.0, "denoise_steps": 0, "chunking": "off"}
+    for name, value in initial.items():
         peer.set_parameter(name, value)
     peer.connect()
     peer.clear()
+
+
+def actions_of(chunk) -> np.ndarray:
+    return np.array(chunk.values, np.float32).reshape(chunk.horizon, -1)
 
 
 def generations(peer, count=1):
@@ -261,6 +268,55 @@ class TestOdometry:
         log = node.log.read_text()
         assert log.count("~/odom: odometry has no orientation: the quaternion's length is 1e+200") == 1
         assert "Traceback" not in log
+
+
+class TestChunking:
+    """The parameter `chunking`: what a second plan of a command makes of the chunk of the first."""
+
+    def drive(self, peer, scene, stamp: int) -> np.ndarray:
+        """Plan the scene's command on a frame with this stamp (ns); return the chunk's actions."""
+        peer.wait(lambda: to_nanoseconds(peer.now()) >= stamp, "time of the frame")
+        peer.clear()
+        peer.frame(scene.pixels, to_time(stamp))
+        peer.command(scene.command)
+        return actions_of(peer.wait(lambda: peer.received["action_chunk"], "chunk")[0])
+
+    def test_frozen_actions_are_those_of_the_chunk_before(self, peer, scene):
+        peer.set_parameter("chunking", "frozen")
+        before, start = peer.metrics(), to_nanoseconds(peer.now())
+        first = self.drive(peer, scene, start)
+        second = self.drive(peer, scene, start + 3 * 10**8)
+        after = peer.metrics()
+        assert after["chunk_delay"] >= 1
+        np.testing.assert_array_equal(second[0], first[3])
+        counters = ("chunks_continued", "chunks_not_continued")
+        assert [after[name] - before[name] for name in counters] == [1, 1]
+
+    def test_a_chunk_is_not_continued_after_deactivation(self, peer, scene):
+        start = to_nanoseconds(peer.now())
+        plain = self.drive(peer, scene, start)
+        peer.set_parameter("chunking", "guided")
+        guided = self.drive(peer, scene, start + 5 * 10**8)
+        assert np.abs(guided - plain).max() > 1e-3
+        assert peer.transition("deactivate")
+        assert peer.transition("activate")
+        peer.connect()
+        np.testing.assert_array_equal(self.drive(peer, scene, to_nanoseconds(peer.now())), plain)
+
+    def test_a_goal_may_continue_a_chunk_of_its_own_or_none(self, peer, scene):
+        peer.set_parameter("chunking", "guided")
+        plain = self.drive(peer, scene, to_nanoseconds(peer.now()))
+        chunk = peer.received["action_chunk"][0]
+        goal = Plan.Goal(prompt=scene.command, images=[image_message(scene.pixels)])
+        goal.previous_chunk = [PreviousChunk(form="off")]
+        np.testing.assert_array_equal(actions_of(peer.plan(goal).action_chunks[0]), plain)
+        goal.previous_chunk = [PreviousChunk(form="frozen", chunk=chunk, executed=7, delay=4)]
+        found = actions_of(peer.plan(goal).action_chunks[0])
+        np.testing.assert_array_equal(found[:4], plain[7:11])
+        goal.previous_chunk[0].delay = 34
+        result = peer.plan(goal)
+        assert result.termination_reason == Plan.Result.ERROR
+        assert result.message.startswith("previous_chunk: delay must be at most 33, the actions that are")
 
 
 class TestOverlay:

@@ -26,7 +26,7 @@ from edgellm_ros.runtime.decoding.speculative.drafting_config import SpecDecodeD
 from edgellm_ros.runtime.fused import choice, loading
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from fixtures import on_device
-from fixtures.fused_decoding import export_decoder, fused_on_host
+from fixtures.fused_decoding import SIZES, export_decoder, fused_on_host
 from fixtures.hybrid_checkpoints import write_nemotron_h_checkpoint, write_qwen3_5_checkpoint
 from fixtures.quantized_checkpoint import write_quantized_checkpoint
 from fixtures.requests_for_tests import IMAGE, request
@@ -70,6 +70,24 @@ def rounded(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def fp8_weights(tmp_path_factory):
+    """A decoder whose layers are published in FP8."""
+    root = tmp_path_factory.mktemp("fp8_weights")
+    write_quantized_checkpoint(root / "checkpoint", "fp8", sizes=SIZES)
+    export(root / "checkpoint", root / "engine", precision="fp16")
+    return root / "engine"
+
+
+@pytest.fixture(scope="module")
+def act_order(tmp_path_factory):
+    """A decoder whose layers are published in 4 bits, their inputs sorted by groups."""
+    root = tmp_path_factory.mktemp("act_order")
+    write_quantized_checkpoint(root / "checkpoint", "gptq", act_order=True, sizes=SIZES)
+    export(root / "checkpoint", root / "engine", precision="fp16")
+    return root / "engine"
+
+
+@pytest.fixture(scope="module")
 def fp8_cache(tmp_path_factory):
     """A decoder with an FP8 KV cache."""
     return export_decoder(tmp_path_factory.mktemp("fp8_cache"), "qwen3", kv_cache="fp8")
@@ -96,14 +114,14 @@ def steps(decoders) -> int:
 
 
 @on_host
-@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded", "fp8_cache"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded", "fp8_weights", "act_order", "fp8_cache"])
 def test_the_tokens_are_those_of_the_engine(request, decoders, name):
     engine = request.getfixturevalue(name)
     assert answers(engine, REQUESTS, "fused") == answers(engine, REQUESTS, "engine")
     assert steps(decoders) == 29  # of the longest answer, whose first token is from the prefill
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded", "fp8_cache"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "rounded", "fp8_weights", "act_order", "fp8_cache"])
 @pytest.mark.parametrize(("rows", "context"), [(1, 0), (3, 40), (2, 200)])
 def test_a_step_has_the_engines_logits_and_kv_rows(request, decoders, device, name, rows, context):
     found = {}
@@ -314,9 +332,15 @@ class TestWhenTheEngineDecodes:
         self.assert_reason(caplog, "the model has recurrent layers", tmp_path / "engine")
 
     def test_with_weights_in_a_form_without_kernels(self, decoders, caplog, tmp_path):
-        export(write_quantized_checkpoint(tmp_path / "checkpoint", "fp8"), tmp_path, precision="fp16")
-        reason = "model.layers.0.self_attn.qkv_proj is stored as FLOAT8E4M3FN in a form without kernels"
+        order = {"model.layers.0.self_attn.q_proj.g_idx": np.arange(64, dtype=np.int32) % 2}
+        export(write_quantized_checkpoint(tmp_path / "c", "gptq", replaced=order), tmp_path, precision="fp16")
+        reason = "the layers of model.layers.0.self_attn.qkv_proj are stored in different ways"
         self.assert_reason(caplog, f"the kernels do not take this model: {reason}", tmp_path)
+
+    def test_without_memory_for_fp8_weights_in_both_forms(self, decoders, caplog, fp8_weights, monkeypatch):
+        monkeypatch.setattr(CpuDevice, "memory_info", lambda device: (200_000, 1_000_000))
+        reason = r"FP8 weights take 0.1 MB beside 0.3 MB in ONNX Runtime, and 0.2 MB are free"
+        self.assert_reason(caplog, reason, fp8_weights)
 
     def test_with_kernels_that_cannot_be_compiled(self, caplog, llama):
         def fail(*arguments):

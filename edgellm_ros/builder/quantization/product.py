@@ -23,7 +23,8 @@ TensorRT knows no zero points: their part is a product of its own,
 
 A graph for ONNX Runtime alone has MatMulNBits itself, so that other kernels can read its weights in the same
 memory (`kernels/cuda/fused/quantized.cuh`): ONNX Runtime's CUDA provider uses them in place, as long as its
-option `ep.cuda.fpa_intb_gemm` is off.
+option `ep.cuda.fpa_intb_gemm` is off. FP8 weights, which MatMulNBits does not take, become floats when such a
+graph is loaded; other kernels read the file's.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def quantized_product(
     """
     matrix = in_blocks(matrix)
     if matrix.order is not None:
-        order = matrix.order
-        x = graph.op("Gather", x, graph.weight(f"{name}.order", order.shape, lambda: order, INT64), axis=-1)
+        order, suffix = matrix.order, "packed_order" if zero_points else "order"
+        indices = graph.weight(f"{name}.{suffix}", order.shape, lambda: order, INT64)
+        x = graph.op("Gather", x, indices, axis=-1)
     if zero_points:
         return _onnxruntime_product(graph, name, x, matrix)
     y = graph.op("MatMul", x, _dequantized(graph, name, matrix))
@@ -96,9 +98,11 @@ def _offset(
 def _onnxruntime_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: QuantizedMatrix) -> ir.Value:
     """Add the product as ONNX Runtime's CUDA provider takes it: MatMulNBits where that has the group.
 
-    Otherwise the weights become floats when the graph is loaded; those of a graph in bf16 are multiplied in
-    fp32.
+    Otherwise the weights become floats when the graph is loaded; integers of a graph in bf16 are multiplied
+    in fp32.
     """
+    if matrix.dtype == FLOAT8:
+        return _float8_product(graph, name, x, matrix)
     packed = packed_weights(matrix)
     if packed is not None:
         inputs = [graph.weight(f"{name}.{suffix}", *each) for suffix, each in packed.items()]
@@ -108,14 +112,8 @@ def _onnxruntime_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: Qu
         return graph.op("MatMulNBits", x, *inputs, domain=ORT_DOMAIN, **sizes, **level)
     values, scales = _values(graph, name, matrix), _scales(graph, name, matrix)
     half = graph.dtype == ir.DataType.BFLOAT16
-    if graph.dtype != FLOAT and (half or matrix.dtype == FLOAT8):
+    if half:
         scales = graph.op("Cast", scales, to=int(FLOAT))
-    if matrix.dtype == FLOAT8:
-        blocks = graph.op("Cast", values, to=int(FLOAT))
-        blocks = graph.reshape(blocks, [matrix.groups, matrix.group, matrix.fan_out])
-        weight = graph.op("Mul", blocks, graph.reshape(scales, [matrix.groups, 1, matrix.fan_out]))
-        weight = graph.reshape(weight, [matrix.fan_in, matrix.fan_out])
-        return graph.op("MatMul", x, graph.from_fp32(weight))
     if matrix.dtype == INT8:
         values = graph.reshape(values, [matrix.fan_in, matrix.fan_out])
         scales = graph.reshape(scales, [matrix.groups, matrix.fan_out])
@@ -127,6 +125,21 @@ def _onnxruntime_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: Qu
     if half:
         return graph.from_fp32(graph.op("MatMul", graph.to_fp32(x), weight))
     return graph.op("MatMul", x, weight)
+
+
+# packed [N,K/group,group] -- Cast -- Mul (scales [N,K/group,1]) -- Reshape -- Transpose -- MatMul -->
+def _float8_product(graph: GraphBuilder, name: str, x: ir.Value, matrix: QuantizedMatrix) -> ir.Value:
+    """Add the product with a weight in FP8, stored by outputs, with scales in fp32."""
+    shape = matrix.fan_out, matrix.groups, matrix.group
+    packed = graph.weight(
+        f"{name}.packed", shape, lambda: row_major(matrix.values().T).reshape(shape), FLOAT8
+    )
+    scales = graph.weight(
+        f"{name}.packed_scale", shape[:2], lambda: row_major(matrix.scales().T), FLOAT
+    )
+    weight = graph.op("Mul", graph.op("Cast", packed, to=int(FLOAT)), graph.reshape(scales, [*shape[:2], 1]))
+    weight = graph.from_fp32(graph.reshape(weight, [matrix.fan_out, matrix.fan_in]))
+    return graph.op("MatMul", x, graph.op("Transpose", weight, perm=[1, 0]))
 
 
 def packed_weights(matrix: QuantizedMatrix) -> dict[str, PackedWeight] | None:

@@ -5,6 +5,9 @@ Time is simulated. The camera is triggered once per plan, and the clock stands s
 that frame has arrived; the latency of a plan is a parameter (`latency_steps`). So an episode depends on its
 seed only, not on the speed of the computer.
 
+With `execution` "async" or "wait", the edgellm node sees the latency too: a frame of time t is published when
+the clock is at t + `inference_delay`, and the clock stands still until its answer has arrived.
+
 With the parameter `follower`, the node edgellm_follower drives: each step waits for its command, and a plan
 is driven from the step after its frame on.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -25,12 +28,15 @@ from numpy.typing import NDArray
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.executors import ExternalShutdownException
 
-from edgellm_ros.arena.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Plan, drive
+from edgellm_ros.arena.closed_loop import LATENCY_STEPS, REPLAN_STEPS, Drive, Plan, drive
+from edgellm_ros.arena.delayed_loop import Execution, delay_in_steps, drive_delayed
 from edgellm_ros.arena.episode import Episode, World, make_episode
 from edgellm_ros.arena.person import SAY_AT_MOST, Person, person_of
 from edgellm_ros.arena.picture import save_episode
 from edgellm_ros.arena.scoring import names_target
-from edgellm_ros.arena.unicycle import DT, HISTORY, State, wrap
+from edgellm_ros.arena.smoothness import excess_jumps, jumps
+from edgellm_ros.arena.unicycle import DT, HISTORY, HORIZON, State, wrap
+from edgellm_ros.echo import quoted
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.ros.arena.arena_link import ArenaLink, LinkError, Timing
 from edgellm_ros.ros.arena.follower_link import FollowerLink
@@ -39,11 +45,14 @@ from edgellm_ros.ros.arena.microphone import Microphone, save_wav
 STEP_NS = round(DT * 1e9)
 EPISODE_SEEDS = 1000  # episodes of one seed; the next seed has other episodes
 PAUSE_STEPS = 2 * HISTORY  # simulated rest between two episodes, longer than the history of a plan
+AUTO, LOCK_STEP = "auto", "lock_step"
+EXECUTIONS = (AUTO, LOCK_STEP, *(execution.value for execution in Execution))
 
 # name: (default, description, lowest, highest); None where there is no range
 PARAMETERS = {
     "seed": (1, "Seed of the episodes; equal seeds give equal episodes.", 0, 10**12),
     "episodes": (1, "Number of episodes; 0 = until interrupted.", 0, EPISODE_SEEDS),
+    "first_episode": (0, "Number of the first episode.", 0, EPISODE_SEEDS - 1),
     "spoken": (
         False,
         "Give commands as speech on edgellm/audio instead of text on edgellm/command.",
@@ -67,9 +76,26 @@ PARAMETERS = {
     "replan_steps": (REPLAN_STEPS, "Time between camera frames, in steps of 0.1 s.", 1, 20),
     "latency_steps": (
         LATENCY_STEPS,
-        "Time from a frame to the first action of its plan, in steps of 0.1 s; not with follower.",
+        "Time from a frame to the first action of its plan, in steps of 0.1 s; for execution lock_step "
+        "without follower.",
         0,
         20,
+    ),
+    "execution": (
+        AUTO,
+        "What the robot does while a plan is computed. lock_step = the edgellm node sees no latency, and the "
+        "robot follows the last plan for latency_steps. async and wait = the node sees a latency of "
+        "inference_delay, and the robot follows the last plan or stands. auto = async with an "
+        "inference_delay, else lock_step.",
+        None,
+        None,
+    ),
+    "inference_delay": (
+        0.0,
+        "Simulated time from a frame to the publication of its plan, in seconds, rounded up to steps of "
+        "0.1 s; for execution async and wait.",
+        0.0,
+        60.0,
     ),
     "resend_after": (
         3.0,
@@ -98,6 +124,8 @@ class ArenaNode(ArenaLink):
         self._heading = 0.0  # of the robot, a step ago
         self._microphone = Microphone(self) if self.value("spoken") else None
         self._follower = FollowerLink(self) if self.value("follower") else None
+        self._execution = self._read_execution()  # None = lock_step
+        self._delay_steps = delay_in_steps(self.value("inference_delay"))
 
     def value(self, name: str):
         """Return the value of a parameter."""
@@ -125,35 +153,33 @@ class ArenaNode(ArenaLink):
         self.set_noise_seed(episode.seed)
         if self._follower is not None:
             self._follower.stop()  # the last episode's chunk is not driven in this one
+        if self._execution is not None:
+            self._stamp_ns += HORIZON * STEP_NS  # the last episode's chunk has no rows left
         for _ in range(PAUSE_STEPS):
             self._advance(world)
         person = person_of(episode.seed) if self._microphone is not None else None
         question, command = self.value("question"), episode.command.text
         if question and self._tell(number, world, person, question)[0]:
-            self._look(number, world, world.camera(), question if person is None else None)
+            frame = world.camera()
+            for _ in range(self._delay_steps):
+                self._advance(world)
+            self._look(number, world, frame, question if person is None else None, self._delay_steps)
             self.say("")
             self._advance(world)
         heard, recording = self._tell(number, world, person, command)
         timings: list[Timing] = []
 
-        def think(frame: NDArray[np.uint8]) -> Plan:
+        def think(frame: NDArray[np.uint8], age: int = 0) -> Plan:
             if not heard:  # the robot has no command
                 return Plan("", None)
             typed = command if person is None and not timings else None
-            plan, timing = self._look(number, world, frame, typed)
+            plan, timing = self._look(number, world, frame, typed, age)
             timings.append(timing)
             return plan
 
         if self._follower is not None:
             self._follower.resume()
-        driven = drive(
-            world,
-            think,
-            lambda: self._advance(world),
-            self.value("replan_steps"),
-            self.value("latency_steps"),
-            self._followed if self._follower is not None else None,
-        )
+        driven = self._drive(world, think)
         self.say("")
         picture = None
         if self.value("out"):
@@ -179,7 +205,51 @@ class ArenaNode(ArenaLink):
             first_words_seconds=[timing.first_words_s for timing in timings],
             clipped_actions=driven.clipped,
             picture=picture,
+            **self._jumps(world, driven),
         )
+
+    def _drive(self, world: World, think: Callable[..., Plan]) -> Drive:
+        def on_step() -> None:
+            self._advance(world)
+
+        replan_steps = self.value("replan_steps")
+        if self._execution is not None:
+            return drive_delayed(world, think, on_step, self._delay_steps, self._execution, replan_steps)
+        followed = self._followed if self._follower is not None else None
+        return drive(world, think, on_step, replan_steps, self.value("latency_steps"), followed)
+
+    def _jumps(self, world: World, driven: Drive) -> dict[str, list[float]]:
+        """Return the absolute jerks and yaw accelerations, if the drivers of the steps were recorded."""
+        if self._execution is None:
+            return {}
+        at_changes, within_plans = jumps(world.track, driven.drivers)
+        excess = excess_jumps(world.track, driven.continuations)
+        return {
+            "jerk_at_changes": at_changes.jerk.tolist(),
+            "excess_jerk_at_changes": excess.jerk.tolist(),
+            "yaw_acceleration_at_changes": at_changes.yaw_acceleration.tolist(),
+            "excess_yaw_acceleration_at_changes": excess.yaw_acceleration.tolist(),
+            "jerk_within_plans": within_plans.jerk.tolist(),
+            "yaw_acceleration_within_plans": within_plans.yaw_acceleration.tolist(),
+        }
+
+    def _read_execution(self) -> Execution | None:
+        """Return the execution; None for lock_step.
+
+        Raises LinkError for parameters that do not go together.
+        """
+        execution, delay = self.value("execution"), self.value("inference_delay")
+        if execution not in EXECUTIONS:
+            raise LinkError(f"execution must be one of {', '.join(EXECUTIONS)}, got {quoted(execution)}")
+        if execution == AUTO:
+            execution = Execution.ASYNC.value if delay else LOCK_STEP
+        if execution == LOCK_STEP:
+            if delay:
+                raise LinkError("inference_delay needs execution async or wait, not lock_step")
+            return None
+        if self._follower is not None:
+            raise LinkError(f"execution {execution} is not for a robot that the follower drives")
+        return Execution(execution)
 
     def _advance(self, world: World) -> None:
         """Advance simulated time by one step."""
@@ -192,14 +262,13 @@ class ArenaNode(ArenaLink):
         return self._follower.action(self._stamp_ns, state)
 
     def _look(
-        self, number: int, world: World, frame: NDArray[np.uint8], command: str | None
+        self, number: int, world: World, frame: NDArray[np.uint8], command: str | None, age: int
     ) -> tuple[Plan, Timing]:
-        """Send one frame, with a new command or the last one, and return the answer."""
-        plan, timing = self.ask(
-            self._stamp_ns, frame, self.value("resend_after"), self.value("attempts"), command
-        )
+        """Send a frame of `age` steps ago, with a new command or the last one, and return the answer."""
+        stamp, time = self._stamp_ns - age * STEP_NS, max(world.time - age * DT, 0.0)
+        plan, timing = self.ask(stamp, frame, self.value("resend_after"), self.value("attempts"), command)
         drives = plan.actions is not None
-        self.report("plan", number=number, time=world.time, text=plan.text, drives=drives, **asdict(timing))
+        self.report("plan", number=number, time=time, text=plan.text, drives=drives, **asdict(timing))
         return plan, timing
 
     def _tell(
@@ -250,8 +319,10 @@ class ArenaNode(ArenaLink):
             )
 
     def _numbers(self) -> Iterator[int]:
-        episodes = self.value("episodes")
-        return iter(range(episodes)) if episodes else (number % EPISODE_SEEDS for number in count())
+        first, episodes = self.value("first_episode"), self.value("episodes")
+        if episodes:
+            return iter(range(first, first + episodes))
+        return (number % EPISODE_SEEDS for number in count(first))
 
 
 def main(args: Sequence[str] | None = None) -> int:

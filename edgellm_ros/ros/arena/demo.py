@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from edgellm_ros.arena.delayed_loop import Execution
 from edgellm_ros.arena.unicycle import DT
 from edgellm_ros.builder.export_cache import export_if_needed
 from edgellm_ros.engine.device import open_device
@@ -36,6 +39,14 @@ from edgellm_ros.runtime.lora import canonical_name, find_adapter
 
 ARENA_MODULE = "edgellm_ros.ros.arena.arena_node"
 QUESTION = "what do you see?"  # before each episode's command
+JUMPS = (  # of the arena's event `outcome`, with execution async or wait
+    "jerk_at_changes",
+    "excess_jerk_at_changes",
+    "jerk_within_plans",
+    "yaw_acceleration_at_changes",
+    "excess_yaw_acceleration_at_changes",
+    "yaw_acceleration_within_plans",
+)
 SILENCE_S = 180.0  # longer than the 90 s after which the arena itself reports a missing answer
 
 
@@ -59,6 +70,9 @@ class DemoOptions:
     decode: str = "auto"
     precision: str = "fp32"
     follower: bool = False
+    inference_delay: float = 0.0  # s
+    execution: str = "auto"
+    chunking: str = "off"
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -120,8 +134,11 @@ def node_arguments(options: DemoOptions) -> list[str]:
         "autostart": True,
         "use_sim_time": True,
         "odom_wait": 5.0,
+        "max_input_age": 1.0 + options.inference_delay,
         "input_reliability": "reliable",
     }
+    if options.chunking != "off":
+        parameters["chunking"] = options.chunking
     return ["-m", NODE_MODULE, *ros_arguments(parameters)]
 
 
@@ -134,8 +151,12 @@ def arena_arguments(options: DemoOptions) -> list[str]:
         "question": QUESTION,
         "spoken": options.spoken,
         "follower": options.follower,
+        "execution": options.execution,
+        "inference_delay": float(options.inference_delay),
         "events": True,
     }
+    if options.chunking != "off" and options.execution == "auto" and not options.follower:
+        parameters["execution"] = Execution.ASYNC.value
     return ["-m", ARENA_MODULE, *ros_arguments(parameters)]
 
 
@@ -200,6 +221,7 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
         "clipped_actions": sum(outcome["clipped_actions"] for outcome in outcomes),
         "mean_speed": statistics.fmean(speeds or [0.0]),
         "least_clearance": min(outcome["least_clearance"] for outcome in outcomes),
+        **summarise_jumps(outcomes),
         "failed": [
             {key: o[key] for key in ("number", "seed", "outcome")}
             for o in outcomes
@@ -211,6 +233,22 @@ def summarise(outcomes: list[dict[str, Any]], spoken: bool) -> dict[str, Any]:
         ],
         "pictures": [outcome["picture"] for outcome in outcomes],
     }
+
+
+def summarise_jumps(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarise the jumps of motion of all episodes; empty if the arena did not report them.
+
+    `changes` is the number of changes from one plan to another, or to braking and back. Each other value has
+    `mean` and `p95`, in m/s^3 and rad/s^2; None without values.
+    """
+    if "jerk_at_changes" not in outcomes[0]:
+        return {}
+    pooled = {name: [value for o in outcomes for value in o[name]] for name in JUMPS}
+    summary: dict[str, Any] = {"changes": len(pooled["jerk_at_changes"])}
+    for name, values in pooled.items():
+        mean_and_p95 = (float(np.mean(values)), float(np.percentile(values, 95))) if values else (None, None)
+        summary[name] = dict(zip(("mean", "p95"), mean_and_p95, strict=True))
+    return summary
 
 
 def _check_alive(nodes: Sequence[Child]) -> None:

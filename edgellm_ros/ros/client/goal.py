@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from std_msgs.msg import Header
 
 from edgellm_ros.action import Plan
 from edgellm_ros.echo import printable, quoted
-from edgellm_ros.msg import AudioChunk, ChatMessage, SamplingParams
+from edgellm_ros.msg import AudioChunk, ChatMessage, PreviousChunk, SamplingParams
 from edgellm_ros.multimodal.image_pixels import check_image
 from edgellm_ros.multimodal.sound import Sound
+from edgellm_ros.ros.client.plan_call import PlanResult
 from edgellm_ros.ros.node.images import decode_image, encode_image
 from edgellm_ros.runtime.grammar import schema_text
 
@@ -96,6 +97,29 @@ def to_messages(messages: Iterable[Any]) -> list[ChatMessage]:
     return converted
 
 
+def to_previous_chunk(previous: Any) -> list[PreviousChunk]:
+    """Convert the chunk that a plan continues: a message, "off", or the message's fields by name.
+
+    Without a form the fields are guided; `chunk` may be the result of a plan, whose first chunk it is then.
+    """
+    if previous == PreviousChunk.OFF:
+        previous = {"form": PreviousChunk.OFF}
+    if isinstance(previous, Mapping):
+        fields = {"form": PreviousChunk.GUIDED, **previous}
+        if isinstance(fields.get("chunk"), PlanResult):
+            chunks = fields["chunk"].reply.action_chunks
+            if not chunks:
+                raise ValueError("previous_chunk: chunk is the result of a plan without actions")
+            fields["chunk"] = chunks[0]
+        previous = PreviousChunk(**fields, check_fields=True)
+    if not isinstance(previous, PreviousChunk):
+        raise TypeError(
+            'previous_chunk must be "off", a PreviousChunk or its fields by name, got '
+            f"{type(previous).__name__}"
+        )
+    return [previous]
+
+
 def _to_image(image: Any) -> Image:
     if isinstance(image, Image):
         return image
@@ -130,6 +154,7 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "images": to_images,
     "audio": to_audio,
     "earlier_messages": to_messages,
+    "previous_chunk": to_previous_chunk,
     "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
     "json_schema": lambda schema: "" if schema == "" else schema_text(schema),
     "choices": lambda choices: [choices] if isinstance(choices, str) else list(choices),

@@ -27,7 +27,8 @@ class PlanClient:
     Arguments of `plan`, `plan_async` and `stream` have the names of the fields of Plan.Goal and of
     SamplingParams: `images` (RGB uint8 arrays [H, W, 3], files or messages; one or several), `audio` (one
     sound: (samples, Hz), a file, AudioChunks), `earlier_messages` ((role, text) or (role, text, images)),
-    `temperature`, `max_tokens`, ... TypeError names an argument that does not exist.
+    `previous_chunk` (fields of PreviousChunk by name; as `chunk` the result of a plan), `temperature`,
+    `max_tokens`, ... TypeError names an argument that does not exist.
     """
 
     def __init__(

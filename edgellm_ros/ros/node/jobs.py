@@ -10,15 +10,18 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from rclpy.node import Node
 
 from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.ros.node.chunking import Chunking
 from edgellm_ros.ros.node.command_trigger import Command
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.input_time import Frame
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.messages import (
+    chunk_condition_from_message,
     earlier_messages_from_goal,
     sampling_from_goal,
     sampling_from_parameters,
@@ -48,12 +51,14 @@ class JobFactory:
         outputs: Outputs,
         metrics: NodeMetrics,
         frames: FrameHistory,
+        chunking: Chunking,
     ) -> None:
         self._frames = frames
         self._parameters = parameters
         self._worker = worker
         self._outputs = outputs
         self._metrics = metrics
+        self._chunking = chunking
         self._logger = node.get_logger()
         self._numbers: Counter[str] = Counter()
 
@@ -74,6 +79,7 @@ class JobFactory:
             noise_seed=None,
             action_samples=parameters.action_samples,
             denoise_steps=parameters.denoise_steps or None,
+            instruction=(command.text, sound, parameters.system_prompt, ()),
         )
 
         def report(outcome: Outcome) -> None:
@@ -94,6 +100,8 @@ class JobFactory:
     ) -> Job:
         """Make the job of a goal; both callbacks report to its client."""
         parameters, audio, earlier = self._parameters.current, goal.audio, goal.earlier_messages
+        system_prompt, previous = goal.system_prompt or parameters.system_prompt, goal.previous_chunk
+        said = tuple((message.role, message.text) for message in earlier)
 
         def earlier_messages() -> tuple[Message, ...]:
             return earlier_messages_from_goal(earlier, parameters.limits.image_pixels)
@@ -101,7 +109,7 @@ class JobFactory:
         request = PlanRequest(
             request_id=goal_id,
             prompt=goal.prompt,
-            system_prompt=goal.system_prompt or parameters.system_prompt,
+            system_prompt=system_prompt,
             frames=tuple(Frame(image) for image in goal.images) or None,
             sound=(lambda: sound_from_messages(audio)) if audio else None,
             lora=goal.lora,
@@ -110,6 +118,9 @@ class JobFactory:
             action_samples=goal.action_samples,
             denoise_steps=goal.denoise_steps or None,
             earlier_messages=earlier_messages if earlier else None,
+            # like an utterance, every sound is another instruction
+            instruction=(goal.prompt, object() if audio else None, system_prompt, said),
+            previous_chunk=partial(chunk_condition_from_message, previous[0]) if previous else None,
         )
         return self._make(request, on_progress, on_done)
 
@@ -149,6 +160,8 @@ class JobFactory:
                 self._metrics.plan_done(outcome)
                 if outcome.reason == COMPLETED:
                     stream(outcome.result.generation.text)
+                    if outcome.result.action_chunks:
+                        self._chunking.publishing(outcome.result.action_chunks[0], outcome.result.motion)
                     self._outputs.publish(outcome.result, self._parameters.current.camera)
             except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())

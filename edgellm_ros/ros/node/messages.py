@@ -10,9 +10,10 @@ import numpy as np
 from std_msgs.msg import Header
 
 from edgellm_ros.action import Plan as PlanAction
+from edgellm_ros.diffusion.chunking import FORMS, ChunkCondition
 from edgellm_ros.diffusion.config import ActionSpaceConfig
 from edgellm_ros.echo import quoted
-from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation
+from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, Generation, PreviousChunk
 from edgellm_ros.multimodal.pcm import PcmFormat, join
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.sound_stream import Utterance
@@ -81,6 +82,41 @@ def earlier_messages_from_goal(
             raise ValueError(f"earlier_messages[{index}] ({message.role}): {error}") from None
         messages.append(Message(message.role, (*images, TextPart(message.text)) if images else message.text))
     return tuple(messages)
+
+
+def chunk_condition_from_message(message: PreviousChunk, space: ActionSpaceConfig) -> ChunkCondition | None:
+    """Convert the previous chunk of a goal; None if its form is "off".
+
+    ValueError for a value out of range, or a chunk that is not of the action space.
+    """
+    if message.form == PreviousChunk.OFF:
+        return None
+    if message.form not in FORMS:
+        known, got = ", ".join((PreviousChunk.OFF, *FORMS)), quoted(message.form)
+        raise ValueError(f"previous_chunk: form must be one of {known}, got {got}")
+    chunk, columns = message.chunk, space.dim
+    if tuple(chunk.names) != space.names:
+        known, got = ", ".join(space.names), quoted(", ".join(chunk.names))
+        raise ValueError(f"previous_chunk: the names of chunk must be {known}, got {got}")
+    if chunk.dt != space.dt:
+        raise ValueError(f"previous_chunk: dt of chunk must be {space.dt}, got {chunk.dt}")
+    if len(chunk.values) != chunk.horizon * columns:
+        raise ValueError(
+            f"previous_chunk: chunk has {len(chunk.values)} values, expected horizon {chunk.horizon} x "
+            f"{columns} names"
+        )
+    try:
+        return ChunkCondition(
+            np.array(chunk.values, np.float32).reshape(-1, columns),
+            message.executed,
+            message.delay,
+            message.form,
+            message.horizon if message.horizon != 0 else None,
+            message.schedule or "linear",
+            message.max_guidance_weight if message.max_guidance_weight != 0 else None,
+        )
+    except ValueError as error:
+        raise ValueError(f"previous_chunk: {error}") from None
 
 
 def sound_from_messages(chunks: Sequence[AudioChunk]) -> Sound:

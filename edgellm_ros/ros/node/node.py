@@ -25,6 +25,7 @@ from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
 from edgellm_ros.ros.diagnostic_status import make_array
 from edgellm_ros.ros.lifecycle import logged, refuse_impossible_transitions, state_name
+from edgellm_ros.ros.node.chunking import chunking_problem
 from edgellm_ros.ros.node.diagnostics import engine_status, input_status, plan_status
 from edgellm_ros.ros.node.live_parameters import LiveParameters
 from edgellm_ros.ros.node.parameter_checks import check_parameters, declare_parameters
@@ -146,11 +147,16 @@ class EdgeLLMNode(LifecycleNode):
     def _before_parameters_set(self, changes: list[Parameter]) -> SetParametersResult:
         result = check_parameters(changes, self.parameters, configured=self._parts is not None)
         loras = [change.value for change in changes if change.name == "loras"]
-        if result.successful and loras and self._parts is not None:
+        if result.successful and self._parts is not None:
             try:
-                self._parts.loras.check(loras[-1])
+                if loras:
+                    self._parts.loras.check(loras[-1])
             except (ValueError, EngineError) as error:
                 return SetParametersResult(successful=False, reason=str(error))
+            for value in (change.value for change in changes if change.name == "chunking"):
+                problem = chunking_problem(value, self._parts.runtime.config)
+                if problem:
+                    return SetParametersResult(successful=False, reason=problem)
         return result
 
     def _on_parameters_set(self, changed: list[Parameter]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rclpy.node import Node
 
+from edgellm_ros.diffusion.chunking import FORMS
 from edgellm_ros.multimodal.pcm import ENCODINGS, PcmFormat
 from edgellm_ros.multimodal.sound import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from edgellm_ros.multimodal.utterance import UtteranceSettings
@@ -28,6 +29,7 @@ from edgellm_ros.runtime.request import (
 )
 
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
+OFF = "off"  # value of `chunking`
 GROUPS = {"camera": OverlayCamera, "audio_data": PcmFormat, "utterance": UtteranceSettings, "limits": Limits}
 
 
@@ -183,6 +185,21 @@ SPECS: dict[str, Spec] = {
     "denoise_steps": Spec(
         0, "Euler steps of the action head; 0 = the checkpoint's default.", 0, MAX_DENOISE_STEPS
     ),
+    "chunking": Spec(
+        "off",
+        "How a plan continues the last published chunk of actions, while instruction and adapter stay the "
+        "same (real-time chunking). guided = its actions are pulled towards the last ones; frozen = those "
+        "that are executed until it arrives stay, the others leave the last ones slowly; trained = those "
+        "stay, for checkpoints trained for it; off = every plan begins anew.",
+        choices=(OFF, *FORMS),
+    ),
+    "chunking_horizon": Spec(
+        0,
+        "Actions of a plan that the last chunk has influence on, with chunking guided or frozen; 0 = all "
+        "that are left of it.",
+        0,
+        MAX_INT32,
+    ),
     "noise_seed": Spec(
         0,
         "Seed of the action noise at start (~/set_noise_seed changes it later).",
@@ -228,7 +245,7 @@ SPECS: dict[str, Spec] = {
     ),
     "limits.message_bytes": Spec(
         2**28,
-        "Most bytes of images and sound in one message: a goal, a camera frame, an audio chunk.",
+        "Most bytes of images, sound and trajectories in a message: goal, camera frame, audio chunk.",
         1,
         2**31 - 1,
     ),
@@ -307,6 +324,8 @@ class Parameters:
     system_prompt: str
     action_samples: int
     denoise_steps: int
+    chunking: str
+    chunking_horizon: int
     noise_seed: int
     seed: int
     max_tokens: int

@@ -6,6 +6,7 @@ from __future__ import annotations
 from rclpy.lifecycle import LifecycleNode
 
 from edgellm_ros.multimodal.voice_activity import VoiceActivity
+from edgellm_ros.ros.node.chunking import Chunking
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.inputs import Inputs
@@ -47,10 +48,15 @@ class Parts:
         self.trigger = CommandTrigger(parameters.current.plan_on)
         self.frames = FrameHistory(parameters.current.frames_per_plan)
         # Planning
-        self.planner = Planner(node, parameters, runtime, self.odometry, self.trigger, self.frames)
+        self.chunking = Chunking(node, parameters, runtime.config.action, self.metrics)
+        self.planner = Planner(
+            node, parameters, runtime, self.odometry, self.trigger, self.frames, self.chunking
+        )
         self.worker = PlanWorker(self.planner.plan, parameters.current.queue_size)
         self.outputs = Outputs(node, self.metrics)
-        self.jobs = JobFactory(node, parameters, self.worker, self.outputs, self.metrics, self.frames)
+        self.jobs = JobFactory(
+            node, parameters, self.worker, self.outputs, self.metrics, self.frames, self.chunking
+        )
         self.loras = LoraChanges(node, parameters, runtime, self.worker)
         # Sources of requests
         self.speech = SpeechInput(node, parameters, voice, self.outputs, self.metrics)
@@ -70,6 +76,7 @@ class Parts:
         self.metrics.gauges = {
             "utterances_dropped": lambda: self.speech.dropped,
             "jobs_pending": lambda: self.worker.pending,
+            "chunk_delay": lambda: self.chunking.delay,
             "inputs_connected": lambda: self.inputs.connected,
             "outputs_connected": lambda: self.outputs.connected,
             "clock": lambda: node.get_clock().now().nanoseconds * 1e-9,
@@ -82,6 +89,7 @@ class Parts:
 
     def activate(self) -> None:
         """Open the subscriptions and accept goals."""
+        self.chunking.clear()
         self.inputs.open()
         self.plan_server.accepts = True
 

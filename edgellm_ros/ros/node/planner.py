@@ -6,9 +6,10 @@ Runs on the planning thread, the only thread that blocks.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,15 @@ from nav_msgs.msg import Path
 from rclpy.node import Node
 from std_msgs.msg import Header
 
+from edgellm_ros.diffusion.chunking import ChunkCondition
+from edgellm_ros.diffusion.config import ActionSpaceConfig
 from edgellm_ros.echo import printable
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.msg import ActionChunk, Generation
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.ros.messaging import NANOSECONDS, to_nanoseconds
+from edgellm_ros.ros.node.chunking import Chunking, Motion
 from edgellm_ros.ros.node.command_trigger import CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.images import decode_image
@@ -41,6 +45,7 @@ from edgellm_ros.runtime.conversation import (
     VideoPart,
 )
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.lora import canonical_name
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, SamplingParams
 
 
@@ -63,6 +68,9 @@ class PlanRequest:
     denoise_steps: int | None  # None = the checkpoint's default
     earlier_frames: tuple[Frame, ...] = ()  # camera frames before the one in `frames`, oldest first
     earlier_messages: Callable[[], tuple[Message, ...]] | None = None  # None = nothing was said before
+    instruction: Hashable = None  # equal for requests with the same instruction
+    # the chunk that the plan continues, or none; None = as the parameter `chunking` says
+    previous_chunk: Callable[[ActionSpaceConfig], ChunkCondition | None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +82,7 @@ class Plan:
     paths: list[Path]
     states: np.ndarray | None  # [samples, T+1, 4]
     frame: np.ndarray | None  # first image of the plan, or last frame of its video [H, W, 3]
+    motion: Motion  # what the action chunks were planned for
 
 
 class Planner:
@@ -90,6 +99,7 @@ class Planner:
         odometry: OdometryBuffer,
         trigger: CommandTrigger,
         camera: FrameHistory,
+        chunking: Chunking,
     ) -> None:
         """Plan with `runtime`. `trigger` has the newest camera frame, `camera` those before it."""
         self._parameters = parameters
@@ -97,6 +107,7 @@ class Planner:
         self._odometry = odometry
         self._trigger = trigger
         self._camera = camera
+        self._chunking = chunking
         self._clock = node.get_clock()
         self._logger = node.get_logger()
 
@@ -126,6 +137,9 @@ class Planner:
         header = self._input_header(frames)
         history, speed = self._history(frames)
         has_actions = self._runtime.config.action is not None
+        samples = request.action_samples if has_actions else 0
+        lora = canonical_name(request.lora or self._runtime.active_lora)
+        motion = Motion(request.instruction, lora, self._motion_start(frames, header))
         response = self._runtime.handle_request(
             LLMGenerationRequest(
                 **self._prompt(request, images, video, sounds),
@@ -133,14 +147,16 @@ class Planner:
                 speed=speed,
                 lora=request.lora,
                 sampling=sampling,
-                action_samples=request.action_samples if has_actions else 0,
+                action_samples=samples,
                 noise_seed=request.noise_seed,
                 denoise_steps=request.denoise_steps,
                 on_progress=job.report,
                 cancel=job.cancel,
+                previous_chunk=self._previous_chunk(request, motion) if samples else None,
             )
         )
-        plan = self._to_messages(job, response, header, images[0] if images else None)
+        motion = dataclasses.replace(motion, lora=response.lora)
+        plan = self._to_messages(job, response, header, images[0] if images else None, motion)
         if response.finish_reason == CANCELLED:
             stopped = job.stopped or Outcome(CANCELLED, "cancelled")
             return Outcome(stopped.reason, stopped.message, plan)
@@ -231,6 +247,20 @@ class Planner:
         headers = (frame.message.header for frame in frames)
         return min(headers, key=lambda header: to_nanoseconds(header.stamp))
 
+    def _motion_start(self, frames: tuple[Frame, ...], header: Header) -> int | None:
+        """Return the time of a plan's first action in ns; None if a frame has no time."""
+        if not frames:
+            return to_nanoseconds(header.stamp)
+        times = [frame.time for frame in frames]
+        return None if None in times else min(time for time in times if time is not None)
+
+    def _previous_chunk(self, request: PlanRequest, motion: Motion) -> ChunkCondition | None:
+        """Return the chunk that a plan continues: the request's, else by the parameter `chunking`."""
+        action = self._runtime.config.action
+        if request.previous_chunk is not None and action is not None:
+            return request.previous_chunk(action.action_space)
+        return self._chunking.condition(motion)
+
     def _history(self, frames: tuple[Frame, ...]) -> tuple[np.ndarray | None, float | None]:
         """Return past poses and speed at the time of the oldest frame.
 
@@ -250,7 +280,12 @@ class Planner:
         return self._odometry.state_at(stamp, points, dt, parameters.max_input_age)
 
     def _to_messages(
-        self, job: Job, response: LLMGenerationResponse, header: Header, frame: np.ndarray | None
+        self,
+        job: Job,
+        response: LLMGenerationResponse,
+        header: Header,
+        frame: np.ndarray | None,
+        motion: Motion,
     ) -> Plan:
         request: PlanRequest = job.request
         now = time.monotonic()
@@ -259,8 +294,8 @@ class Planner:
         )
         action = self._runtime.config.action
         if action is None or response.actions is None or response.paths is None:
-            return Plan(generation, [], [], None, frame)
+            return Plan(generation, [], [], None, frame, motion)
         base = Header(stamp=header.stamp, frame_id=self._parameters.current.frame_id)
         chunks = to_action_chunks(response, action.action_space, base, request.request_id)
         paths = [to_path(states, action.action_space.dt, base) for states in response.paths]
-        return Plan(generation, chunks, paths, response.paths, frame)
+        return Plan(generation, chunks, paths, response.paths, frame, motion)

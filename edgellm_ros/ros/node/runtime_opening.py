@@ -9,6 +9,7 @@ from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.ros.node.chunking import chunking_problem
 from edgellm_ros.ros.node.loras import parse_loras
 from edgellm_ros.ros.node.parameters import Parameters
 from edgellm_ros.runtime.decoding.speculative.drafting_config import drafting_config
@@ -52,6 +53,9 @@ def open_runtime(parameters: Parameters, logger: RcutilsLogger) -> LLMInferenceR
                 f"parameter frames_per_plan is {parameters.frames_per_plan}, but the engine takes no videos: "
                 "set it to 1"
             )
+        problem = chunking_problem(parameters.chunking, runtime.config)
+        if problem:
+            raise ValueError(f"parameter {problem}")
         for name, directory in parse_loras(parameters.loras).items():
             runtime.add_lora(name, directory)
         runtime.switch_lora_weights(parameters.lora)

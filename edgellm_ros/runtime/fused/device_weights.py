@@ -36,8 +36,9 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Copy the weights from their files to the device; return them by name.
 
-    Values, scales and zero points of a quantised matrix follow each other in memory, each from a multiple of
-    ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's description.
+    Values, scales, zero points and order of a quantised matrix follow each other in memory, each from a
+    multiple of ALIGNMENT on: a kernel gets one address. ValueError if a file does not fit the model's
+    description.
     """
     stored = [_Piece(weight, model.file, dtype) for weight in model.weights()]
     if isinstance(model, FusedModel):
@@ -46,18 +47,27 @@ def load_weights(
     for piece in stored:
         _check_file(folder / piece.file, piece)
         places.append(total)
-        total += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+        total += -(-piece.device_bytes // ALIGNMENT) * ALIGNMENT
     buffer = device.empty((total,), np.uint8)
     names = dict.fromkeys(piece.file for piece in stored)
     files = {name: np.memmap(folder / name, np.uint8, "r") for name in names}
     tensors = {}
     for piece, place in zip(stored, places, strict=True):
-        weight, target = piece.weight, buffer.rows(place, place + piece.nbytes)
-        device.upload(target, files[piece.file][weight.offset : weight.offset + piece.nbytes])
+        weight, target = piece.weight, buffer.rows(place, place + piece.device_bytes)
+        contents = files[piece.file][weight.offset : weight.offset + piece.nbytes]
+        device.upload(target, inputs_and_places(contents) if piece.is_order else contents)
+        if piece.is_order:
+            continue
         array = None if target.array is None else target.array.view(piece.dtype).reshape(weight.shape)
         tensors[weight.name] = Tensor(target.pointer, weight.shape, piece.dtype, target.owner, array)
     device.synchronize()  # a session may read them on a stream of its own, or pack them on the host
     return tensors
+
+
+def inputs_and_places(order: np.ndarray) -> np.ndarray:
+    """Convert the bytes of an order, int64 [K], to what kernels read: itself and its inverse in 16 bits."""
+    inputs = order.view(np.int64)
+    return np.concatenate([inputs, np.argsort(inputs)]).astype(np.uint16).view(np.uint8)
 
 
 def owners_of(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
@@ -163,11 +173,17 @@ class _Piece(NamedTuple):
     weight: StoredWeight
     file: str
     dtype: np.dtype
+    is_order: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes."""
+        """Return the number of bytes in the file."""
         return self.weight.size * self.dtype.itemsize
+
+    @property
+    def device_bytes(self) -> int:
+        """Return the number of bytes on the device."""
+        return 4 * self.weight.size if self.is_order else self.nbytes
 
 
 def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
@@ -176,9 +192,11 @@ def _quantized_pieces(model: FusedModel, dtype: np.dtype) -> Iterator[_Piece]:
     for matrices in model.quantized:
         for _, matrix in matrices.given():
             yield _Piece(matrix.values, matrix.file, integers)
-            yield _Piece(matrix.scales, matrix.file, dtype)
+            yield _Piece(matrix.scales, matrix.file, np.dtype(np.float32) if matrix.float8 else dtype)
             if matrix.zero_points is not None:
                 yield _Piece(matrix.zero_points, matrix.file, integers)
+            if matrix.order is not None:
+                yield _Piece(matrix.order, matrix.file, np.dtype(np.int64), is_order=True)
 
 
 def _forms(model: FusedModel) -> Iterator[tuple[str, Quantized]]:

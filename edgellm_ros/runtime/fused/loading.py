@@ -120,6 +120,7 @@ def _load(
     problem = shape.unsupported()
     if problem is not None:
         raise Unavailable(f"the kernels do not take this model: {problem}")
+    _check_memory(device, model)
     head = _load_fusion(root, config) if drafting is not None and drafting.strategy == EAGLE else None
     dtype = element_type(config.precision)
     tensors = load_weights(path.parent, model, dtype, device)
@@ -138,7 +139,20 @@ def _load(
         adapted = EngineExecutor(FusedBackend(decoder, *sizes, adapted=True), "llm/fused with adapters")
     verified = verified if drafting is not None else 0
     adapters = adapted, decoder.max_adapted_rows, shape.lora_rank
-    return FusedDecoding(executor, most_rows, tensors, verified, *adapters)
+    own = {weight.name for weight in model.unshared()}
+    shared = {name: tensor for name, tensor in tensors.items() if name not in own}
+    return FusedDecoding(executor, most_rows, shared, verified, *adapters)
+
+
+def _check_memory(device: Device, model: FusedModel) -> None:
+    """Raise Unavailable without room for FP8 weights beside the session's floats of them."""
+    values = sum(weight.size for weight in model.unshared() if len(weight.shape) == 3)
+    free, _ = device.memory_info()
+    if free and 3 * values > free:
+        raise Unavailable(
+            f"FP8 weights take {values / 1e6:.1f} MB beside {2 * values / 1e6:.1f} MB in ONNX Runtime, and "
+            f"{free / 1e6:.1f} MB are free"
+        )
 
 
 def make_decoder(device: Device, shape, weights, fusion):  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@
 #include "fused.inc"
 
 #ifndef KERNELS
-#if TENSOR_CORES && ROWS > 1
+#if !ATTENDS_BY_ROW
 #define ATTENTION_KERNELS KERNEL(new_rows) KERNEL(tree_attention)
 #elif ROWS > 1
 #define ATTENTION_KERNELS KERNEL(attention) KERNEL(new_rows) KERNEL(tree_attention)

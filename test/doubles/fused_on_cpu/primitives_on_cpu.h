@@ -227,6 +227,23 @@ inline CacheValue to_cache(float value) { return from_float(value); }
 inline uint4 widen(CacheWord word) { return word; }
 #endif
 
+#ifndef HARDWARE_FLOAT8
+#define HARDWARE_FLOAT8 0
+#endif
+constexpr bool HAS_FLOAT8 = HARDWARE_FLOAT8;
+inline u32 halves_of_float8(u16 pair) {
+  auto half = [](unsigned char bits) {
+    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    const float size = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+    return (u32)cuda_on_cpu::same_bits<u16>((_Float16)(bits & 0x80 ? -size : size));
+  };
+  return half((unsigned char)pair) | half((unsigned char)(pair >> 8)) << 16;
+}
+inline u32 multiply_pair(u32 values, u32 factors) {
+  return from_float(to_float(values) * to_float(factors)) |
+         (u32)from_float(to_float(values >> 16) * to_float(factors >> 16)) << 16;
+}
+
 inline u32 in_register(u32 value) { return value; }
 inline u32 masked_or(u32 value, u32 mask, u32 bits) { return value & mask | bits; }
 

@@ -16,7 +16,9 @@ template <class P, class Finish>
 __device__ inline void multiply_adapted(const Shared<P>& shared, Stream<P>& stream, int first, int count,
                                         const LoraSums<P>& lora, const Adapters& adapters, int rows, Finish finish) {
   if constexpr (LoraSums<P>::USED) {
-    lora.compute(adapters, shared.x, first, count, rows);
+    const u16* inputs = nullptr;
+    if constexpr (P::ORDERED) inputs = reinterpret_cast<const u16*>(stream.weights + P::INPUTS);
+    lora.compute(adapters, shared.x, first, count, rows, inputs);
     multiply_any<P>(shared, stream, first, count, [&](int tile, int at, int row, float sum, bool from_start) {
       finish(tile, at, row, sum + lora.of(tile - first / P::STEPS, at, row), from_start);
     });
@@ -47,9 +49,11 @@ __device__ inline void multiply_normed(const u16* weights, const u16* norm, cons
   } else {
     Normed x;
     x.read_scales(norm);
+    Places<P> places;
+    places.read(weights);
     wait_for_kernel_before();
     norm_rows(x, residual, embeds, hidden, hidden_is_normed, shared.sums, rows,
-              [&](int row) { share_x<P>(shared.x, x, 0, row); });
+              [&](int row) { share_x<P>(shared.x, x, 0, row, places); });
     for (int i = P::x_place(P::K, 0) + threadIdx.x; i < P::X; i += THREADS) shared.x[i] = 0;
   }
   if constexpr (!P::DIRECT) __syncthreads();
@@ -89,8 +93,8 @@ __device__ inline void multiply_and_add(const u16* weights, const u16* bias, i64
 
 #if !JOINED
 extern "C" __global__ void __launch_bounds__(THREADS)
-    qkv_x(const u16* norm, const u16* embeds, i64* residual, u16* hidden, u16* x, i64 rows) {
-  norm_row<QKV>(norm, residual, embeds, hidden, false, x, (int)rows);
+    qkv_x(const u16* norm, const u16* embeds, i64* residual, u16* hidden, u16* x, i64 rows, const u16* weights) {
+  norm_row<QKV>(norm, residual, embeds, hidden, false, x, (int)rows, weights);
 }
 
 extern "C" __global__ void PRODUCT_LIMITS
@@ -103,7 +107,7 @@ extern "C" __global__ void PRODUCT_LIMITS
 }
 #endif
 
-#if !TENSOR_CORES || ROWS == 1
+#if ATTENDS_BY_ROW
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention(const float* parts, const u16* bias, const u16* q_norm, const u16* k_norm, const float* cos_table,
               const float* sin_table, const i64* position_ids, const i64* kv_length, CacheValue* key_cache, CacheValue* value_cache,
@@ -131,7 +135,9 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 
 // A warp merges the splits of one head of one row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    o_x(const float* sums, const float* scales, const i64* kv_length, u16* x, i64 window, i64 tokens, i64 splits) {
+    o_x(const float* sums, const float* scales, const i64* kv_length, u16* x, i64 window, i64 tokens, i64 splits,
+        const u16* weights) {
+  static_assert(O_X || !O::ORDERED);  // blocks of `o` have only the heads that their own rows multiply
   constexpr int AT_ONCE = 8, ELEMENTS = HEAD_DIM / 32;
   const int lane = threadIdx.x % 32, head = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, row = blockIdx.y;
   const int used = Splits((int)kv_length[row / (int)tokens], (int)window, (int)tokens, (int)splits).used;
@@ -159,7 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
 #pragma unroll
-  for (int j = 0; j < ELEMENTS; ++j) x[O::x_place(head * HEAD_DIM + lane + 32 * j, row)] = from_float(result[j]);
+  for (int j = 0; j < ELEMENTS; ++j)
+    x[O::x_place(place_of<O>(weights, head * HEAD_DIM + lane + 32 * j), row)] = from_float(result[j]);
 }
 
 extern "C" __global__ void PRODUCT_LIMITS
@@ -230,8 +237,8 @@ extern "C" __global__ void PRODUCT_LIMITS
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gate_up_x(const u16* norm, i64* residual, u16* x, i64 rows) {
-  norm_row<GATE_UP>(norm, residual, nullptr, nullptr, false, x, (int)rows);
+    gate_up_x(const u16* norm, i64* residual, u16* x, i64 rows, const u16* weights) {
+  norm_row<GATE_UP>(norm, residual, nullptr, nullptr, false, x, (int)rows, weights);
 }
 
 extern "C" __global__ void PRODUCT_LIMITS
@@ -260,7 +267,8 @@ __device__ inline void gated(float (&values)[4], const float* parts, const u16* 
 }
 
 // A thread makes 4 values of one row.
-extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, const float* parts, u16* x) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    down_x(const u16* bias, const float* parts, u16* x, const u16* weights) {
   const int row = blockIdx.y, k = 4 * (blockIdx.x * THREADS + threadIdx.x);
   wait_for_kernel_before();
   if (k >= INNER) return;
@@ -270,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) down_x(const u16* bias, co
     write_x(x + DOWN::x_place(k, row), values);
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[DOWN::x_place(k + i, row)] = from_float(values[i]);
+    for (int i = 0; i < 4; ++i) x[DOWN::x_place(place_of<DOWN>(weights, k + i), row)] = from_float(values[i]);
   }
 }
 
@@ -280,7 +288,9 @@ extern "C" __global__ void PRODUCT_LIMITS
   multiply_and_add<DOWN, DOWN_X>(
       weights, bias, residual, ready, (int)rows, {adapters, (int)tokens, DOWN::N, DOWN::N}, [] {},
       [&](int first, u16* x) {
-        fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) { return gated(parts, gate_up_bias, row, k); });
+        fill_x<DOWN>(x, first, (int)rows, [&](int row, int k, int) {
+          return gated(parts, gate_up_bias, row, input_of<DOWN>(weights, k));
+        });
       });
 }
 

@@ -223,21 +223,21 @@ class FusedDecoder:
         merge = window, tokens, most_splits
         qkv_lora, o_lora, gate_up_lora, down_lora = _adapters(tensors, layer)
         return {
-            "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows),
+            "qkv_x": (weights.input_norm, embeds, residual, hidden, x, rows, weights.qkv),
             "qkv": (
                 weights.qkv, weights.input_norm, embeds, residual, qkv, hidden, x, rows, qkv_lora, tokens,
             ),
             **attention,
-            "o_x": (*splits, length, x, *merge),
+            "o_x": (*splits, length, x, *merge, weights.o),
             "o": (
                 weights.o, weights.o_bias, *splits, length, residual, x, window, rows, tokens, most_splits,
                 o_lora,
             ),
-            "gate_up_x": (weights.post_norm, residual, x, rows),
+            "gate_up_x": (weights.post_norm, residual, x, rows, weights.gate_up),
             "gate_up": (
                 weights.gate_up, weights.post_norm, residual, gate_up, x, rows, gate_up_lora, tokens,
             ),
-            "down_x": (weights.gate_up_bias, gate_up, x),
+            "down_x": (weights.gate_up_bias, gate_up, x, weights.down),
             "down": (
                 weights.down, weights.down_bias, weights.gate_up_bias, gate_up, residual, x, rows, down_lora,
                 tokens,

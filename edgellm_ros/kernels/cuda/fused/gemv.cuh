@@ -46,7 +46,7 @@ template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, bool WHOLE_ = f
 struct Plan : Shares<Plan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, WHOLE_, DIRECT_>> {
   static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_;
   static constexpr bool WHOLE = WHOLE_;  // blocks take whole tiles
-  static constexpr bool QUANTIZED = false, DIRECT = DIRECT_;
+  static constexpr bool QUANTIZED = false, ORDERED = false, DIRECT = DIRECT_;
   static constexpr int COLUMN_LANES = TILE / 8, K_LANES = THREADS / COLUMN_LANES * COPIES;
   static constexpr int STEPS = (K + K_LANES - 1) / K_LANES;  // of a tile
   static constexpr int TILES = (N + TILE - 1) / TILE, UNITS = TILES * STEPS;

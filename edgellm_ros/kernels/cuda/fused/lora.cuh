@@ -33,8 +33,8 @@ struct LoraSums {
     sums = low + ROWS * LOW;
   }
 
-  // x: as `multiply` takes it. Each value is read by the thread that writes it.
-  __device__ void compute(const Adapters& adapters, const u16* x, int first, int count, int rows) const {
+  // x: as `multiply` takes it. Each value is read by the thread that writes it. inputs: of an ordered matrix.
+  __device__ void compute(const Adapters& adapters, const u16* x, int first, int count, int rows, const u16* inputs) const {
     if constexpr (USED) {
       const int layers = 1 + adapters.layer_of(P::N - 1);
       int unit = first;
@@ -50,11 +50,11 @@ struct LoraSums {
         for (int row = 0; row < rows; ++row) {
           const Adapter adapter = adapters.sequences[row / adapters.tokens];
           const int rank = (int)adapter.rank, stride = layers * rank;
-          const u16* a = adapter.a + (i64)k * stride + low_layer * rank;
+          const u16* a = adapter.a + (P::ORDERED ? 0 : (i64)k * stride) + low_layer * rank;
           if (rank % 8 == 0)
-            multiply_a<8>(low + row * LOW, a, stride, used * rank, x, place, width, row);
+            multiply_a<8>(low + row * LOW, a, stride, used * rank, x, place, width, row, inputs + k);
           else
-            multiply_a<1>(low + row * LOW, a, stride, used * rank, x, place, width, row);
+            multiply_a<1>(low + row * LOW, a, stride, used * rank, x, place, width, row, inputs + k);
         }
         __syncthreads();
         for (int at = threadIdx.x; at < P::TILE * ROWS; at += THREADS) {
@@ -86,7 +86,7 @@ struct LoraSums {
   // Write x A in parts [slices,columns]; each warp takes COUNT columns and a slice of k.
   template <int COUNT>
   __device__ static void multiply_a(float* out, const u16* a, int stride, int columns, const u16* x, int place,
-                                    int width, int row) {
+                                    int width, int row, const u16* inputs) {
     const int groups = columns / COUNT, slices = LoraSums::slices(columns), lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int item = threadIdx.x / 32; item < groups * slices; item += WARPS) {
@@ -95,7 +95,7 @@ struct LoraSums {
 #pragma unroll 4
       for (int i = slice * 32 + lane; i < width; i += slices * 32) {
         const float value = to_float(x[P::x_place(place + i, row)]);
-        const u16* from = a + (i64)i * stride + first;
+        const u16* from = a + (i64)(P::ORDERED ? inputs[i] : i) * stride + first;
         if constexpr (COUNT == 8) {
           float values[8];
           unpack(values, *reinterpret_cast<const uint4*>(from));

@@ -136,9 +136,23 @@ __device__ constexpr int rows_at_once(int share) {
 }
 using Normed = NormedRows<rows_at_once(NormedRows<1>::SHARE)>;
 
-// Write the values as x of a product, from k and row on.
+// The places of a thread's values in x of an ordered matrix, which depend on no other kernel.
+template <class P>
+struct Places {
+  u32 pairs[P::ORDERED ? Normed::SHARE : 1];
+
+  __device__ void read(const u16* weights) {
+    if constexpr (P::ORDERED) {
+      const u32* const from = reinterpret_cast<const u32*>(weights + P::INPUTS / 2 + P::K);
+#pragma unroll
+      for (int i = 0; i < Normed::SHARE; ++i) pairs[i] = Normed::inside(i) ? read_once(from + Normed::pair(i)) : 0;
+    }
+  }
+};
+
+// Write the values as x of a product, from k and row on; places: of an ordered matrix.
 template <class P, int COUNT>
-__device__ inline void share_x(u16* out, const NormedRows<COUNT>& x, int k, int first) {
+__device__ inline void share_x(u16* out, const NormedRows<COUNT>& x, int k, int first, const Places<P>& places = {}) {
 #pragma unroll
   for (int i = 0; i < Normed::SHARE; ++i) {
     if (!Normed::inside(i)) continue;
@@ -147,8 +161,8 @@ __device__ inline void share_x(u16* out, const NormedRows<COUNT>& x, int k, int 
 #pragma unroll
       for (int row = 0; row < COUNT; ++row) {
         const u32 bits = x.bits(row, i);
-        out[P::x_place(at, first + row)] = (u16)bits;
-        out[P::x_place(at + 1, first + row)] = bits >> 16;
+        out[P::x_place(P::ORDERED ? places.pairs[i] & 0xffff : at, first + row)] = (u16)bits;
+        out[P::x_place(P::ORDERED ? places.pairs[i] >> 16 : at + 1, first + row)] = bits >> 16;
       }
     } else if constexpr (P::x_place(1, 0) == P::x_place(0, 0) + 1) {
 #pragma unroll
@@ -183,7 +197,7 @@ __device__ inline void norm_rows(Normed& prepared, i64* residual, const u16* emb
 // A kernel of its own for the same: each block norms one row, to memory in the order of P's x.
 template <class P>
 __device__ inline void norm_row(const u16* norm, i64* residual, const u16* embeds, u16* hidden, bool hidden_is_normed,
-                                u16* x, int rows) {
+                                u16* x, int rows, const u16* weights = nullptr) {
   struct Sums {
     float values[THREADS / 32 * ROWS];
   };
@@ -191,10 +205,12 @@ __device__ inline void norm_row(const u16* norm, i64* residual, const u16* embed
   const int row = blockIdx.x;
   NormedRows<1> values;
   values.read_scales(norm);
+  Places<P> places;
+  places.read(weights);
   wait_for_kernel_before();
   values.read_or_begin(residual, embeds, row, rows, true);
   if (hidden && !hidden_is_normed) values.write(hidden, row, rows);
   values.normalize(sums.values, row);
   if (hidden && hidden_is_normed) values.write(hidden, row, rows);
-  share_x<P>(x, values, 0, row);
+  share_x<P>(x, values, 0, row, places);
 }

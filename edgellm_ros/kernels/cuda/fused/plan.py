@@ -53,6 +53,7 @@ class FusedTuning:
     - mma_rows: the fewest rows whose products are computed on tensor cores
     - mma_threads, mma_stages, mma_slots: threads, stages and slots with tensor cores; a step of a thread is
       four copies instead of one
+    - large_stages, large_hidden: the stages from this hidden size on
     - paired_hidden: the largest hidden size for which products of one row have two slots on tensor cores
     - paired_rows_hidden: the same for 2 to 8 rows; more need more registers
     - wide_hidden: the smallest hidden size for which the narrow tiles of products of one row have 256 columns
@@ -61,6 +62,7 @@ class FusedTuning:
     - direct_tile: columns of the narrow tiles of such products
     - filled_at_once: steps of a ring that a block has on their way at once before it waits for the kernel
       before, where kernels may start early. With tensor cores only.
+    - attention_rows: the largest batch whose attention makes the new rows itself, with tensor cores
     - repeated_bytes: what the blocks of a product but o may read, all together, to make x; for more, a
       kernel of its own makes x. With tensor cores only.
     - blocks: blocks of a product per multiprocessor
@@ -94,6 +96,8 @@ class FusedTuning:
     mma_threads: int = 256
     mma_stages: int = 7
     mma_slots: int = 1
+    large_stages: int = 10
+    large_hidden: int = 2560
     paired_hidden: int = 2048
     paired_rows_hidden: int = 1024
     wide_hidden: int = 2048
@@ -103,6 +107,7 @@ class FusedTuning:
     filled_at_once: int = 2
     repeated_bytes: int = 4 << 20
     blocks: int = 1
+    attention_rows: int = 1
     attention_threads: int = 256
     attention_blocks: int = 1
     split_rows: int = 64
@@ -237,11 +242,13 @@ class QuantizedProductPlan(ProductPlan):
     @property
     def _digits(self) -> bool:
         """Whether x becomes digits, in shared memory."""
-        return self.rows == 1 and self._half <= 2 * self.form.group
+        return self.rows == 1 and not self.form.float8 and self._half <= 2 * self.form.group
 
     @property
     def _of_x(self) -> int:
         """Bytes of the digits of x, or of its sums over groups; `QuantizedPlan::NOTES`."""
+        if self.form.float8:
+            return 0
         halves, intervals = self.width // self._half, self._half // min(self.form.group, self._half)
         if self._digits:
             return COPY * halves * (24 if self.form.bits == 4 else 12) + 8 * halves * intervals
@@ -286,8 +293,10 @@ class FusedPlan:
             paired = tuning.paired_hidden if rows == 1 else tuning.paired_rows_hidden
             slots = 2 if shape.hidden <= paired and rows <= SUMS_ROWS else tuning.mma_slots
             tile = 256 if rows == 1 and shape.hidden >= tuning.wide_hidden else tuning.narrow_tile
+            large = shape.hidden >= tuning.large_hidden and not shape.quantized
+            stages = tuning.large_stages if large else tuning.mma_stages
             tuning = replace(
-                tuning, threads=tuning.mma_threads, stages=tuning.mma_stages, slots=slots, narrow_tile=tile
+                tuning, threads=tuning.mma_threads, stages=stages, slots=slots, narrow_tile=tile
             )
             if shape.quantized and rows <= MOST_WIDE_ROWS:
                 stages = max(1, tuning.quantized_stages // COPIES)
@@ -381,10 +390,11 @@ class FusedPlan:
             self.apart |= {"qkv": False, "lm_head": False}
         # Blocks that merge splits wait for several reads, one after the other, however few bytes they read.
         merges = rows == 1 and shape.hidden <= tuning.merged_hidden
-        if shape.form("o") is None:
+        form = shape.form("o")
+        if form is None:
             self.apart["o"] = self.mma and not merges
         else:
-            self.apart["o"] = self.mma or rows >= tuning.quantized_o_x
+            self.apart["o"] = self.mma or rows >= tuning.quantized_o_x or form.ordered
         self.products = {
             "qkv": layer_product("qkv", inputs, shape.qkv_size, not self.apart["qkv"]),
             "o": layer_product("o", shape.q_size, shape.hidden, False, narrow=True),
@@ -421,7 +431,7 @@ class FusedPlan:
 
     def makes_new_rows(self, tokens: int) -> bool:
         """Return whether new_rows and tree_attention take the place of `attention`."""
-        return tokens > 1 or (self.mma and self.rows > 1)
+        return tokens > 1 or (self.mma and self.rows > self.tuning.attention_rows)
 
     def tree_splits(self, rows: int, tokens: int) -> int:
         """Return the most splits of tree_attention: so many that its blocks fill the device once."""
@@ -499,6 +509,7 @@ class FusedPlan:
             "MOST_REGISTERS": registers // tuning.threads,
             "EARLY_REGISTERS": min(255, early_registers // tuning.threads),
             "ATTENTION_THREADS": tuning.attention_threads,
+            "ATTENDS_BY_ROW": int(not self.makes_new_rows(1)),
             "SPLITS": self.splits,
             "SPLIT_ROWS": tuning.split_rows,
             "HIDDEN": shape.hidden,
@@ -529,4 +540,6 @@ class FusedPlan:
             values[f"{prefix}_BITS"] = 16 if form is None else form.bits
             values[f"{prefix}_GROUP"] = 0 if form is None else form.group
             values[f"{prefix}_ZERO_POINTS"] = str(form is not None and form.zero_points).lower()
+            values[f"{prefix}_FLOAT8"] = str(form is not None and form.float8).lower()
+            values[f"{prefix}_ORDERED"] = str(form is not None and form.ordered).lower()
         return [(name, str(value)) for name, value in values.items()]

@@ -270,6 +270,11 @@ __device__ inline u32 read_once(const u16* address) {
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=r"(value) : "l"(address));
   return value;
 }
+__device__ inline u32 read_once(const u32* address) {
+  u32 value;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+}
 __device__ inline u32 read_once(const unsigned char* address) {
   u32 value;
   asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(value) : "l"(address));
@@ -349,6 +354,25 @@ using CacheWord = uint4;
 
 __device__ inline CacheValue to_cache(float value) { return from_float(value); }
 __device__ inline uint4 widen(CacheWord word) { return word; }
+#endif
+
+// Two values of E4M3 in fp16, on GPUs that have an instruction for it.
+constexpr bool HAS_FLOAT8 = __CUDA_ARCH__ >= 890;
+__device__ inline u32 halves_of_float8(u16 pair) {
+  u32 values = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(pair));
+#endif
+  return values;
+}
+
+#if BF16
+// Products of two values with two others.
+__device__ inline u32 multiply_pair(u32 values, u32 factors) {
+  u32 products;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(products) : "r"(values), "r"(factors), "r"(0x80008000u));
+  return products;
+}
 #endif
 
 // A constant that stays in a register.

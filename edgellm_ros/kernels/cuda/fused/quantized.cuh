@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows x with weights of 4 or 8 bits, in the layout of ONNX Runtime's operator MatMulNBits:
+// Products of a few rows x with weights of 4 or 8 bits. Integers are in the layout of ONNX Runtime's operator MatMulNBits:
 //
 //   values [N,K] of BITS, unsigned, k contiguous, the first of two values of 4 bits in the low half of a byte
 //   scales [N,K/GROUP] of the model's type
 //   zero points [N,K/GROUP] of BITS, each row begins at a byte; if there are none, all are half of the range
 //
-// one after the other, each at the next multiple of 256 bytes. A weight is (value - zero point) * scale.
+// one after the other, each at the next multiple of 256 bytes. A weight is (value - zero point) * scale. FLOAT8: values are
+// E4M3, scales fp32, and there are no zero points.
+//
+// ORDERED: rows are sorted by group, and row k multiplies input inputs[k]; places is the inverse. inputs [K] and places [K],
+// of 16 bits each, are behind the others. The kernels that make x put each input into its place.
 //
 // A warp multiplies 16 columns with tensor cores, the columns as the 16 rows of A, the rows of x as the 8 columns of B.
 // Per step it reads 128 bytes of each column: two halves of four pieces of 16 bytes. All k of one product of matrices are
@@ -16,11 +20,14 @@
 // of a value become a number of the model's type that is linear in the value, in fp16 a subnormal one. Sums over a group
 // are multiplied by its scale in fp32. Each block sums x over each group once, for the zero points.
 
-template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int GROUP_, bool ZERO_POINTS_>
+template <int K_, int N_, int TILE_, int BLOCKS_, bool ALL_OF_X, int BITS_, int GROUP_, bool ZERO_POINTS_, bool FLOAT8_,
+          bool ORDERED_>
 struct QuantizedPlan
-    : Shares<QuantizedPlan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, BITS_, GROUP_, ZERO_POINTS_>> {
-  static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_, BITS = BITS_, GROUP = GROUP_;
+    : Shares<QuantizedPlan<K_, N_, TILE_, BLOCKS_, ALL_OF_X, BITS_, GROUP_, ZERO_POINTS_, FLOAT8_, ORDERED_>> {
+  static constexpr int K = K_, N = N_, TILE = TILE_, BLOCKS = BLOCKS_, BITS = BITS_;
+  static constexpr int GROUP = GROUP_ == 0 ? K : GROUP_;  // 0: a column has one scale
   static constexpr bool QUANTIZED = true, DIRECT = false, ZERO_POINTS = ZERO_POINTS_, WHOLE = false;
+  static constexpr bool FLOAT8 = FLOAT8_, ORDERED = ORDERED_;
   static constexpr int WARPS = THREADS / 32, COLUMN_WARPS = TILE / 16, K_WARPS = WARPS / COLUMN_WARPS;
   static constexpr int PIECE = 128 / BITS, HALF = 4 * PIECE, WARP_K = 2 * HALF;  // k of a piece, and of a warp's step
   static constexpr int COPIES_EACH = 4;                         // of a thread in a step
@@ -34,20 +41,23 @@ struct QuantizedPlan
   static constexpr int EARLY = QUANTIZED_EARLY < DEPTH - 1 ? QUANTIZED_EARLY : DEPTH - 1;  // steps before x is there
   static_assert(COLUMN_WARPS * K_WARPS == WARPS && TILE % 16 == 0);
   static_assert((BITS == 4 || BITS == 8) && GROUP % 32 == 0 && K % GROUP == 0 && N % 16 == 0);
+  static_assert(!FLOAT8 || BITS == 8 && !ZERO_POINTS);
 
   // Groups of a column, and bytes of the parts.
   static constexpr int GROUPS = K / GROUP, ZERO_BYTES = (GROUPS * BITS + 7) / 8;
   __device__ static constexpr i64 next(i64 bytes) { return (bytes + 255) / 256 * 256; }
-  static constexpr i64 SCALES = next((i64)N * K * BITS / 8), ZEROS = SCALES + next((i64)N * GROUPS * 2);
+  static constexpr i64 SCALES = next((i64)N * K * BITS / 8), ZEROS = SCALES + next((i64)N * GROUPS * (FLOAT8 ? 4 : 2));
+  static constexpr i64 INPUTS = ZEROS + (ZERO_POINTS ? next((i64)N * ZERO_BYTES) : 0);
 
   // A lane reads the scales of four intervals at once, which are those of BATCH halves.
   static constexpr int INTERVAL = GROUP < HALF ? GROUP : HALF, INTERVALS = HALF / INTERVAL, BATCH = 4 / INTERVALS;
 
   // What is made of x in shared memory, behind the sums of the warps: digits of one row, or sums over the intervals.
-  static constexpr bool DIGITS = ROWS == 1 && INTERVALS <= 2;
+  static constexpr bool DIGITS = ROWS == 1 && INTERVALS <= 2 && !FLOAT8;
   static constexpr int HALVES = POSITIONS * K_LANES / HALF, DIGIT_PLACES = BITS == 4 ? 24 : 12;  // of a half
-  static constexpr int NOTES = DIGITS ? 16 * HALVES * DIGIT_PLACES + 8 * HALVES * INTERVALS
-                                      : 4 * HALVES * INTERVALS * ((ROWS + 7) / 8 * 8);  // bytes
+  static constexpr int NOTES = FLOAT8   ? 0
+                               : DIGITS ? 16 * HALVES * DIGIT_PLACES + 8 * HALVES * INTERVALS
+                                        : 4 * HALVES * INTERVALS * ((ROWS + 7) / 8 * 8);  // bytes
 
   // x that digits are made of lies in the last step of the ring, which is not used before.
   static constexpr int STEP_PLACES = COPIES_EACH * THREADS, RING = (DIGITS ? DEPTH - 1 : DEPTH) * STEP_PLACES;
@@ -72,6 +82,32 @@ struct QuantizedPlan
   __device__ static constexpr int x_values(int k) { return k * ROWS; }  // before this k
 };
 
+// The input that row k of a matrix multiplies, and the row that multiplies input k.
+template <class P>
+__device__ inline int input_of(const u16* weights, int k) {
+  if constexpr (P::ORDERED) return (int)read_once(weights + P::INPUTS / 2 + k);
+  return k;
+}
+template <class P>
+__device__ inline int place_of(const u16* weights, int k) {
+  if constexpr (P::ORDERED) return (int)read_once(weights + P::INPUTS / 2 + P::K + k);
+  return k;
+}
+
+// The type of a matrix's scales.
+template <bool FLOAT8>
+struct ScaleOf {
+  using Type = u16;
+};
+template <>
+struct ScaleOf<true> {
+  using Type = u32;
+};
+template <class P>
+__device__ inline float to_scale(u32 bits) {
+  return P::FLOAT8 ? __uint_as_float(bits) : to_float((u16)bits);
+}
+
 // The weights of a warp on their way to shared memory, and scales of its columns on their way to registers.
 //
 // Eight lanes copy the 128 bytes of a column. In shared memory the pieces of each column are in another order, so that
@@ -79,6 +115,7 @@ struct QuantizedPlan
 template <auto... SIZES>
 struct Stream<QuantizedPlan<SIZES...>> {
   using P = QuantizedPlan<SIZES...>;
+  using Scale = typename ScaleOf<P::FLOAT8>::Type;
   static constexpr bool ALIGNED = P::K % P::K_LANES == 0 && P::N % P::TILE == 0;
   static constexpr i64 COLUMN_BYTES = (i64)P::K * P::BITS / 8, STEP_BYTES = P::K_LANES * P::BITS / 8;
   static constexpr int STEP_PLACES = P::STEP_PLACES;
@@ -87,7 +124,7 @@ struct Stream<QuantizedPlan<SIZES...>> {
   const Place pieces;
   Place even, odd;     // of this lane's copies of columns 0 to 3 and 8 to 11, and of the others
   int left, step, slot, k, column;
-  const u16* scale_row;           // scales of column g
+  const Scale* scale_row;         // scales of column g
   const unsigned char* zero_row;  // its zero points
   int scale_tile, half;           // scales are read next from this half of a step of this tile on
   int scales_left;                // steps whose scales are not on their way
@@ -163,7 +200,7 @@ struct Stream<QuantizedPlan<SIZES...>> {
   __device__ void aim_scales(int step) {
     const int column = scale_tile * P::TILE + first_column() + threadIdx.x % 32 / 4;
     const i64 row = column < P::N ? column : 0;
-    scale_row = reinterpret_cast<const u16*>(weights + P::SCALES) + row * P::GROUPS;
+    scale_row = reinterpret_cast<const Scale*>(weights + P::SCALES) + row * P::GROUPS;
     zero_row = weights + P::ZEROS + row * P::ZERO_BYTES;
     half = 2 * step;
   }
@@ -197,7 +234,7 @@ struct Stream<QuantizedPlan<SIZES...>> {
 
 // Numbers of the model's type that stand for the values of a word, two in each, as A takes them. A value is
 // FACTOR * number - OFFSET; of the second half of the pairs FACTOR / HIGH * number - OFFSET.
-template <int BITS>
+template <int BITS, bool FLOAT8>
 struct Unpacked {
   static constexpr float FACTOR = BF16 ? 1.0f : 16777216.0f, HIGH = BF16 || BITS == 8 ? 1.0f : 16.0f;
   static constexpr float OFFSET = !BF16 ? 0.0f : BITS == 8 ? -128.0f : 128.0f;
@@ -230,10 +267,36 @@ struct Unpacked {
   }
 };
 
+// E4M3. Without hardware for it, the bits of a value are those of a number of the model's type with another exponent.
+template <>
+struct Unpacked<8, true> {
+  static constexpr float FACTOR = BF16 || HAS_FLOAT8 ? 1.0f : 256.0f, HIGH = 1.0f, OFFSET = 0.0f;
+  u32 pairs[2];
+
+  __device__ explicit Unpacked(u32 word) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#if !BF16
+      if constexpr (HAS_FLOAT8) {
+        pairs[i] = halves_of_float8((u16)(word >> 16 * i));
+        continue;
+      }
+#endif
+      const u32 bits = __byte_perm(word, 0, i ? 0x3424 : 0x1404);  // in the upper byte of each half
+      constexpr int SHIFT = BF16 ? 4 : 1;
+      constexpr u32 SIGNS = 0x80008000u, OTHERS = 0x7f007f00u >> SHIFT;
+      pairs[i] = masked_or(bits, SIGNS, bits >> SHIFT & OTHERS);
+#if BF16
+      pairs[i] = multiply_pair(pairs[i], 0x7b807b80u);  // 2^120: sums of products with smaller numbers would be too small
+#endif
+    }
+  }
+};
+
 // A warp's sums over an interval, of columns g and g + 8: rows 2t and 2t + 1.
-template <int BITS>
+template <int BITS, bool FLOAT8>
 struct IntervalSums {
-  using Numbers = Unpacked<BITS>;
+  using Numbers = Unpacked<BITS, FLOAT8>;
   float low[4] = {}, high[4] = {};
 
   // Add a piece; x: its values of row g.
@@ -335,10 +398,10 @@ struct QuantizedSums {
   __device__ void add(const QuantizedHalf<P>& half, const u32 (&scales)[2], int source, const float* of_x) {
 #pragma unroll
     for (int interval = 0; interval < P::INTERVALS; ++interval) {
-      IntervalSums<P::BITS> parts[ROW_TILES];
+      IntervalSums<P::BITS, P::FLOAT8> parts[ROW_TILES];
 #pragma unroll
       for (int piece = interval * PER_INTERVAL; piece < (interval + 1) * PER_INTERVAL; ++piece) {
-        const Unpacked<P::BITS> one(half.low[piece]), other(half.high[piece]);
+        const Unpacked<P::BITS, P::FLOAT8> one(half.low[piece]), other(half.high[piece]);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) parts[tile].add(one, other, half.x[tile][piece]);
       }
@@ -346,15 +409,19 @@ struct QuantizedSums {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const u32 both = __shfl_sync(~0u, scales[i], source + interval);
-        factors[i] = to_float((u16)both);
-        zeros[i] = Unpacked<P::BITS>::OFFSET + (P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1));
+        factors[i] = to_scale<P>(both);
+        zeros[i] = Unpacked<P::BITS, P::FLOAT8>::OFFSET + (P::ZERO_POINTS ? (float)(both >> 16) : 1 << (P::BITS - 1));
       }
 #pragma unroll
       for (int tile = 0; tile < ROW_TILES; ++tile)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float x = of_x[(interval * ROW_TILES + tile) * 8 + threadIdx.x % 4 * 2 + i % 2];
-          sums[tile][i] += factors[i / 2] * parts[tile].total(i, zeros[i / 2], x);
+          if constexpr (P::FLOAT8) {
+            sums[tile][i] += factors[i / 2] * parts[tile].total(i, 0.0f, 0.0f);
+          } else {
+            const float x = of_x[(interval * ROW_TILES + tile) * 8 + threadIdx.x % 4 * 2 + i % 2];
+            sums[tile][i] += factors[i / 2] * parts[tile].total(i, zeros[i / 2], x);
+          }
         }
     }
   }
@@ -565,7 +632,7 @@ __device__ inline void multiply_quantized(const Shared<P>& shared, Stream<P>& st
     const int row = lane / 4 % (ROWS < 8 ? ROWS : 8);
     const Words x(shared.x + P::x_place(lane % 4 * (32 / P::BITS), row));
     const float* const of_x = reinterpret_cast<const float*>(P::notes(shared));
-    QuantizedSums<P>::prepare(shared, x);
+    if constexpr (!P::FLOAT8) QuantizedSums<P>::prepare(shared, x);
     __syncthreads();
     each_tile<P>(first, count, [&](int tile, int step, int steps) {
       QuantizedSums<P> sums;

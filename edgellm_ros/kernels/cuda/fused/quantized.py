@@ -14,19 +14,25 @@ ALIGNMENT = 256  # bytes: values, scales and zero points each begin at a multipl
 class Quantized:
     """The form of a matrix [K,N] in 4 or 8 bits; `quantized.cuh` has its layout.
 
-    - group: rows that share a scale and a zero point
+    - group: rows that share a scale and a zero point; 0: all rows, with float8
     - zero_points: whether there are any; else the zero point is half of the range
+    - float8: values are E4M3 instead of integers, without zero points
+    - ordered: rows are sorted by group; the matrix tells which input each multiplies
     """
 
     bits: int
     group: int
     zero_points: bool = False
+    float8: bool = False
+    ordered: bool = False
 
     def unsupported(self) -> str | None:
         """Return why the kernels do not take this form; None if they do."""
         if self.bits not in BITS:
             return f"weights have {self.bits} bits"
-        if self.group not in GROUPS:
+        if self.float8 and (self.bits != 8 or self.zero_points):
+            return "weights are E4M3 with zero points" if self.zero_points else f"E4M3 of {self.bits} bits"
+        if self.group not in GROUPS and not (self.float8 and self.group == 0):
             return f"{self.group} weights share a scale, not one of {GROUPS}"
         return None
 
@@ -36,7 +42,11 @@ class Quantized:
         return not self.zero_points and (self.bits == 8 or self.group == 128)
 
     def parts(self, k: int, n: int) -> tuple[int, ...]:
-        """Return the bytes of values, scales and zero points."""
-        groups = k // self.group
-        sizes = n * k * self.bits // 8, 2 * n * groups
-        return (*sizes, n * (-(-groups * self.bits // 8))) if self.zero_points else sizes
+        """Return the bytes of values, scales, zero points, and of inputs with places."""
+        groups = k // (self.group or k)
+        sizes = [n * k * self.bits // 8, (4 if self.float8 else 2) * n * groups]
+        if self.zero_points:
+            sizes.append(n * (-(-groups * self.bits // 8)))
+        if self.ordered:
+            sizes.append(4 * k)
+        return tuple(sizes)

@@ -3,7 +3,7 @@
 // row at a time, 256 values per step, or with tensor cores 16 rows at a time, 64 values of each per step.
 
 struct Table {
-  static constexpr bool QUANTIZED = false;
+  static constexpr bool QUANTIZED = false, ORDERED = false;
   static constexpr int TOKENS = TENSOR_CORES ? 16 : 1, STEP = TENSOR_CORES ? 64 : 256;
   static constexpr int STEPS = (HIDDEN + STEP - 1) / STEP, WIDTH = STEP * STEPS, WARPS = THREADS / 32;
   static constexpr int GROUPS = (VOCAB + TOKENS - 1) / TOKENS;

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Motion under latency: success and smoothness of driving with an additional inference delay.
+
+Measures
+--------
+Successes, collisions, time to the target, and the jerk (m/s^3) and yaw acceleration (rad/s^2) where one plan
+takes over from another, beside those within plans, for each mode and delay:
+
+    wait                      the robot brakes to a standstill for each frame, and stands until its plan comes
+    naive                     the old chunk runs on; the new one takes over at the row of its age
+    guided, frozen, trained   as naive, with the node's parameter `chunking`
+
+Target: with 0.8 s, the best form of chunking has at most 2 of 100 successes less than without delay, and at
+most a third of the mean jerk at changes of the naive mode.
+
+Conditions
+----------
+The way of `edgellm demo`: node and arena in processes of their own, over ROS topics. Time is simulated: a
+frame of time t is published when /clock is at t + delay, and the clock stands still until its plan arrives.
+The results therefore follow from the seed, not from the computer's speed. A plan is made every 0.8 s, or as
+soon as the last one has arrived. Each worker has a node and an arena in a ROS domain of its own, on one core.
+
+Examples
+--------
+    python -m benchmarks.delays
+    python -m benchmarks.delays --delays 0.8 --modes naive,guided --episodes 20 --workers 4
+
+A JSON line for each mode and delay, then a table; last JSON line: all of them in `results`.
+
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from edgellm_ros.ros.arena.demo import (
+    ARENA_MODULE,
+    JUMPS,
+    DemoError,
+    DemoOptions,
+    arena_events,
+    node_arguments,
+    summarise,
+)
+from edgellm_ros.ros.processes import Child, own_domain, ros_arguments, ros_environment
+
+MODES = ("wait", "naive", "guided", "frozen", "trained")
+SEED = 90  # episodes 90000 and following
+ATTEMPTS = 2  # of each piece of work
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mode with one delay."""
+
+    mode: str
+    delay: float  # s
+
+    def options(self, engine: Path, seed: int) -> DemoOptions:
+        """Return the options of a demo that drives in this way."""
+        return DemoOptions(
+            episodes=1,
+            seed=seed,
+            out=Path(),
+            engine_dir=engine,
+            checkpoint=Path(),
+            device="cpu",
+            action_samples=1,
+            inference_delay=self.delay,
+            execution="wait" if self.mode == "wait" else "async",
+            chunking="off" if self.mode in ("wait", "naive") else self.mode,
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """Episodes of one case that one node and one arena drive."""
+
+    case: Case
+    options: DemoOptions
+    first: int
+    episodes: int
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = common.parser(__doc__)
+    parser.add_argument(
+        "--delays", default="0,0.4,0.8", help="in seconds, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--modes",
+        default=",".join(MODES[:2]),
+        help=f"of {', '.join(MODES)}, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument("--episodes", type=int, default=100, help="for each case (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the episodes (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="pairs of node and arena at a time (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cpu", help="device of the engines (default: %(default)s)")
+    parser.add_argument("--save", type=Path, help="file that gets a JSON line for each episode")
+    args = parser.parse_args(arguments)
+    modes = args.modes.split(",")
+    if not set(modes) <= set(MODES):
+        parser.error(f"--modes: expected some of {', '.join(MODES)}, got {args.modes}")
+    cases = [Case(mode, float(delay)) for delay in args.delays.split(",") for mode in modes]
+    results = play_cases(cases, args)
+    print(table(results), file=sys.stderr)
+    return common.finish("delays", episodes=args.episodes, seed=args.seed, results=results)
+
+
+def play_cases(cases: list[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Play the episodes of all cases; print a line for each finished case and return their results."""
+    engine = common.engine(args)
+    size = -(-args.episodes // args.workers)
+    outcomes: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
+    results = []
+    context = multiprocessing.get_context("spawn")
+    cores = context.Queue()
+    for number in range(args.workers):
+        cores.put(number)
+    start = time.monotonic()
+    with ProcessPoolExecutor(args.workers, context, take_core, (cores,)) as pool:
+        futures = {}
+        for case in cases:
+            options = dataclasses.replace(case.options(engine, args.seed), device=args.device)
+            for first in range(0, args.episodes, size):
+                work = Work(case, options, first, min(size, args.episodes - first))
+                futures[pool.submit(play, work)] = work
+        for future in as_completed(futures):
+            work, played = futures[future], future.result()
+            outcomes[work.case] += played
+            done = len(outcomes[work.case])
+            print(
+                f"{time.monotonic() - start:4.0f} s: {work.case.mode} {work.case.delay:g} s, {done} episodes",
+                file=sys.stderr,
+                flush=True,
+            )
+            if args.save is not None:
+                with args.save.open("a") as file:
+                    file.writelines(
+                        json.dumps({"mode": work.case.mode, "delay": work.case.delay, **outcome}) + "\n"
+                        for outcome in played
+                    )
+            if done == args.episodes:
+                results.append(result_of(work.case, outcomes[work.case]))
+                print(json.dumps(results[-1]), flush=True)
+    order = {case: place for place, case in enumerate(cases)}
+    return sorted(results, key=lambda result: order[Case(result["mode"], result["delay"])])
+
+
+def take_core(cores: Any) -> None:
+    """Let this process and its children run on a core of their own, if there are enough cores."""
+    available = sorted(os.sched_getaffinity(0))
+    number = cores.get()
+    if number < len(available):
+        os.sched_setaffinity(0, {available[number]})
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def play(work: Work) -> list[dict[str, Any]]:
+    """Start a node and an arena, and return the outcomes of the episodes."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return play_once(work)
+        except DemoError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    return []
+
+
+def play_once(work: Work) -> list[dict[str, Any]]:
+    parameters = {
+        "seed": work.options.seed,
+        "first_episode": work.first,
+        "episodes": work.episodes,
+        "execution": work.options.execution,
+        "inference_delay": float(work.case.delay),
+        "events": True,
+    }
+    with ExitStack() as stack:
+        environment = ros_environment(stack.enter_context(own_domain()))
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        node = Child("edgellm node", node_arguments(work.options), logs / "node.log", environment)
+        stack.callback(node.stop)
+        arguments = ["-m", ARENA_MODULE, *ros_arguments(parameters)]
+        arena = Child("arena", arguments, logs / "arena.log", environment, pipe=True)
+        stack.callback(arena.stop)
+        return [event for event in arena_events(arena, [node]) if event["event"] == "outcome"]
+
+
+def result_of(case: Case, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarise the episodes of a case."""
+    summary = summarise(outcomes, spoken=False)
+    times = [outcome["time"] for outcome in outcomes if outcome["outcome"] == "success"]
+    names = ("episodes", "successes", "collisions", "timeouts", "plans", "changes", "mean_speed", *JUMPS)
+    return {
+        "mode": case.mode,
+        "delay": case.delay,
+        "time_to_target": statistics.fmean(times) if times else None,
+        **{name: summary[name] for name in names},
+        "failed": sorted(outcome["number"] for outcome in outcomes if outcome["outcome"] != "success"),
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return the results as a table in Markdown; jumps are means, with the 95th percentile in brackets."""
+
+    def cell(value: dict[str, float | None]) -> str:
+        return "" if value["mean"] is None else f"{value['mean']:.2f} ({value['p95']:.2f})"
+
+    heads = (
+        "delay",
+        "mode",
+        "at the target",
+        "collisions",
+        "time to target",
+        "changes",
+        *(name.replace("_", " ") for name in JUMPS),
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for result in results:
+        seconds = result["time_to_target"]
+        cells = [
+            f"{result['delay']:g} s",
+            result["mode"],
+            f"{result['successes']} of {result['episodes']}",
+            str(result["collisions"]),
+            "" if seconds is None else f"{seconds:.1f} s",
+            str(result["changes"]),
+            *(cell(result[name]) for name in JUMPS),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
