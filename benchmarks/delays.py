@@ -18,7 +18,8 @@ Conditions
 The way of `edgellm demo`: node and arena in processes of their own, over ROS topics. Time is simulated: a
 frame of time t is published when /clock is at t + delay, and the clock stands still until its plan arrives.
 The results therefore follow from the seed, not from the computer's speed. A plan is made every 0.8 s, or as
-soon as the last one has arrived. Each worker has a node and an arena in a ROS domain of its own, on one core.
+soon as the last one has arrived. An episode begins with the command to stop, whose plan tells the node its
+latency. Each worker has a node and an arena in a ROS domain of its own, on one core.
 
 Examples
 --------
@@ -61,6 +62,7 @@ from edgellm_ros.ros.processes import Child, own_domain, ros_arguments, ros_envi
 MODES = ("wait", "naive", "guided", "frozen", "trained")
 SEED = 90  # episodes 90000 and following
 ATTEMPTS = 2  # of each piece of work
+FIRST_COMMAND = "stop"  # of each episode; its plan has actions, so that the node knows their latency
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Work:
     options: DemoOptions
     first: int
     episodes: int
+    horizon: int
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -110,6 +113,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the episodes (default: %(default)s)")
     parser.add_argument(
         "--workers", type=int, default=1, help="pairs of node and arena at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--chunking-horizon",
+        type=int,
+        default=0,
+        help="the node's parameter chunking_horizon, in all modes (default: %(default)s)",
     )
     parser.add_argument("--device", default="cpu", help="device of the engines (default: %(default)s)")
     parser.add_argument("--save", type=Path, help="file that gets a JSON line for each episode")
@@ -139,7 +148,8 @@ def play_cases(cases: list[Case], args: argparse.Namespace) -> list[dict[str, An
         for case in cases:
             options = dataclasses.replace(case.options(engine, args.seed), device=args.device)
             for first in range(0, args.episodes, size):
-                work = Work(case, options, first, min(size, args.episodes - first))
+                episodes = min(size, args.episodes - first)
+                work = Work(case, options, first, episodes, args.chunking_horizon)
                 futures[pool.submit(play, work)] = work
         for future in as_completed(futures):
             work, played = futures[future], future.result()
@@ -190,12 +200,16 @@ def play_once(work: Work) -> list[dict[str, Any]]:
         "episodes": work.episodes,
         "execution": work.options.execution,
         "inference_delay": float(work.case.delay),
+        "question": FIRST_COMMAND,
         "events": True,
     }
     with ExitStack() as stack:
         environment = ros_environment(stack.enter_context(own_domain()))
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        node = Child("edgellm node", node_arguments(work.options), logs / "node.log", environment)
+        node_words = node_arguments(work.options)
+        if work.horizon:
+            node_words += ["-p", f"chunking_horizon:={work.horizon}"]
+        node = Child("edgellm node", node_words, logs / "node.log", environment)
         stack.callback(node.stop)
         arguments = ["-m", ARENA_MODULE, *ros_arguments(parameters)]
         arena = Child("arena", arguments, logs / "arena.log", environment, pipe=True)

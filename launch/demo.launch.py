@@ -26,7 +26,7 @@ FOLLOWER_TOPICS = {
     "cmd_vel_topic": "~/cmd_vel",
     "path_topic": "~/path",
 }
-TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "odom", "command", "audio")}
+TOPICS = {f"{name}_topic": f"~/{name}" for name in ("image", "camera_info", "odom", "command", "audio")}
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -65,6 +65,7 @@ def generate_launch_description() -> LaunchDescription:
             "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
+            "view": LaunchConfiguration("view"),
             "log_level": LaunchConfiguration("log_level"),
             **TOPICS,
         }.items(),
@@ -79,6 +80,7 @@ def generate_launch_description() -> LaunchDescription:
             "enclave": "",
             "autostart": LaunchConfiguration("autostart"),
             "use_sim_time": "true",
+            "view": "none",  # that of edgellm shows both nodes
             "log_level": LaunchConfiguration("log_level"),
             **FOLLOWER_TOPICS,
         }.items(),
@@ -150,6 +152,12 @@ def generate_launch_description() -> LaunchDescription:
                 default_value="true",
                 choices=["true", "false"],
                 description="Configure and activate the nodes at start; false = a lifecycle manager does it.",
+            ),
+            DeclareLaunchArgument(
+                "view",
+                default_value="none",
+                choices=["none", "rviz", "foxglove"],
+                description="Show what the robot does: in RViz, or by the bridge that Foxglove connects to.",
             ),
             DeclareLaunchArgument(
                 "log_level", default_value="info", description="Lowest severity that is logged."

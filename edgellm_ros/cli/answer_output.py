@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -45,6 +46,12 @@ def to_json(response: LLMGenerationResponse, with_logprobs: bool) -> dict[str, A
         "lora": response.lora,
         "metrics": {name: float(value) for name, value in response.metrics.items()},
     }
+    if response.tool_calls or response.tool_call_errors:
+        result["content"] = response.content
+        result["tool_calls"] = [
+            {"name": call.name, "arguments": call.arguments} for call in response.tool_calls
+        ]
+        result["tool_call_errors"] = list(response.tool_call_errors)
     if response.grammar_complete is not None:
         result["grammar_complete"] = response.grammar_complete
     if with_logprobs:
@@ -63,6 +70,8 @@ def describe(response: LLMGenerationResponse) -> str:
         f"{response.finish_reason}{cut}, first token {metrics['first_token_s'] * 1e3:.0f} ms, "
         f"total {metrics['total_s'] * 1e3:.0f} ms]"
     ]
+    lines += [f"[calls {call.name}({json.dumps(call.arguments)})]" for call in response.tool_calls]
+    lines += [f"[{error}]" for error in response.tool_call_errors]
     for index, path in enumerate([] if response.paths is None else response.paths):
         x, y, heading, speed = path[-1]
         end = f"x {x:.2f} m, y {y:.2f} m, heading {math.degrees(heading):.0f} deg, {speed:.2f} m/s"

@@ -78,6 +78,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--speed", type=arguments.number(0), metavar="M/S", help="speed now (default: from the history)"
     )
     add_sampling(parser)
+    parser.add_argument(
+        "--tool-call-format",
+        choices=("auto", "none", "hermes", "xml", "llama", "mistral", "nemotron"),
+        default="auto",
+        help="how the model writes tool calls; auto: as its chat template does (default: %(default)s)",
+    )
     _add_action(parser)
     parser.add_argument(
         "--logprobs",
@@ -134,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
         drafting=arguments.drafting(args, config),
         decode=args.decode,
         allow_plan_code=args.allow_plan_code,
+        tool_call_format=args.tool_call_format,
     ) as runtime:
         response = runtime.handle_request(request)
         drafted = runtime.spec_decode_generation_metrics

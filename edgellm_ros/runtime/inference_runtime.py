@@ -37,6 +37,8 @@ from edgellm_ros.runtime.metrics import (
 )
 from edgellm_ros.runtime.pipeline import Pipeline
 from edgellm_ros.runtime.prefix.prefix_file import engine_fingerprint, load_prefix_cache, save_prefix_cache
+from edgellm_ros.runtime.prompt import tool_calls
+from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse
 
 
@@ -58,6 +60,8 @@ class LLMInferenceRuntime:
       are loaded, if both are available
     - allow_plan_code: load version-compatible TensorRT plans, whose own code runs in this process
       (docs/tensorrt.md); a Device has its own `allow_plan_code`
+    - tool_call_format: how the model writes tool calls: "hermes", "xml", "llama", "mistral" or "nemotron";
+      "auto" = as its chat template writes those of earlier messages, "none" = answers are not searched
 
     FileNotFoundError or ValueError for a damaged engine directory or adapter, or for drafting that the engine
     does not support; EngineError for an unusable device or engine, or if `decode` is "fused" and the fused
@@ -75,7 +79,9 @@ class LLMInferenceRuntime:
         drafting: SpecDecodeDraftingConfig | str | None = None,
         decode: str = AUTO,
         allow_plan_code: bool = False,
+        tool_call_format: str = tool_calls.AUTO,
     ) -> None:
+        tool_calls.check_format(tool_call_format)
         root = Path(engine_dir)
         self.config = EngineConfig.load(root)
         on_cpu = (device if isinstance(device, str) else device.memory) == "cpu"
@@ -98,6 +104,7 @@ class LLMInferenceRuntime:
             drafting,
             decode,
             allow_plan_code,
+            tool_call_format,
         )
 
     @overload
@@ -158,7 +165,7 @@ class LLMInferenceRuntime:
                 pipeline.recover_after(error)
                 raise
             self._metrics.add_seconds(seconds)
-        responses = [response_of(sequence, seconds) for sequence in sequences]
+            responses = [response_of(each, seconds, pipeline.read_calls(each)) for each in sequences]
         return responses[0] if isinstance(request, LLMGenerationRequest) else responses
 
     def set_action_noise_seed(self, seed: int) -> None:
@@ -367,8 +374,10 @@ class LLMInferenceRuntime:
         self.close()
 
 
-def response_of(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMGenerationResponse:
-    """Make the response of a finished sequence."""
+def response_of(
+    sequence: GenerationSequence, metrics: dict[str, float], answer: ParsedAnswer
+) -> LLMGenerationResponse:
+    """Make the response of a finished sequence; `answer`: its tool calls."""
     return LLMGenerationResponse(
         text=sequence.text.text,
         token_ids=sequence.generated,
@@ -382,4 +391,7 @@ def response_of(sequence: GenerationSequence, metrics: dict[str, float]) -> LLMG
         metrics=metrics,
         reused_tokens=sequence.reused_tokens,
         grammar_complete=sequence.grammar_complete,
+        tool_calls=answer.tool_calls,
+        content=answer.content,
+        tool_call_errors=answer.errors,
     )

@@ -57,11 +57,15 @@ from edgellm_ros.runtime.lora import LoraAdapter, find_adapters
 from edgellm_ros.runtime.metrics import RuntimeMetrics
 from edgellm_ros.runtime.prefill import Prefill
 from edgellm_ros.runtime.prefix_reuse import PrefixReuse
+from edgellm_ros.runtime.prompt import tool_calls
 from edgellm_ros.runtime.prompt.chat_template import ChatTemplate
 from edgellm_ros.runtime.prompt.prompt_builder import PromptBuilder
 from edgellm_ros.runtime.prompt.tokenizer import Tokenizer
+from edgellm_ros.runtime.prompt.tool_calls import ParsedAnswer, ToolCallReader
 from edgellm_ros.runtime.request import LLMGenerationRequest
 from edgellm_ros.runtime.request_preparer import RequestPreparer
+
+TOKENS_BEFORE_ANSWER = 8  # that may open the reasoning
 
 
 class Pipeline:
@@ -83,6 +87,7 @@ class Pipeline:
         drafting: SpecDecodeDraftingConfig | None = None,
         decode: str = AUTO,
         allow_plan_code: bool = False,
+        tool_call_format: str = tool_calls.AUTO,
     ) -> None:
         # 1. the device and the engines
         self.config = config
@@ -251,7 +256,8 @@ class Pipeline:
 
         # 5. requests to token ids
         tokenizer = Tokenizer(root / "tokenizer.json")
-        prompts = PromptBuilder(tokenizer, ChatTemplate(root / "chat_template.jinja"), config)
+        template = ChatTemplate(root / "chat_template.jinja")
+        prompts = PromptBuilder(tokenizer, template, config)
         self.preparer = RequestPreparer(
             config,
             tokenizer,
@@ -262,6 +268,7 @@ class Pipeline:
             self.action,
             Grammars(tokenizer, config.vocab_size, config.stop_token_ids, vocab_map),
         )
+        self._calls = ToolCallReader(tokenizer, template, tool_call_format)
 
     def use_decode_method(self, method: DecodeMethod) -> None:
         """Set the decode method for the next batches; the batch must be empty."""
@@ -469,6 +476,15 @@ class Pipeline:
                 sequence.paths = space.integrate(sequence.actions, sequence.speed)
                 self._metrics.action.trajectories += samples
                 self._metrics.action.total_runs += steps
+
+    def read_calls(self, sequence: GenerationSequence) -> ParsedAnswer:
+        """Read the tool calls of a finished answer, if its request has tools."""
+        request, text = sequence.request, sequence.text.text
+        if not request.tools:
+            return ParsedAnswer(text)
+        tokens = [token for token in sequence.generated if token not in sequence.stop_token_ids]
+        before = sequence.token_ids[-TOKENS_BEFORE_ANSWER:]
+        return self._calls.read(tokens, text, request.sampling.stop, before, request.tools)
 
     def capture_decoding_cuda_graph(self) -> bool:
         """Record decode steps, and from now on prefills; see `LLMInferenceRuntime`."""

@@ -18,6 +18,7 @@ from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.video import Video
 from edgellm_ros.runtime.conversation import Message, check_messages, images_of, sounds_of, videos_of
 from edgellm_ros.runtime.grammar import Grammar, make_grammar, schema_text
+from edgellm_ros.runtime.prompt.tool_calls import ToolCall
 
 MAX_LOGPROBS = 50
 MAX_DENOISE_STEPS = 1000
@@ -227,7 +228,8 @@ class LLMGenerationRequest:
 class LLMGenerationResponse:
     """The answer to one request."""
 
-    # the answer, without stop token and stop string; with continue_final_message only its new part
+    # the answer with its tool calls, without stop token and stop string; with continue_final_message only its
+    # new part
     text: str
     token_ids: list[int]  # tokens of the answer, with the stop token
     finish_reason: str  # "stop" (token or string), "length" (max_tokens or KV cache full) or "cancelled"
@@ -249,3 +251,7 @@ class LLMGenerationResponse:
     # whether `text` is complete by the request's JSON schema, regular expression or choices: false if the
     # limit, a stop string or a cancellation cut it; None if the request has none
     grammar_complete: bool | None = None
+    # of a request with tools: the calls in the text, as the family's chat template writes them
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str = ""  # `text` without these calls; the same as `text` if there are none
+    tool_call_errors: tuple[str, ...] = ()  # why a call was not read; it stays in `content`

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 from edgellm_ros.action import Plan
-from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, PreviousChunk, SamplingParams
+from edgellm_ros.msg import ActionChunk, AudioChunk, ChatMessage, PreviousChunk, SamplingParams, ToolCall
 from sensor_msgs.msg import CompressedImage, Image
 
 from edgellm_ros.ros.node.images import decode_image
@@ -94,6 +94,19 @@ def test_a_goal_beyond_a_limit_is_refused_with_value_and_parameter(name):
 def test_every_field_of_a_grammar_has_the_limit_of_its_length(sampling, message):
     with pytest.raises(ValueError, match=f"{message}, at most 4 are taken"):
         limits(grammar_length=4).check_goal(Plan.Goal(sampling=sampling))
+
+
+def test_tools_have_the_limits_of_grammars():
+    with pytest.raises(ValueError, match="tools has 5 characters, at most 4 are taken"):
+        limits(grammar_length=4).check_goal(Plan.Goal(tools=["abc", "de"]))
+    with pytest.raises(ValueError, match="tools has 3 texts, at most 2 are taken"):
+        limits(choices=2).check_goal(Plan.Goal(tools=["a", "b", "c"]))
+
+
+def test_calls_in_earlier_messages_are_text():
+    call = ToolCall(name="stop", arguments="{}")
+    with pytest.raises(ValueError, match="the goal has 6 characters, at most 5 are taken"):
+        limits(text_length=5).check_goal(Plan.Goal(earlier_messages=[ChatMessage(tool_calls=[call])]))
 
 
 def test_too_many_stop_strings_are_refused():

@@ -15,6 +15,7 @@ from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
+from edgellm_ros.ros.messaging import overridable
 from edgellm_ros.ros.node.command_trigger import Command, CommandTrigger
 from edgellm_ros.ros.node.frame_history import FrameHistory
 from edgellm_ros.ros.node.input_time import Frame, StaleInputError, check_not_future
@@ -71,7 +72,9 @@ class Inputs:
                 history=HistoryPolicy.KEEP_LAST,
                 depth=depth,
             )
-            self._subscriptions.append(self._node.create_subscription(message_type, topic, callback, qos))
+            self._subscriptions.append(
+                self._node.create_subscription(message_type, topic, callback, **overridable(qos))
+            )
 
     @property
     def connected(self) -> int:

@@ -26,6 +26,7 @@ from edgellm_ros.ros.node.messages import (
     sampling_from_goal,
     sampling_from_parameters,
     sound_from_messages,
+    tools_from_goal,
 )
 from edgellm_ros.ros.node.metrics import NodeMetrics
 from edgellm_ros.ros.node.outputs import Outputs
@@ -102,6 +103,7 @@ class JobFactory:
         parameters, audio, earlier = self._parameters.current, goal.audio, goal.earlier_messages
         system_prompt, previous = goal.system_prompt or parameters.system_prompt, goal.previous_chunk
         said = tuple((message.role, message.text) for message in earlier)
+        tools = goal.tools
 
         def earlier_messages() -> tuple[Message, ...]:
             return earlier_messages_from_goal(earlier, parameters.limits.image_pixels)
@@ -121,6 +123,7 @@ class JobFactory:
             # like an utterance, every sound is another instruction
             instruction=(goal.prompt, object() if audio else None, system_prompt, said),
             previous_chunk=partial(chunk_condition_from_message, previous[0]) if previous else None,
+            tools=(lambda: tools_from_goal(tools)) if tools else None,
         )
         return self._make(request, on_progress, on_done)
 
@@ -162,7 +165,7 @@ class JobFactory:
                     stream(outcome.result.generation.text)
                     if outcome.result.action_chunks:
                         self._chunking.publishing(outcome.result.action_chunks[0], outcome.result.motion)
-                    self._outputs.publish(outcome.result, self._parameters.current.camera)
+                    self._outputs.publish(outcome.result)
             except Exception:  # one failed plan must not end the planning thread
                 self._logger.error(traceback.format_exc())
 

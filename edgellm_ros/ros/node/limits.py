@@ -41,8 +41,10 @@ class Limits:
         self._check("messages", "the goal has", len(earlier), "earlier messages")
         previous = [each.chunk.values for each in goal.previous_chunk]
         self.check_data("the goal", [*(each.data for each in (*images, *goal.audio)), *previous])
-        self.check_text("the goal", (goal.prompt, goal.system_prompt, *(each.text for each in earlier)))
-        for name, texts in (("choices", sampling.choices), ("stop", sampling.stop)):
+        calls = [call for message in earlier for call in message.tool_calls]
+        said = [*(each.text for each in earlier), *(call.name + call.arguments for call in calls)]
+        self.check_text("the goal", [goal.prompt, goal.system_prompt, *said])
+        for name, texts in (("choices", sampling.choices), ("stop", sampling.stop), ("tools", goal.tools)):
             self._check("choices", f"{name} has", len(texts), "texts")
             self._check("grammar_length", f"{name} has", sum(map(len, texts)), "characters")
         for name in ("json_schema", "regex"):

@@ -71,6 +71,7 @@ class PlanRequest:
     instruction: Hashable = None  # equal for requests with the same instruction
     # the chunk that the plan continues, or none; None = as the parameter `chunking` says
     previous_chunk: Callable[[ActionSpaceConfig], ChunkCondition | None] | None = None
+    tools: Callable[[], tuple[dict[str, Any], ...]] | None = None  # None = no tools
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,7 @@ class Plan:
     """A finished plan as messages, with the paths and the frame of the overlay."""
 
     generation: Generation
+    base: Header  # stamp of the input, and the robot's base frame
     action_chunks: list[ActionChunk]
     paths: list[Path]
     states: np.ndarray | None  # [samples, T+1, 4]
@@ -150,6 +152,7 @@ class Planner:
                 action_samples=samples,
                 noise_seed=request.noise_seed,
                 denoise_steps=request.denoise_steps,
+                tools=request.tools() if request.tools is not None else None,
                 on_progress=job.report,
                 cancel=job.cancel,
                 previous_chunk=self._previous_chunk(request, motion) if samples else None,
@@ -293,9 +296,9 @@ class Planner:
             response, header, request.request_id, job.started - job.arrival, now - job.arrival
         )
         action = self._runtime.config.action
-        if action is None or response.actions is None or response.paths is None:
-            return Plan(generation, [], [], None, frame, motion)
         base = Header(stamp=header.stamp, frame_id=self._parameters.current.frame_id)
+        if action is None or response.actions is None or response.paths is None:
+            return Plan(generation, base, [], [], None, frame, motion)
         chunks = to_action_chunks(response, action.action_space, base, request.request_id)
         paths = [to_path(states, action.action_space.dt, base) for states in response.paths]
-        return Plan(generation, chunks, paths, response.paths, frame, motion)
+        return Plan(generation, base, chunks, paths, response.paths, frame, motion)

@@ -75,6 +75,8 @@ INTERFACES = (
     Interface(EDGELLM, Kind.IN, "~/odom", (ARENA,)),
     Interface(EDGELLM, Kind.IN, "~/audio", (ARENA,)),
     Interface(EDGELLM, Kind.IN, "~/command", (ARENA, OPERATOR)),
+    Interface(EDGELLM, Kind.IN, "~/camera_info", (ARENA,)),
+    Interface(EDGELLM, Kind.IN, "/tf_static", (ARENA,)),
     Interface(EDGELLM, Kind.OUT, "~/utterance", READERS),
     Interface(EDGELLM, Kind.OUT, "~/generation", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.OUT, "~/text", READERS),
@@ -82,6 +84,7 @@ INTERFACES = (
     Interface(EDGELLM, Kind.OUT, "~/action_chunk", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.OUT, "~/path", READERS),
     Interface(EDGELLM, Kind.OUT, "~/overlay", READERS),
+    Interface(EDGELLM, Kind.OUT, "~/markers", READERS),
     Interface(EDGELLM, Kind.ACTION, "~/plan", (PLAN_CLIENT, OPERATOR)),
     Interface(EDGELLM, Kind.SERVICE, "~/get_metrics", (*READERS, ARENA)),
     Interface(EDGELLM, Kind.SERVICE, "~/list_loras", READERS),
@@ -97,9 +100,11 @@ INTERFACES = (
     Interface(FOLLOWER, Kind.SERVICE, "~/resume", (*SETTERS, ARENA)),
     *_of_every_node(ARENA),
     Interface(ARENA, Kind.OUT, "/clock"),
+    Interface(ARENA, Kind.OUT, "/tf", READERS),
     *_of_every_node(PLAN_CLIENT),
     *_of_every_node(OPERATOR),
     *_of_every_node(MONITOR),
+    *(Interface(role, Kind.IN, name) for role in READERS for name in ("/tf", "/tf_static")),  # for views
     # The commands `ros2 ...` make a node with a random number in its name.
     *(Interface(role, Kind.SERVICE, f"{ROS2_COMMANDS}/get_type_description") for role in READERS),
 )
