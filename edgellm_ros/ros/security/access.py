@@ -101,6 +101,7 @@ INTERFACES = (
     *_of_every_node(ARENA),
     Interface(ARENA, Kind.OUT, "/clock"),
     Interface(ARENA, Kind.OUT, "/tf", READERS),
+    Interface(ARENA, Kind.OUT, "/tf_static", READERS),
     *_of_every_node(PLAN_CLIENT),
     *_of_every_node(OPERATOR),
     *_of_every_node(MONITOR),
