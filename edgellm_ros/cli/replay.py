@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,6 +32,26 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--expect", type=Path, metavar="BAG", help="output bag of an earlier replay to compare with"
     )
+    add_node_options(parser)
+    parser.add_argument(
+        "--storage",
+        choices=STORAGES,
+        default=STORAGES[0],
+        help="storage format of the output bag (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--attach",
+        action="store_true",
+        help="play into a node that is already running, as launch/replay.launch.py starts it",
+    )
+    parser.add_argument("--overlay", action="store_true", help="record ~/overlay too; it is not compared")
+    arguments.add_device(parser)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def add_node_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options about the node, its inputs and the comparison, which `edgellm evaluate bags` shares."""
     parser.add_argument(
         "--tolerance",
         type=arguments.number(0.0),
@@ -70,26 +91,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="LoRA adapter to use: the name of one that the node loads, NAME=DIR for a PEFT directory, or "
         "base for the base model (default: the node's parameter)",
     )
-    parser.add_argument(
-        "--storage",
-        choices=STORAGES,
-        default=STORAGES[0],
-        help="storage format of the output bag (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--attach",
-        action="store_true",
-        help="play into a node that is already running, as launch/replay.launch.py starts it",
-    )
-    parser.add_argument("--overlay", action="store_true", help="record ~/overlay too; it is not compared")
-    arguments.add_device(parser)
-    arguments.add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay the bag; report the outputs and the comparison."""
-    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
     from edgellm_ros.replay.inputs import parse_remappings
     from edgellm_ros.ros.replay.replay import ReplayError, ReplayOptions, attach_replay, run_replay
 
@@ -97,19 +102,11 @@ def run(args: argparse.Namespace) -> int:
         print(text, file=sys.stderr, flush=True)
 
     remappings = parse_remappings(args.remap)
-    if args.engine is None:
-        if not ARENA_CHECKPOINT.is_dir():
-            raise ValueError(
-                "name an engine directory with --engine: the default engine is exported from the demo's "
-                "checkpoint, which is only in a clone of the repository"
-            )
-        export_if_needed(
-            ARENA_CHECKPOINT, DEFAULT_ENGINE, lambda: status(f"exporting to {DEFAULT_ENGINE} ...")
-        )
+    engine = find_engine(args.engine, status)
     options = ReplayOptions(
         bag=args.bag,
         out=args.out,
-        engine_dir=args.engine or DEFAULT_ENGINE,
+        engine_dir=engine,
         device=args.device,
         remappings=remappings,
         expect=args.expect,
@@ -146,3 +143,18 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         arguments.print_json(summary)
     return 1 if comparison is not None and comparison.first is not None else 0
+
+
+def find_engine(engine: Path | None, status: Callable[[str], None]) -> Path:
+    """Return the engine directory of --engine, or the default one, exported if missing or outdated."""
+    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
+
+    if engine is not None:
+        return engine
+    if not ARENA_CHECKPOINT.is_dir():
+        raise ValueError(
+            "name an engine directory with --engine: the default engine is exported from the demo's "
+            "checkpoint, which is only in a clone of the repository"
+        )
+    export_if_needed(ARENA_CHECKPOINT, DEFAULT_ENGINE, lambda: status(f"exporting to {DEFAULT_ENGINE} ..."))
+    return DEFAULT_ENGINE

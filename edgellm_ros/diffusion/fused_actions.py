@@ -9,16 +9,7 @@ from typing import Protocol
 
 from edgellm_ros.diffusion.time_embedding import TimeEmbedding
 from edgellm_ros.engine.tensor import Tensor
-
-
-@dataclass(frozen=True)
-class ConditionedStep:
-    """Tensors of an Euler step that continues a chunk, on the device: see `Kernels.conditioned_step`."""
-
-    previous: Tensor  # [T,A] fp32
-    factors: Tensor  # [3,T] fp32
-    clean: Tensor  # [1] i64: the first rows, whose time is that of finished actions
-    clean_time_row: Tensor  # [H] fp32, the time_row of this time
+from edgellm_ros.kernels import ConditionedStep
 
 
 class Expert(Protocol):

@@ -10,6 +10,7 @@ from edgellm_ros.engine.device import Device
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.kernels.protocol import (
     EXCLUDED,
+    ConditionedStep,
     Kernels,
     PatchLayout,
     RopeTable,
@@ -22,6 +23,7 @@ from edgellm_ros.kernels.tree_protocol import ChainInputs, DraftInputs, DraftTab
 __all__ = [
     "EXCLUDED",
     "ChainInputs",
+    "ConditionedStep",
     "DraftInputs",
     "DraftTable",
     "DraftTree",

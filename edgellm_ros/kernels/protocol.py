@@ -104,6 +104,16 @@ class SequenceCache:
         ]
 
 
+@dataclass(frozen=True)
+class ConditionedStep:
+    """Tensors of an Euler step that continues a chunk, on the device: see `Kernels.conditioned_step`."""
+
+    previous: Tensor  # [T,A] fp32
+    factors: Tensor  # [3,T] fp32
+    clean: Tensor  # [1] i64: the first rows, whose time is that of finished actions
+    clean_time_row: Tensor  # [H] fp32, the time_row of this time
+
+
 class Kernels(Protocol):
     """The kernels on one kind of device."""
 

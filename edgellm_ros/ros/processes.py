@@ -201,14 +201,18 @@ def _port_is_free(port: int) -> bool:
     return True
 
 
-def _begin_child(parent: int) -> None:
-    """Prepare the child process before it executes another program.
-
-    SIGINT ends the child, even if the parent ignores SIGINT because a shell runs it in the background. The
-    kernel sends SIGKILL to the child when the parent ends (Linux only).
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def end_with_parent(parent: int) -> None:
+    """Let the kernel send SIGKILL to this process when its parent ends (Linux only)."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent ended before the line above
             os._exit(1)
+
+
+def _begin_child(parent: int) -> None:
+    """Prepare the child process before it executes another program.
+
+    SIGINT ends the child, even if the parent ignores SIGINT because a shell runs it in the background.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent(parent)

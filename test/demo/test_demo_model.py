@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.closed_loop import heard, play
 from edgellm_ros.arena.episode import Episode, Outcome, World, make_episode
 from edgellm_ros.arena.german import is_german
 from edgellm_ros.arena.scoring import names_target
+from edgellm_ros.evaluation.episodes import heard, play
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest
 
@@ -88,7 +88,7 @@ def test_the_cautious_adapter_says_so_and_drives_slower(adapted, episodes):
     adapted.switch_lora_weights("cautious")
     cautious = [play(adapted, episode, noise_seed=1) for episode in driven]
     assert "careful" in adapted.handle_request(ask(driven[0], prompt=driven[0].command.text)).text
-    speeds = [np.mean([world.mean_speed() for world, _ in worlds]) for worlds in (cautious, base)]
+    speeds = [np.mean([each.world.mean_speed() for each in played]) for played in (cautious, base)]
     assert speeds[0] < 0.8 * speeds[1]
-    arrived = sum(world.outcome is Outcome.SUCCESS for world, _ in cautious)
+    arrived = sum(each.world.outcome is Outcome.SUCCESS for each in cautious)
     assert arrived >= DRIVEN - 1

@@ -15,8 +15,8 @@ import numpy as np
 
 from doubles.deferred_device import DeferredDevice
 from doubles.fused_decoder import TYPES, array_at, rms_norm
-from edgellm_ros.diffusion.fused_actions import ConditionedStep
 from edgellm_ros.engine.tensor import Tensor
+from edgellm_ros.kernels import ConditionedStep
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertWeights
 

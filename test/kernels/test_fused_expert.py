@@ -20,8 +20,8 @@ from cuda.core import Program
 from doubles import fused_on_cpu
 from doubles.fused_decoder import TYPES
 from doubles.fused_expert import Inputs, layer_shapes, outer_shapes, velocity
-from edgellm_ros.diffusion.fused_actions import ConditionedStep
 from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.kernels import ConditionedStep
 from edgellm_ros.kernels.cuda.fused.compiler import HARDWARE, options, source
 from edgellm_ros.kernels.cuda.fused.expert import FusedExpert
 from edgellm_ros.kernels.cuda.fused.expert_plan import (

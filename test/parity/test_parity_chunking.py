@@ -14,13 +14,13 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 
 from expert_reference import ExpertReference  # noqa: E402
-from test_parity_hybrid_actions import trigger_after  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
 from edgellm_ros.diffusion.chunking import ChunkCondition  # noqa: E402
 from edgellm_ros.kernels.random import normal_noise  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
 from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
+from fixtures.action_trigger import trigger_after  # noqa: E402
 from fixtures.decoder_checkpoint import write_decoder_checkpoint  # noqa: E402
 from fixtures.hybrid_checkpoints import add_action_expert  # noqa: E402
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -14,10 +12,10 @@ torch = pytest.importorskip("torch")
 from expert_reference import ExpertReference  # noqa: E402
 
 from edgellm_ros.builder import export  # noqa: E402
-from edgellm_ros.engine_directory.config import EngineConfig  # noqa: E402
 from edgellm_ros.kernels.random import normal_noise  # noqa: E402
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime  # noqa: E402
-from edgellm_ros.runtime.request import LLMGenerationRequest, SamplingParams  # noqa: E402
+from edgellm_ros.runtime.request import LLMGenerationRequest  # noqa: E402
+from fixtures.action_trigger import trigger_after  # noqa: E402
 from fixtures.hybrid_checkpoints import (  # noqa: E402
     add_action_expert,
     write_nemotron_h_checkpoint,
@@ -35,17 +33,6 @@ WRITERS = {  # attention in layers 1, 3 and 4
     ),
 }
 KV_LAYERS, KV_CACHES = [4, 1], (2, 0)
-
-
-def trigger_after(engine, index: int) -> None:
-    """Make the token that the model writes at this index trigger the action head."""
-    request = LLMGenerationRequest("go", sampling=SamplingParams(max_tokens=index + 1))
-    with LLMInferenceRuntime(engine) as runtime:
-        trigger = runtime.handle_request(request).token_ids[-1]
-    config = EngineConfig.load(engine)
-    action = dataclasses.replace(config.action, future_start_token_id=trigger)
-    stops = (*config.stop_token_ids, trigger)
-    dataclasses.replace(config, action=action, stop_token_ids=stops).save(engine)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -20,6 +20,7 @@ from edgellm_ros.multimodal.pcm import PcmFormat, join
 from edgellm_ros.multimodal.sound import Sound
 from edgellm_ros.multimodal.sound_stream import Utterance
 from edgellm_ros.ros.messaging import to_time
+from edgellm_ros.ros.node.image_size import MAX_PIXELS
 from edgellm_ros.ros.node.images import decode_image
 from edgellm_ros.ros.node.parameters import MAX_INT32, Parameters
 from edgellm_ros.runtime.conversation import ImagePart, Message, TextPart
@@ -67,8 +68,10 @@ def sampling_from_parameters(parameters: Parameters) -> SamplingParams:
     )
 
 
-def earlier_messages_from_goal(earlier: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Convert the earlier messages of a goal.
+def earlier_messages_from_goal(
+    earlier: Sequence[ChatMessage], max_pixels: int = MAX_PIXELS
+) -> tuple[Message, ...]:
+    """Convert the earlier messages of a goal; `max_pixels`: of an image.
 
     ValueError names the index of a message with an unknown role, with an image that cannot be decoded, or
     with tool calls that cannot be its own.
@@ -80,7 +83,7 @@ def earlier_messages_from_goal(earlier: Sequence[ChatMessage]) -> tuple[Message,
             known, got = ", ".join(roles), quoted(message.role)
             raise ValueError(f"earlier_messages[{index}]: role must be one of {known}, got {got}")
         try:
-            images = [ImagePart(decode_image(image)) for image in message.images]
+            images = [ImagePart(decode_image(image, max_pixels)) for image in message.images]
         except ValueError as error:
             raise ValueError(f"earlier_messages[{index}] ({message.role}): {error}") from None
         content = (*images, TextPart(message.text)) if images else message.text

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from edgellm_ros.diffusion.fused_actions import ConditionedStep
 from edgellm_ros.engine.errors import EngineError
 from edgellm_ros.engine.tensor import Tensor
 from edgellm_ros.kernels.cuda.fused.decoder import EARLY_START, OLDEST, compiler_for, compute_capability
@@ -16,6 +15,7 @@ from edgellm_ros.kernels.cuda.fused.expert_plan import ExpertPlan, ExpertTuning,
 from edgellm_ros.kernels.cuda.fused.expert_shape import ExpertShape
 from edgellm_ros.kernels.cuda.fused.expert_weights import ExpertWeights
 from edgellm_ros.kernels.cuda.fused.plan import Launch
+from edgellm_ros.kernels.protocol import ConditionedStep
 
 Compile = Callable[[ExpertPlan], Any]  # to an object with the method `launch` of `FusedProgram`
 Step = tuple[Any, Launch, tuple[int, ...]]  # program, kernel, arguments

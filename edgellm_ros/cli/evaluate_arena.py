@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`edgellm evaluate arena`: episodes in process, with the share of successes by distance and obstacles."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgellm_ros.cli import arguments
+
+if TYPE_CHECKING:
+    from edgellm_ros.cli.evaluate import Evaluation
+    from edgellm_ros.engine_directory.config import EngineConfig
+
+DEFAULT_ENGINE = Path("engines/arena")
+MOST_EPISODES = 1_000_000
+LAST_SEED = 10**12
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Add the kind of evaluation to `edgellm evaluate`."""
+    parser = subparsers.add_parser(
+        "arena",
+        help="episodes of the arena, in process",
+        description="Play episodes in closed loop. The runtime is called directly, so that the same options "
+        "give the same results on any number of workers; `edgellm demo` plays over ROS 2 topics.",
+    )
+    parser.add_argument(
+        "--episodes",
+        type=arguments.integer(1, MOST_EPISODES),
+        default=200,
+        metavar="N",
+        help="number of episodes; a larger one continues an evaluation (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=arguments.integer(0, LAST_SEED),
+        default=20_000,
+        metavar="S",
+        help="seed of the first episode; the next one has S + 1 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engine",
+        type=Path,
+        metavar="DIR",
+        help=f"engine directory (default: {DEFAULT_ENGINE}); it is exported, if missing or outdated, by "
+        "default or with --checkpoint or --precision, and else taken as it is",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="checkpoint to export (default: the demo's, models/arena of a clone)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=arguments.PRECISIONS,
+        help="type of the exported weights and of the KV cache (default: fp32)",
+    )
+    parser.add_argument("--spoken", action="store_true", help="speak the commands in noisy rooms")
+    parser.add_argument(
+        "--lora",
+        default="",
+        metavar="NAME",
+        help="LoRA adapter of the engine to use (default: the base model)",
+    )
+    parser.add_argument(
+        "--decode",
+        choices=("engine", "fused"),
+        default="engine",
+        help="what executes decode steps and the action head's Euler steps: the engine, or the fused kernels "
+        "(--device cuda, fp16 or bf16; default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=arguments.integer(1, 1024),
+        default=1,
+        metavar="N",
+        help="threads of one worker on the CPU; the results depend on it by rounding (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=arguments.integer(1, 4096),
+        metavar="N",
+        help="workers at a time (default: one for each --threads cores; 1 on a GPU; with --ray as many as "
+        "the cluster has room for)",
+    )
+    return parser
+
+
+def prepare(args: argparse.Namespace, status: Callable[[str], None]) -> Evaluation:
+    """Check the options; export the engine if needed."""
+    import onnxruntime
+
+    from edgellm_ros.cli.evaluate import Evaluation
+    from edgellm_ros.engine_directory.adapter_folder import canonical_name
+    from edgellm_ros.evaluation.arena_picture import draw
+    from edgellm_ros.evaluation.arena_summary import summarise, table
+    from edgellm_ros.evaluation.arena_task import ArenaTask
+    from edgellm_ros.evaluation.task import code_digest, engine_digest
+
+    engine_dir, config = _engine(args, status)
+    _check_drives(engine_dir, config, args.spoken)
+    engine = engine_digest(engine_dir, args.lora)
+
+    def task(workers: int) -> ArenaTask:
+        return ArenaTask(
+            engine_dir=engine_dir.resolve(),
+            engine=engine,
+            device=args.device,
+            decode=args.decode,
+            threads=args.threads,
+            lora=args.lora,
+            spoken=args.spoken,
+            workers=workers,
+        )
+
+    options = {
+        "seed": args.seed,
+        "engine": engine,
+        "precision": config.precision,
+        "lora": canonical_name(args.lora),
+        "spoken": args.spoken,
+        "device": args.device,
+        "decode": args.decode,
+        "threads": args.threads,
+        "onnxruntime": onnxruntime.__version__,
+        "code": code_digest(),
+    }
+    items = [str(args.seed + number) for number in range(args.episodes)]
+    word = {"success": "at the target", "collision": "collided", "timeout": "timed out"}
+    return Evaluation(
+        "arena",
+        options,
+        items,
+        task,
+        lambda outcome: word[outcome["result"]["outcome"]],
+        summarise,
+        table,
+        draw,
+    )
+
+
+def _engine(args: argparse.Namespace, status: Callable[[str], None]) -> tuple[Path, EngineConfig]:
+    """Return the engine directory and its configuration."""
+    from edgellm_ros.builder.export_cache import ARENA_CHECKPOINT, export_if_needed
+    from edgellm_ros.engine_directory.config import EngineConfig
+
+    directory = args.engine or DEFAULT_ENGINE
+    if args.engine is not None and args.checkpoint is None and args.precision is None:
+        return directory, EngineConfig.load(directory)
+    if args.checkpoint is None and not ARENA_CHECKPOINT.is_dir():
+        raise ValueError(
+            "name a checkpoint with --checkpoint or an engine directory with --engine: the demo's checkpoint "
+            "is only in a clone of the repository"
+        )
+    checkpoint = args.checkpoint or ARENA_CHECKPOINT
+    config = export_if_needed(
+        checkpoint,
+        directory,
+        lambda: status(f"exporting {checkpoint} to {directory} ..."),
+        args.precision or "fp32",
+    )
+    return directory, config
+
+
+def _check_drives(engine_dir: Path, config: EngineConfig, spoken: bool) -> None:
+    """Raise ValueError for an engine that lacks a part that episodes need."""
+    parts = {"vision encoder": config.vision, "action head": config.action}
+    if spoken:
+        parts["audio encoder"] = config.audio
+    for name, part in parts.items():
+        if part is None:
+            hint = ": leave --spoken out" if name == "audio encoder" else ": it cannot drive in the arena"
+            raise ValueError(f"{engine_dir} has no {name}{hint}")

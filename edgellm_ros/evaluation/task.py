@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A task: what workers do with an item, and what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import edgellm_ros
+from edgellm_ros.engine.errors import EngineError
+from edgellm_ros.engine_directory.adapter_folder import find_adapter
+from edgellm_ros.engine_directory.config import EngineConfig
+from edgellm_ros.engine_directory.files import list_files
+from edgellm_ros.engine_directory.peft_adapter import CONFIG_FILE, WEIGHTS_FILE
+from edgellm_ros.engine_directory.schema import to_dict
+
+# {"result", "measured"} of an item that was finished, or {"failed": reason}
+Outcome = dict[str, Any]
+Run = Callable[[str], Outcome]
+
+UNUSABLE = (ValueError, OSError, ImportError, NotImplementedError, EngineError)  # not a bug: bad input
+SOURCES = ("*.py", "*.cu", "*.cuh")
+
+
+class WorkerError(RuntimeError):
+    """Error for workers that cannot begin, or that a bug has ended."""
+
+
+class Task(Protocol):
+    """What every worker does; can be pickled."""
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """Errors that end one item and not the evaluation."""
+
+    @property
+    def cores(self) -> int:
+        """The number of cores that one worker keeps busy."""
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that one worker needs."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables of the workers."""
+
+    def open(self) -> AbstractContextManager[Run]:
+        """Load what items need; yield the function that executes one item."""
+
+
+def open_task(task: Task, stack: ExitStack) -> Run:
+    """Open a task until the stack closes it; the returned function turns failures of an item into outcomes.
+
+    ValueError, from the function too, for options that cannot be used on this computer; WorkerError for a
+    bug.
+    """
+
+    def checked(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except UNUSABLE as error:
+            raise ValueError(str(error)) from error
+        except Exception:
+            raise WorkerError(f"a worker failed:\n{traceback.format_exc()}") from None
+
+    run: Run = checked(lambda: stack.enter_context(task.open()))
+
+    def run_safely(item: str) -> Outcome:
+        try:
+            return run(item)
+        except task.failures as error:
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    return lambda item: checked(lambda: run_safely(item))
+
+
+def code_digest() -> str:
+    """Return the SHA-256 of the package's sources, in hex."""
+    package = Path(edgellm_ros.__file__).parent
+    files = {path.relative_to(package) for pattern in SOURCES for path in package.rglob(pattern)}
+    return _digest(package, sorted(files))
+
+
+def engine_digest(engine_dir: Path, lora: str = "") -> str:
+    """Return the SHA-256 of an engine's configuration and of an adapter, in hex.
+
+    The configuration has the SHA-256 of every other file.
+    """
+    digest = hashlib.sha256(repr(to_dict(EngineConfig.load(engine_dir))).encode())
+    adapter = find_adapter(engine_dir, lora)
+    if adapter is not None:
+        digest.update(repr(list_files(adapter, (CONFIG_FILE, WEIGHTS_FILE))).encode())
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of all files of a folder with their names, in hex."""
+    if path.is_file():
+        return _digest(path.parent, [Path(path.name)])
+    return _digest(path, sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file()))
+
+
+def _digest(folder: Path, files: list[Path]) -> str:
+    return hashlib.sha256(repr(list_files(folder, files)).encode()).hexdigest()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgellm_ros.evaluation.local_workers import LocalWorkers
+from edgellm_ros.evaluation.spreading import spread
+from edgellm_ros.evaluation.task import WorkerError
+from fixtures.evaluation_tasks import Squares, begun
+
+pytestmark = pytest.mark.slow
+ITEMS = [str(number) for number in range(6)]
+
+
+def run(task: Squares, processes: int, items=ITEMS) -> dict[str, object]:
+    done: dict[str, object] = {}
+
+    def keep(item, outcome):
+        assert item not in done
+        done[item] = outcome.get("result", outcome)
+
+    with LocalWorkers(task) as workers:
+        spread(items, workers, processes, keep)
+    return done
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_results_do_not_depend_on_the_number_of_processes_nor_on_killed_ones(tmp_path):
+    squares = {item: int(item) ** 2 for item in ITEMS}
+    assert run(Squares(tmp_path, killed=("1", "4")), 2) == squares
+    entries = begun(tmp_path)
+    assert sorted(item for item, _, _ in entries) == sorted([*ITEMS, "1", "4"])
+    assert len({pid for _, pid, _ in entries}) >= 3
+    assert {variable for _, _, variable in entries} == {"7"}
+    assert "EDGELLM_TEST_VARIABLE" not in os.environ
+
+
+def test_an_item_that_fails_or_kills_does_not_end_the_evaluation(tmp_path):
+    done = run(Squares(tmp_path, deadly="0", failing="2"), 1, ITEMS[:4])
+    assert done == {
+        "0": {"failed": "3 workers ended with this item, the last one: killed by SIGKILL"},
+        "1": 1,
+        "2": {"failed": "ZeroDivisionError: by zero"},
+        "3": 9,
+    }
+
+
+def test_a_task_that_cannot_be_opened_is_bad_input(tmp_path):
+    with pytest.raises(ValueError, match="no such engine"):
+        run(Squares(tmp_path, unusable=True), 2)
+
+
+def test_a_bug_ends_the_evaluation_with_its_traceback(tmp_path):
+    with pytest.raises(WorkerError, match=r'(?s)Traceback.*raise KeyError\("missing"\)'):
+        run(Squares(tmp_path, broken="1"), 1)
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "sys.path.insert(0, 'test')\n"
+        "from edgellm_ros.evaluation.local_workers import LocalWorkers\n"
+        "from edgellm_ros.evaluation.spreading import spread\n"
+        "from fixtures.evaluation_tasks import Squares\n"
+        "if __name__ == '__main__':\n"
+        f"    with LocalWorkers(Squares(Path({str(tmp_path)!r}), seconds=60)) as workers:\n"
+        "        spread(['1', '2'], workers, 1, print)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    while not (tmp_path / "begun").exists():
+        assert parent.poll() is None
+        time.sleep(0.05)
+    while not begun(tmp_path):
+        time.sleep(0.05)
+    ((_, pid, _),) = begun(tmp_path)
+    assert is_alive(int(pid))
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while is_alive(int(pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
